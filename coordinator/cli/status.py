@@ -25,6 +25,7 @@ from semisilo.common.text.describe import (
     describe_share,
 )
 from semisilo.common.text.logs import printable
+from semisilo.common.text.narrow_table import blocks, fitted
 from semisilo.coordinator.federation.folder import folder_option
 from semisilo.coordinator.ledger.roster import set_aside_text
 from semisilo.coordinator.ledger.states import StudyState
@@ -40,17 +41,19 @@ _STYLES: Mapping[str, str] = {
     SiloState.SILENT: "red", SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
 _GAP = "  "
 _LEAST_WIDTH = 4
+_LEAST_READABLE = 9
+"""Cells of a column whose name is as long; below that rows stand one below the other."""
 
 
 def render(console: Console, facts: StatusFacts) -> None:
-    """Prints the facts; fits 80 columns."""
+    """Prints the facts; on a narrow terminal rows of tables stand one below the other."""
     console.print(Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
                                 ("  in ", "dim"), facts.folder), soft_wrap=True)
     console.print(_serve_line(facts), soft_wrap=True)
     if facts.live is not None and facts.live.page:
         console.print(Text.assemble(("operator page at ", "dim"), facts.live.page), soft_wrap=True)
     console.print()
-    console.print(_study_table(facts) if facts.studies
+    console.print(fitted(_study_table(facts), console) if facts.studies
                   else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
                   soft_wrap=not facts.studies)
     for study in facts.studies:
@@ -61,7 +64,8 @@ def render(console: Console, facts: StatusFacts) -> None:
         if study.labels_alone:
             console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
         if study.choice.conclusion:
-            console.print(Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion), soft_wrap=True)
+            console.print(Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion, (" Next: ", "dim"),
+                                        f"{study.next_command}{folder_option(facts.folder)}"), soft_wrap=True)
         elif study.choice.text:
             console.print(Text.assemble((f"model of {study.name}: ", "dim"), study.choice.text), soft_wrap=True)
         if study.choice.measure_reason and study.choice.measure != str(ACCURACY):
@@ -80,7 +84,7 @@ def render(console: Console, facts: StatusFacts) -> None:
     beside = next((study for study in reversed(facts.studies) if study.beside), None)
     if beside is not None:
         console.print()
-        console.print(_beside_table(beside))
+        console.print(fitted(_beside_table(beside), console))
     if facts.current_round is not None:
         console.print()
         console.print(_round_text(facts.current_round, facts.unix), soft_wrap=True)
@@ -124,7 +128,7 @@ def render(console: Console, facts: StatusFacts) -> None:
     for cost in facts.costs:
         if cost.wire_down or cost.wire_up or cost.payload_down or cost.payload_up:
             console.print()
-            console.print(_cost_table(cost))
+            console.print(fitted(_cost_table(cost), console))
 
 
 def _serve_line(facts: StatusFacts) -> Text:
@@ -228,6 +232,11 @@ class _Rows:
                   for number, column in enumerate(self.columns)]
         while sum(widths) + len(_GAP) * (len(widths) - 1) > options.max_width and max(widths) > _LEAST_WIDTH:
             widths[widths.index(max(widths))] -= 1
+        if any(width < min(_LEAST_READABLE, cell_len(column.name)) for column, width in zip(
+                self.columns, widths, strict=True)):
+            cells = [[Text(text, style) for text, style in row] for row in self.rows]
+            yield from console.render(blocks([column.name for column in self.columns], cells), options)
+            return
         styles = {name: console.get_style(name) for name in {"dim", *(style for row in self.rows for _, style in row)}
                   if name}
         for row in ([(column.name, "dim") for column in self.columns], *self.rows):

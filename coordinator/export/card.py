@@ -35,7 +35,7 @@ from semisilo.coordinator.ledger.records import LABELS_ALONE
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.participants import participants_of
-from semisilo.coordinator.monitoring.summary import StudySummary
+from semisilo.coordinator.monitoring.summary import StudySummary, scenario_name
 from semisilo.coordinator.monitoring.traffic import traffic_of
 from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
 
@@ -426,7 +426,8 @@ def card_model(chosen: ChosenModel, facts: ModelFacts, spec: MethodSpec) -> Card
 
 
 def card_silos(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, names: bool) -> CardSilos:
-    """What the silos that were asked have announced and answered, up to a round.
+    """What the silos that were asked have announced and answered, up to a round. Where labels of silos do not count,
+    all of their images are unlabelled ones, whatever folders they are in there.
 
     Args:
         names: False numbers them in the place of their names.
@@ -434,11 +435,14 @@ def card_silos(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, n
     parts = {silo: part for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes}
     known = {row.name: row for row in silos}
     rows = []
+    labels_count = scenario_name(summary.row) != "labels-at-coordinator"
     for number, (silo, part) in enumerate(parts.items(), 1):
         row, outcomes = known.get(silo), part.outcomes
+        labelled = 0 if row is None or not labels_count else row.labelled_count
         rows.append(CardSilo(silo=silo if names else f"silo {number}",
-                             labelled=None if row is None else row.labelled_count,
-                             unlabelled=None if row is None else row.unlabelled_count,
+                             labelled=None if row is None else labelled,
+                             unlabelled=None if row is None else
+                             row.labelled_count + row.unlabelled_count - labelled,
                              updates=outcomes[TaskState.UPDATED], abstentions=outcomes[TaskState.ABSTAINED],
                              refusals=outcomes[TaskState.REFUSED], late=outcomes[TaskState.EXPIRED],
                              took_part=part.took_part))

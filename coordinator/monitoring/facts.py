@@ -370,6 +370,8 @@ class StudyDetail:
     """Whether it is more than chance: "no difference shown"."""
     choice: ChoiceFacts
     """Which round is handed over as things stand, and why."""
+    next_command: str
+    """What an operator would type next at the hub once it is over; empty before."""
     seconds: float | None
     seconds_left: float | None
     num_parameters: int

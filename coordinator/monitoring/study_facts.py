@@ -24,7 +24,7 @@ from semisilo.coordinator.monitoring.summary import (
     seconds_left,
 )
 from semisilo.coordinator.rounds.live_file import LiveStatus
-from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, next_command
 from semisilo.coordinator.studies.participation import ParticipationFacts
 
 __all__ = ["OpenRoundFacts", "StudyFacts", "open_round_facts", "study_facts"]
@@ -53,6 +53,8 @@ class StudyFacts:
     """How far labels alone are, or what cut them short; empty when nothing is to be said."""
     choice: ChoiceFacts
     """Which round is handed over as things stand, and why."""
+    next_command: str
+    """What an operator would type next once it is over; empty before."""
     seconds_left: float | None
     """Estimated; None before the first finished round and after the end."""
     reason: str
@@ -86,14 +88,14 @@ def study_facts(row: StudyRow, rounds: Sequence[RoundHead], participation: Parti
                 live: LiveStatus | None = None) -> StudyFacts:
     """The facts of a study with all its rounds in order; `live` is what `serve` says, None when it does not run."""
     planned = planned_rounds(row)
-    last = last_committed(rounds)
+    last, choice = last_committed(rounds), choice_of(row, rounds)
     return StudyFacts(
         name=row.name, state=str(row.state), method=method_name(row), round=rounds[-1].number if rounds else 0,
         rounds=planned, accuracy=federated_accuracy(rounds), labelled_only_accuracy=labelled_only_accuracy(row),
         test_score=federated_test_score(rounds, row.study_measure),
         labels_alone_test_score=labels_alone_test_score(row),
         labels_alone=labels_alone_note(row, live=live.labels_alone if live and live.study == row.name else ""),
-        choice=choice_of(row, rounds),
+        choice=choice, next_command=next_command(row, choice),
         seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now_unix),
         reason=row.reason, participation=participation,
         beside=measures_beside(row, {} if last is None else last.metrics, row.classes))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -30,7 +29,8 @@ from semisilo.common.text.describe import (
     describe_seconds,
     describe_share,
 )
-from semisilo.common.text.logs import LineFormatter, printable
+from semisilo.common.text.log_above import log_above
+from semisilo.common.text.logs import printable
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
@@ -83,6 +83,21 @@ class _Facts:
     traffic: Traffic = field(default_factory=Traffic)
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One of the table of silos."""
+
+    name: str
+    width: int
+    """Cells that it takes at most."""
+    cell: Callable[[SiloRow, SiloActivity], RenderableType]
+    justify: Literal["left", "right"] = "left"
+    needed: int = 0
+    """Which one gives way first on a narrow terminal: the one with the largest number."""
+    steady: bool = False
+    """Always as wide, so that the table does not jump as what is in it changes."""
+
+
 class Display:
     """Draws the runtime state and the ledger four times a second while `run` is under way."""
 
@@ -100,8 +115,8 @@ class Display:
         """Draws until cancelled, with the log above; when the console is no terminal it only waits."""
         if not self._console.is_terminal:
             await asyncio.Event().wait()
-        with _log_through(self._console), Live(console=self._console, auto_refresh=False, transient=False,
-                                               vertical_overflow="crop") as live:
+        with log_above(self._console), Live(console=self._console, auto_refresh=False, transient=False,
+                                            vertical_overflow="crop") as live:
             try:
                 while self._draw(live):
                     await asyncio.sleep(_FRAME_SECONDS)
@@ -143,11 +158,13 @@ class Display:
     def _title(self) -> RenderableType:
         if self._federation is None:
             return Rule("semisilo coordinator", style="dim", align="left")
-        title = Text.assemble(("federation ", "dim"), (self._federation.name, "bold"), ("  at  ", "dim"),
-                              self._federation.config.address.public)
-        if self._runtime.page:
-            title.append("  page  ", "dim").append(self._runtime.page)
-        return Rule(title, style="dim", align="left")
+        name = Text.assemble(("federation ", "dim"), (self._federation.name, "bold"))
+        address = Text.assemble(("  at  ", "dim"), self._federation.config.address.public)
+        page = Text.assemble(("  page  ", "dim"), self._runtime.page) if self._runtime.page else Text()
+        if (whole := Text.assemble(name, address, page)).cell_len + 2 <= self._console.width:
+            return Rule(whole, style="dim", align="left")
+        return Group(Rule(name, style="dim", align="left"), *(
+            Text(f"{part.plain.strip()}", overflow="fold") for part in (address, page) if part.plain))
 
     def _study_line(self, study: StudyRow) -> RenderableType:
         style = {StudyState.FAILED: "red", StudyState.PAUSED: "yellow", StudyState.STOPPED: "yellow",
@@ -168,7 +185,8 @@ class Display:
         over = sum(row.closed_unix is not None and row.number > 0 for row in self._facts.rounds)
         line = Table.grid(padding=(0, 1))
         left = said.seconds_left
-        line.add_row(Text(f"round {said.round}/{said.rounds}"), _bar(over / max(said.rounds, 1), width=32),
+        width = max(6, min(32, self._console.width - 34))
+        line.add_row(Text(f"round {said.round}/{said.rounds}"), _bar(over / max(said.rounds, 1), width=width),
                      Text("" if left is None else f"about {describe_seconds(left)} left", "dim"))
         yield line
 
@@ -189,30 +207,48 @@ class Display:
         return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]) or "idle"
 
     def _silo_table(self) -> RenderableType:
+        columns = self._columns()
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
-        table.add_column("silo", no_wrap=True, overflow="ellipsis", max_width=18)
-        table.add_column("state", no_wrap=True, width=14, overflow="ellipsis")
-        table.add_column("this round", no_wrap=True, width=14, overflow="ellipsis")
-        for name in ("images", "label ratio", "down", "up"):
-            table.add_column(name, justify="right", no_wrap=True)
+        for column in columns:
+            table.add_column(column.name, justify=column.justify, no_wrap=True, overflow="ellipsis",
+                             width=column.width if column.steady else None, max_width=column.width)
         room = max(3, self._console.height - 11)
         shown = self._facts.silos if len(self._facts.silos) <= room else self._facts.silos[: room - 1]
         now = time.time()
         activities = activities_of(shown, LiveStatus.from_runtime(self._runtime, now_unix=now),
                                    self._facts.open_tasks, now_unix=now)
         for silo in shown:
-            activity = activities[silo.name]
-            works = activity.doing if activity.state is SiloState.WORKING else None
-            down, up = self._facts.silo_bytes.get(silo.name, (0, 0))
-            images = silo.labelled_count + silo.unlabelled_count
-            table.add_row(silo.name, Text(activity.state if works is None else works.stage,
-                                          _STATE_STYLES[activity.state]), self._this_round(silo, activity),
-                          str(images) if silo.joined_unix else "–",
-                          describe_share(self._facts.label_ratio.get(silo.name)), describe_bytes(down),
-                          describe_bytes(up))
+            table.add_row(*(column.cell(silo, activities[silo.name]) for column in columns))
         if len(shown) < len(self._facts.silos):
             table.add_row(Text(f"and {len(self._facts.silos) - len(shown)} more", "dim"))
         return table
+
+    def _columns(self) -> list[_Column]:
+        """Those that the terminal is wide enough for, in their order; the page shows all."""
+        wanted = (
+            _Column("silo", 18, lambda silo, activity: silo.name, needed=0),
+            _Column("state", 14, lambda silo, activity: Text(
+                activity.doing.stage if activity.state is SiloState.WORKING and activity.doing is not None
+                else activity.state, _STATE_STYLES[activity.state]), needed=1, steady=True),
+            _Column("this round", 14, self._this_round, needed=2, steady=True),
+            _Column("images", 7, lambda silo, activity: str(silo.labelled_count + silo.unlabelled_count)
+                    if silo.joined_unix else "–", "right", needed=5),
+            _Column("label ratio", 11, lambda silo, activity: describe_share(self._facts.label_ratio.get(silo.name)),
+                    "right", needed=6),
+            _Column("down", 9, lambda silo, activity: describe_bytes(self._facts.silo_bytes.get(silo.name, (0, 0))[0]),
+                    "right", needed=3),
+            _Column("up", 9, lambda silo, activity: describe_bytes(self._facts.silo_bytes.get(silo.name, (0, 0))[1]),
+                    "right", needed=4))
+        names = max([len("silo"), *(len(silo.name) for silo in self._facts.silos)])
+        left, kept = self._console.width, set[str]()
+        for column in sorted(wanted, key=lambda each: each.needed):
+            left -= (min(names, column.width) if column.name == "silo" else column.width) + 1
+            if left < 0:
+                break
+            kept.add(column.name)
+        if "up" not in kept:
+            kept.discard("down")
+        return [column for column in wanted if column.name in kept] or [wanted[0]]
 
     def _this_round(self, silo: SiloRow, activity: SiloActivity) -> RenderableType:
         """How far it is, why it does not work, or what it has answered."""
@@ -300,38 +336,3 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((value - low) * scale)] for value in values)
-
-
-@contextmanager
-def _log_through(console: Console) -> Iterator[None]:
-    """Lets log lines scroll by above the live view: handlers that write to a terminal give way for the time."""
-    root = logging.getLogger()
-    silenced = [handler for handler in root.handlers if isinstance(handler, logging.StreamHandler)
-                and not isinstance(handler, logging.FileHandler) and _is_terminal(handler)]
-    handler = _ConsoleHandler(console)
-    for other in silenced:
-        root.removeHandler(other)
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        for other in silenced:
-            root.addHandler(other)
-
-
-def _is_terminal(handler: logging.StreamHandler) -> bool:  # type: ignore[type-arg]
-    return bool(getattr(handler.stream, "isatty", lambda: False)())
-
-
-class _ConsoleHandler(logging.Handler):
-    """Prints above the live view, in the format of the plain log."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        self.setFormatter(LineFormatter())
-
-    def emit(self, record: logging.LogRecord) -> None:
-        style = "red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else ""
-        self._console.print(Text(self.format(record), style), soft_wrap=True)

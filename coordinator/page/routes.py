@@ -26,6 +26,7 @@ from semisilo.coordinator.federation.audit_export import ExportFormat
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
 from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
+from semisilo.coordinator.page.hand_over import FILES
 from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.page.token import PAGE_TOKEN, LoginProxy, is_token
@@ -50,6 +51,7 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/federation", routes.federation), Route("/api/studies/{study}", routes.study),
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
+        Route("/api/studies/{study}/files/{name}", routes.file),
         Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
@@ -161,6 +163,21 @@ class _Routes:
 
         return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
             "content-disposition": f'attachment; filename="audit.{form}"'})
+
+    async def file(self, request: Request) -> Response:
+        """GET /api/studies/NAME/files/FILE: report, model card or model of a study that is over; the last two behind
+        the operator's token."""
+        study, what = request.path_params["study"], FILES.get(request.path_params["name"])
+        if what is None:
+            raise HTTPException(404, f"There is no such file; there are {', '.join(FILES)}")
+        if what.needs_operator:
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+            if isinstance(by, Response):
+                return by
+        path = await self._service.hand_over(study, what)
+        name = f"{study}-{request.path_params['name']}"
+        return FileResponse(path, media_type=what.media_type, filename=name)
 
     async def stream(self, request: Request) -> Response:
         """GET /api/stream: server-sent events."""

@@ -13,13 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from semisilo.common.errors import SemisiloError
+from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.operators import operator_of
+from semisilo.coordinator.ledger.states import ENDED_STUDY
+from semisilo.coordinator.page.hand_over import HandOver, HandOverFile
 from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.page.responses import to_json
 from semisilo.coordinator.page.token import TokenGate
@@ -88,6 +91,7 @@ class PageService:
         self._streams = 0
         self._live: LiveStatus | None = None
         self._exposition: Exposition | None = None
+        self._hand_over = None if federation is None else HandOver(federation.folder)
 
     # In the thread ----------------------------------------------------------------------------------------------------
 
@@ -158,6 +162,23 @@ class PageService:
         """The number that grows when there is something new."""
         live = self.live()
         return (await self._in_thread(lambda: self._look(live)))[0]
+
+    async def hand_over(self, study: str, what: HandOverFile) -> Path:
+        """A file of a study that is over.
+
+        Raises: UnknownName; UsageError while it runs, and where there is only a ledger; CannotHandOver.
+        """
+        def look() -> tuple[str, object]:
+            row = self._opened().ledger.study(study)
+            if row.state not in ENDED_STUDY:
+                raise UsageError(f"Study '{row.name}' is {row.state}.", remedy="Its files are there once it is over.")
+            return row.name, (row.state, row.ended_unix, self._opened().ledger.last_event())
+
+        name, version = await self._in_thread(look)
+        if self._hand_over is None:
+            raise UsageError("There is no federation here, only a ledger.",
+                             remedy="Use the page of coordinator serve, or the command coordinator export.")
+        return await self._hand_over.file(name, what, version=version)
 
     async def export(self, form: ExportFormat, study: str) -> AsyncIterator[str]:
         """The audit trail as text, made piece by piece in the thread. Raises: UnknownName."""

@@ -45,7 +45,7 @@ from semisilo.coordinator.monitoring.summary import (
 )
 from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure
-from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, next_command
 from semisilo.coordinator.studies.privacy import StudyPrivacy, masked_sentence, privacy_of
 
 __all__ = ["render_page"]
@@ -94,6 +94,8 @@ class _Page:
     """Silos that refused every round, with the reason."""
     conclusion: str
     """What it has come to; empty before its end."""
+    next_command: str
+    """What an operator would type next at the hub; empty before its end, and of a simulation."""
     method: str
     completed_rounds: int
     planned_rounds: int
@@ -144,7 +146,8 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
     privacy = privacy_of(row.config, study.rounds)
     return render_html(__name__, _Page(
         title=f"{row.name} – {federation or 'simulation'}", federation=federation, address=address, study=row.name,
-        state=str(row.state), reason=row.reason, conclusion=study.choice.conclusion, method=method_name(row),
+        state=str(row.state), reason=row.reason, conclusion=study.choice.conclusion,
+        next_command=next_command(row, study.choice) if federation else "", method=method_name(row),
         participation=_sentence(study.participation.text), refusing=tuple(
             f"{each.silo} refused every round ({each.rounds}): {each.reason or 'no reason given'}"
             for each in study.participation.refusing),

@@ -57,7 +57,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     pause_when_refused,
     stopped_early,
 )
-from semisilo.coordinator.studies.model_choice import choice_of
+from semisilo.coordinator.studies.model_choice import choice_of, next_command
 from semisilo.coordinator.studies.participation import participation_of
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -244,8 +244,9 @@ class Engine:
         self._cleanup.remove_spares()
         row = self._ledger.study(name)
         choice = choice_of(row, round_heads(self._ledger, name))
-        _LOG.info("study %s is complete: it %s. %s Next: coordinator export %s", name,
-                  participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion, name)
+        _LOG.info("study %s is complete: it %s. %s Next: %s", name,
+                  participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion,
+                  next_command(row, choice))
         self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
@@ -360,8 +361,8 @@ class Engine:
         self._runtime.silos.clear()
         self._runtime.set(reason=StandbyReason.COLLECTING, activity="")
         _LOG.log(logging.INFO if phase.step in ("", "mask") else logging.DEBUG,
-                 "round %d/%d: phase %s opened for %s", row.number, study.config.study.rounds, phase.name,
-                  ", ".join(asked) or "nobody")
+                 "%s, round %d/%d: phase %s opened for %s", study.name, row.number, study.config.study.rounds,
+                 phase.name, ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
                    deadline_unix: float, *, again: str, last_folded: int, committed: int | None,
@@ -470,20 +471,21 @@ class Engine:
                                              " to ask")
                 return
             if now >= phase.deadline_unix and answered >= phase.quorum:
-                _LOG.warning("round %d: closed at its deadline without %s", row.number, ", ".join(waiting))
+                _LOG.warning("%s, round %d: closed at its deadline without %s", study.name, row.number,
+                             ", ".join(waiting))
                 break
             if answered >= phase.quorum and all(self._roster.back_at(silo, now) >= phase.deadline_unix
                                                 for silo in waiting):
-                _LOG.warning("round %d: closed without %s, away by their own policy until after its deadline",
-                             row.number, ", ".join(waiting))
+                _LOG.warning("%s, round %d: closed without %s, away by their own policy until after its deadline",
+                             study.name, row.number, ", ".join(waiting))
                 break
             if now >= phase.limit_unix:
                 self._fail_round(study, row, f"{answered} of {phase.quorum} answers within round_limit;"
                                              f" missing: {', '.join(waiting)}")
                 return
             if now >= phase.deadline_unix and not told:
-                _LOG.warning("round %d: past its deadline with %d of %d answers; waiting on for %s", row.number,
-                             answered, phase.quorum, ", ".join(waiting))
+                _LOG.warning("%s, round %d: past its deadline with %d of %d answers; waiting on for %s", study.name,
+                             row.number, answered, phase.quorum, ", ".join(waiting))
                 told = True
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
             await self._labels_alone.wait(min(end - now, 60.0) + 0.001)
@@ -504,11 +506,12 @@ class Engine:
             return
         phase = self._ledger.phase(phase.study, phase.round, phase.number)
         self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
-        _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d moves"
-                     " with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round)
+        _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d"
+                     " of %s moves with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round,
+                     phase.study)
 
     def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
-        _LOG.error("round %d failed: %s; the model stays as it was", row.number, reason)
+        _LOG.error("%s, round %d failed: %s; the model stays as it was", study.name, row.number, reason)
         self._ledger.fail_round(row, reason=reason)
         self._cleanup.remove_updates(study.name, row.number)
         self._runtime.notify()
@@ -547,8 +550,8 @@ class Engine:
             return
         accepted = self._ledger.accepted_updates(study.name, row.number, ready.phase)
         if ready.too_few:
-            _LOG.warning("round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
-                         row.number, counted(len(accepted), "masked update"), ready.fewest)
+            _LOG.warning("%s, round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
+                         study.name, row.number, counted(len(accepted), "masked update"), ready.fewest)
         updates = () if ready.too_few else tuple(SpooledUpdate(
             header=update.header(task.silo), path=self._spool.path(update.digest), kept=None)
             for task, update in accepted)
@@ -557,7 +560,7 @@ class Engine:
             masked=MaskedSum(form=ready.form, seeds=self._sums.seeds(row) if updates else ())),
             activity=f"adding up {len(updates)} masked updates")
         if folded.outcome is not None:
-            _LOG.info("round %d/%d: masked updates of %s added up", row.number, study.config.study.rounds,
+            _LOG.info("%s, round %d/%d: masked updates of %s added up", study.name, row.number, study.config.study.rounds,
                       counted(folded.outcome.silos, "silo"))
         with self._ledger.transaction(lasting=False):
             if folded.outcome is not None:
@@ -572,12 +575,12 @@ class Engine:
         """What was measured of the updates of a phase; whose update was left out, and whose stands out."""
         self._ledger.measured(row.study, row.number, row.phase, folded.measures)
         for silo, reason in folded.left_out.items():
-            _LOG.warning("round %d: the update of %s is left out: %s", row.number, silo, reason)
+            _LOG.warning("%s, round %d: the update of %s is left out: %s", row.study, row.number, silo, reason)
             self._ledger.leave_out(tasks[silo], reason=reason)
             add_notice(self._ledger, NoticeKind.LEFT_OUT, study=row.study, round=row.number, silo=silo, text=reason)
         for silo, found in stand_out(folded.measures).items():
             text = "; ".join(each.text for each in found)
-            _LOG.warning("round %d: %s stands out: %s", row.number, silo, text)
+            _LOG.warning("%s, round %d: %s stands out: %s", row.study, row.number, silo, text)
             add_notice(self._ledger, NoticeKind.STANDS_OUT, study=row.study, round=row.number, silo=silo, text=text)
 
     async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
@@ -595,7 +598,8 @@ class Engine:
             (measure.title, measure.metric), ("accuracy", "accuracy"))) if name in metrics]
         if "selection_score" in metrics:
             found.append(f"{measure.title} on validation images {metrics['selection_score']:.4f}")
-        _LOG.info("round %d/%d committed: %s", number, study.config.study.rounds, ", ".join(found) or missing)
+        _LOG.info("%s, round %d/%d committed: %s", study.name, number, study.config.study.rounds,
+                  ", ".join(found) or missing)
 
 
 def _timeout_seconds(study: RunningStudy, step: SumStep) -> float:

@@ -89,7 +89,7 @@ class SiloWarnings:
                 f"{' of any study' if wiped else ''}")
         self._set(silo, NoticeKind.MEMORY_LOST, f"silo '{silo}', study {task.study}: {text}; it goes on, and what the"
                   " method keeps at silos begins anew: look whether its home folder is the one that it had")
-        _LOG.warning("round %d: %s: %s", task.round, silo, text)
+        _LOG.warning("%s, round %d: %s: %s", task.study, task.round, silo, text)
         add_notice(self._ledger, NoticeKind.MEMORY_LOST, study=task.study, round=task.round, silo=silo, text=text)
 
     def _set(self, silo: str, kind: NoticeKind, text: str) -> None:

@@ -306,7 +306,7 @@ class TaskService:
                 f" it counts as from {announced}")
         if self._above.get(task.silo) != task.task_id:
             self._above[task.silo] = task.task_id
-            _LOG.warning("round %d: %s: %s", task.round, task.silo, text)
+            _LOG.warning("%s, round %d: %s: %s", task.study, task.round, task.silo, text)
             add_notice(self._ledger, NoticeKind.COUNT_ABOVE, study=task.study, round=task.round, silo=task.silo,
                        text=text)
         return announced

@@ -82,8 +82,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                             selection=data.selection)
         classes = classes or found.classes
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped if not item.unchosen)
-        if unchosen := sum(item.unchosen for item in found.skipped):
-            skipped.append(f"{part}: {counted(unchosen, 'image')} left out by a setting")
+        if frozen is None and (unchosen := sum(item.unchosen for item in found.skipped)):
+            _LOG.info("%s images: %s left out by a setting of [data]", part, counted(unchosen, "file"))
         broken.extend(replace(item, name=f"{part}: {item.name}") for item in found.skipped if item.broken)
         return found.images
 

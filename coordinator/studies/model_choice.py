@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semisilo.common.measures.gain import Gain, describe_gain, gain_of
+from semisilo.common.measures.gain import Gain, describe_gain, gain_of, interval_of
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.coordinator.ledger.progress import handed_over, labels_alone_score, prefers_labels_alone
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
-__all__ = ["ChoiceFacts", "choice_of", "gain_of_study"]
+__all__ = ["ChoiceFacts", "choice_of", "gain_of_study", "next_command"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +92,17 @@ def _choice_text(facts: ChoiceFacts) -> str:
     return f"round {facts.round}, {on}; the last round, {facts.last}, {other}"
 
 
+def next_command(row: StudyRow, facts: ChoiceFacts) -> str:
+    """What an operator would type next at the hub once a study is over; empty before."""
+    if row.state is StudyState.FAILED:
+        return f"coordinator queue {row.name}"
+    over = row.state in (StudyState.COMPLETED, StudyState.STOPPED) and facts.round is not None
+    return f"coordinator export {row.name}" if over else ""
+
+
 def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float]) -> str:
-    """Which model is handed over and why; what it gains over labels alone on the test images; the next command.
+    """Which model is handed over and why; what it reaches on the test images and gains over labels alone there, with
+    intervals.
 
     Args:
         chosen: metrics of the chosen round.
@@ -109,8 +118,24 @@ def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float]) 
             found.append(f"Their accuracy there: {describe_percentage(beside.federated)} and"
                          f" {describe_percentage(beside.labels_alone)}.")
     elif row.baseline is None or "accuracy" not in row.baseline.metrics:
+        if (reached := _reached(row, chosen)):
+            found.append(f"On {reached[0]} test images round {facts.round} has {reached[1]}.")
         found.append("Nothing to compare it with: labels alone were not trained.")
     return " ".join(found)
+
+
+def _reached(row: StudyRow, chosen: Mapping[str, float]) -> tuple[int, str] | None:
+    """How many test images there are, and the study's measure on them, else the accuracy, with its interval."""
+    if row.frozen is None or not row.frozen.num_test:
+        return None
+    for measure in dict.fromkeys((row.study_measure, ACCURACY)):
+        if (value := chosen.get(measure.metric)) is not None:
+            found = interval_of(measure, classes=row.classes, images=row.frozen.test_counts, metrics=chosen)
+            interval = "" if found is None else (f", 95 % interval {describe_metric(measure.metric, found.low)} to"
+                                                 f" {describe_metric(measure.metric, found.high)}")
+            said = f"{measure.with_article} of {describe_metric(measure.metric, value)}{interval}"
+            return row.frozen.num_test, said
+    return None
 
 
 def gain_of_study(row: StudyRow, federated: Mapping[str, float], *, measure: StudyMeasure | None = None) -> Gain | None:

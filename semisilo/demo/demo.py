@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +127,8 @@ class DemoResult:
     method: str
     seed: int
     report: Path
+    kept: Path | None = None
+    """The folder in which it worked, where that stays."""
 
     def to_json(self) -> str:
         """The facts as one JSON object; the report's path is not among them."""
@@ -188,7 +190,8 @@ def run_demo(settings: DemoSettings, *, folder: Path | None = None, keep: bool =
         raise
     if not keep:
         _remove_all_but(root, "report")
-    return result
+        return result
+    return replace(result, kept=root)
 
 
 class _Demo:

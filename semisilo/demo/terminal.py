@@ -5,6 +5,8 @@ Tests: tests/semisilo/simulation/test_measuring.py.
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -110,3 +112,7 @@ def show_result(console: Console, result: DemoResult) -> None:
         console.print(Text(f"Labels alone: {result.labelled_only_recipe}.", "dim"), soft_wrap=True)
     console.print(Text("The gain's interval is as if each model had test images of its own.", "dim"), soft_wrap=True)
     console.print(Text(f"Report: {result.report}"), soft_wrap=True)
+    if result.kept is not None:
+        hub = shlex.quote(str(result.kept / "coordinator"))
+        console.print(Text(f"Everything stays in {result.kept}. To see the page again: coordinator page first --folder"
+                           f" {hub}"), soft_wrap=True)

@@ -151,7 +151,8 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
 
     def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
-                            labelled=True, on_error="stop", progress=progress, reading=form.reading)
+                            labelled=True, on_error="stop", progress=progress, reading=form.reading,
+                            selection=study.draft.data.selection)
         return found.images, classes or found.classes
 
     images, classes = read(source, study.draft.data.classes)

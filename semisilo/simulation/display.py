@@ -15,6 +15,7 @@ from rich.text import Text
 
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
 from semisilo.common.text.describe import describe_bytes, describe_metric, describe_seconds, describe_share
+from semisilo.common.text.narrow_table import fitted
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND, TaskState
 from semisilo.coordinator.ledger.traffic import payload_bytes
@@ -153,7 +154,7 @@ def show_result(console: Console, result: SimulationResult, page: Path) -> None:
                 continue  # by class: in the report
             beside.add_row(each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
         console.print()
-        console.print(beside)
+        console.print(fitted(beside, console))
     console.print()
     choice = result.choice
     if said := choice.conclusion or (f"Model: {choice.text}" if choice.text else ""):

@@ -339,7 +339,7 @@ class Agent:
 
     async def _work(self, task: pb.Task, away: Away | None) -> bool:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
-        name = f"round {task.round}/{task.round_count}"
+        name = f"{task.study}, round {task.round}/{task.round_count}"
         self._save(state=f"{name} of {printable(task.study)}", study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")

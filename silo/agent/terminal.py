@@ -81,7 +81,11 @@ class LiveDisplay:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Column
 
+        from semisilo.common.text.log_above import log_above
+
         self._console = console
+        self._log = contextlib.ExitStack()
+        self._log.enter_context(log_above(console))
         self._waiting = Progress(SpinnerColumn(), TextColumn("{task.description}", table_column=Column(no_wrap=True)),
                                  TimeElapsedColumn(), console=console, transient=True)
         self._working = Progress(SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(bar_width=30),
@@ -94,7 +98,7 @@ class LiveDisplay:
     def event(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text.assemble((time.strftime("%H:%M:%S "), "dim"), _line(text)))
+        self._console.print(Text.assemble((time.strftime("%H:%M:%S "), "dim"), _line(text)), soft_wrap=True)
 
     def state(self, text: str) -> None:
         text = _line(text)
@@ -117,6 +121,7 @@ class LiveDisplay:
 
     def close(self) -> None:
         self.done()
+        self._log.close()
 
     def _replace(self, bar: Progress, description: str, shown: str) -> None:
         from rich.markup import escape

@@ -45,7 +45,7 @@ class Watch:
     """Tells person and coordinator how far a task is, and ends the work when the coordinator says so."""
 
     def __init__(self, task: TaskSpec, link: Link, display: Display, *, interval_seconds: float) -> None:
-        self.name = f"round {task.round}/{task.rounds}"
+        self.name = f"{task.study}, round {task.round}/{task.rounds}"
         self._task_id = task.task_id
         self._link = link
         self._display = display

@@ -71,19 +71,17 @@ def check(
 
 
 def _lines(found: CheckReport) -> list[str]:
-    import shutil
-    import textwrap
-
     from semisilo.common.text.describe import counted
     from semisilo.common.text.logs import printable
+    from semisilo.common.text.wrapped import terminal_width, wrapped
     from semisilo.silo.check.forecast import line_of
 
-    width = max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
-    rows = []
+    width = min(120, terminal_width() or 100)
+    rows: list[str] = []
 
     def row(mark: str, what: str, text: str) -> None:
-        rows.extend(textwrap.wrap(printable(text, limit=2000), width, initial_indent=f"{mark:<5}{what:<13}",
-                                  subsequent_indent=" " * 18, break_long_words=False, break_on_hyphens=False))
+        rows.extend(wrapped(f"{mark:<5}{what:<12}" if mark or what else "", printable(text, limit=2000), indent=18,
+                            width=width))
 
     for finding in found.findings:
         row(_MARKS[finding.state], finding.what, finding.text)

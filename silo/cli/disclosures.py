@@ -94,7 +94,9 @@ def disclosures(
 
         typer.echo(json.dumps(as_json(chosen, path=str(path)), ensure_ascii=False, indent=2))
     elif csv_ is None:
-        typer.echo("\n".join(as_text(chosen)))
+        from semisilo.common.text.wrapped import terminal_width
+
+        typer.echo("\n".join(as_text(chosen, width=terminal_width())))
     for line in chosen.broken:
         typer.echo(f"{path}: line {line.number} cannot be read: {printable(line.reason)}", err=True)
     if chosen.broken:

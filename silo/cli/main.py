@@ -186,7 +186,9 @@ def status(
 
         typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=2))
     else:
-        typer.echo("\n".join(lines(found, now=time.time())))
+        from semisilo.common.text.wrapped import terminal_width
+
+        typer.echo("\n".join(lines(found, now=time.time(), width=terminal_width())))
 
 
 check.add_to(app)

@@ -15,6 +15,7 @@ from semisilo.common.identity.certificates import utc_text
 from semisilo.common.measures.site_evaluation import ClassResult, Estimate
 from semisilo.common.text.describe import counted, describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
+from semisilo.common.text.wrapped import wrapped
 from semisilo.silo.agent.daily_budget import read_day
 from semisilo.silo.site.disclosures import last_line
 from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations, scores_text
@@ -240,8 +241,12 @@ def _last_disclosure(home: SiloHome) -> LastDisclosure | None:
                                                     round=line.round, bytes=line.bytes, digest=line.digest)
 
 
-def lines(found: SiloFacts, *, now: float) -> list[str]:
-    """The facts for a person, one a line."""
+def lines(found: SiloFacts, *, now: float, width: int | None = None) -> list[str]:
+    """The facts for a person, one a line.
+
+    Args:
+        width: of the terminal, at whose end lines are broken; None for whole lines.
+    """
     days, agent = found.days_left, found.agent
     if days <= 0:
         certificate = (f"expired on {found.certificate_until}. Ask the coordinator's operator to run: coordinator "
@@ -290,7 +295,7 @@ def lines(found: SiloFacts, *, now: float) -> list[str]:
         rows.append(("warning", agent.warning))
     if agent.last_error:
         rows.append(("trouble", agent.last_error))
-    return [f"{name:<14}{value}" for name, value in rows]
+    return [line for name, value in rows for line in wrapped(name, value, indent=14, width=width)]
 
 
 def _trail_text(trail: TrailFacts) -> str:

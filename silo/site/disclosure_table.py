@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from semisilo.common.errors import UsageError
 from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
+from semisilo.common.text.wrapped import wrapped
 from semisilo.silo.site.disclosures import KINDS, Broken, Line
 
 __all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose"]
@@ -80,8 +81,12 @@ def as_csv(chosen: Chosen) -> str:
     return out.getvalue()
 
 
-def as_text(chosen: Chosen) -> list[str]:
-    """For a person, newest last."""
+def as_text(chosen: Chosen, *, width: int | None = None) -> list[str]:
+    """For a person, newest last.
+
+    Args:
+        width: of the terminal; where a line would be longer, what left stands below when it left. None: whole lines.
+    """
     if not chosen.lines:
         return ["The record holds nothing that was asked for."]
     rows = []
@@ -91,6 +96,11 @@ def as_text(chosen: Chosen) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     texts: list[str] = [f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}  "
              f"{row[4]:<{widths[4]}}  {row[5]}".rstrip() for row in rows]
+    if width is not None and max(map(len, texts)) > width:
+        texts = []
+        for row in rows:
+            texts += [f"{row[0]}  {row[1]}", *wrapped("", ", ".join(filter(None, row[2:5])), indent=2, width=width),
+                      *wrapped("", row[5], indent=2, width=width)]
     texts.append("")
     texts += [f"{count['lines']} {kind}{'' if count['lines'] == 1 else 's'}: {describe_bytes(count['bytes'])}"
               for kind, count in totals(chosen).items()]

@@ -168,7 +168,8 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
     kept = sum(found.classes.values())
     unlabelled = found.classes.pop("", 0)
     by_class = {name: found.classes.get(name, 0) for name in order}
-    if kind == "folder" and not classes and (asked := patients_for_classes(by_class)):
+    asked = patients_for_classes(by_class) if kind == "folder" and not classes else ""
+    if asked:
         questions.append(f"{asked}. {_NO_CLASSES if at_silo else _NO_CLASSES_THERE}")
     return Preview(
         source=source, kind=_KINDS[kind] if kind != "folder" else "class folders" if own else "flat folder",
@@ -177,7 +178,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         channels=dict(sorted(found.channels.items())), bits=dict(sorted(found.bits.items())),
         burned_in=found.burned_in, patients=0 if "" in found.patients else len(found.patients),
         questions=tuple(questions), skipped=tuple(found.skipped), misfits=misfits,
-        notes=_notes(found, by_class, own, ranges, reading),
+        notes=_notes(found, {} if asked else by_class, own, ranges, reading),
         tiles=_tiles(found.samples, form, reading, ranges))
 
 

@@ -44,6 +44,8 @@ def test_a_look_asks_and_names_what_to_do_until_somebody_has_said_it(tmp_path):
     (question,) = look_at(source, form=FORM, at_silo=True).questions
     assert "a folder" not in question
     assert "one folder called 'unlabelled'" in question
+    (tmp_path / "PAT999").mkdir()
+    assert look_at(source, form=FORM, at_silo=True).notes == (), "an empty folder is no class without images, then"
     assert "labels = false in [data] of silo.toml" in question
     assert "--no-labels" in question
     (question,) = look_at(source, form=FORM).questions

@@ -113,6 +113,19 @@ def test_silos_have_what_they_announced_and_how_they_answered_up_to_the_round(fi
     assert card_silos(summary, rows, up_to=6, names=True).refusals == 1
 
 
+@pytest.mark.parametrize(("scenario", "counts"), [
+    ("labels-at-coordinator", (0, 770)), ("labels-at-silo", (300, 470)), ("labels-at-both", (300, 470))])
+def test_labels_that_a_study_drops_are_not_counted_as_labelled(filled: Filled, summary: StudySummary, scenario: str,
+                                                               counts: tuple[int, int]) -> None:
+    """300 images in folders of patients at each silo, which look like classes there."""
+    rows = [replace(row, labelled_count=300) for row in LedgerRoster(filled.ledger).silos()]
+    method = {**summary.row.config["method"]["settings"], "scenario": scenario}
+    config = {**summary.row.config, "method": {**summary.row.config["method"], "settings": method}}
+    found = card_silos(replace(summary, row=replace(summary.row, config=config)), rows, up_to=5, names=True)
+    assert {(each.labelled, each.unlabelled) for each in found.silos} == {counts}
+    assert (found.labelled, found.unlabelled) == (3 * counts[0], 3 * counts[1])
+
+
 def test_without_names_silos_are_numbered_and_one_that_nobody_knows_has_no_counts(filled: Filled, summary: StudySummary
                                                                                   ) -> None:
     found = card_silos(summary, LedgerRoster(filled.ledger).silos(), up_to=6, names=False)

@@ -204,3 +204,35 @@ def test_another_measure_is_drawn_in_the_place_of_accuracy_which_stands_beside(
     line = _line(_frame(filled, _collecting(), width=140), start)
     for words in shown:
         assert words in line
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_names_states_and_bytes_of_silos_are_whole_at_any_width(running: Filled, width: int) -> None:
+    frame = _frame(running, _collecting(), width=width)
+    assert all(len(line.rstrip()) <= width for line in frame.splitlines())
+    head = _line(frame, "silo ")
+    row = _line(frame, "hospital-a ")
+    assert "training" in row
+    assert "…" not in head + row
+    assert ("label ratio" in head, "down" in head) == (width >= 100, width >= 80), head
+
+
+def test_a_silo_s_log_lines_scroll_by_above_its_live_line_unbroken(root_handlers: None) -> None:
+    from semisilo.silo.agent.terminal import LiveDisplay
+
+    stream = _Terminal()
+    root = logging.getLogger()
+    root.handlers[:] = [logging.StreamHandler(stream)]
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=50, _environ={"TERM": "xterm-256color"}))
+    display.progress("training", 0.5, "epoch 1 of 2")
+    display.event("first, round 1/3: training (self_training, 474 images, with labels of none of them)")
+    logging.getLogger("semisilo.silo").warning("the images of this site cannot be used: %s", "x" * 80)
+    display.close()
+    shown = stream.getvalue()
+    assert "training (self_training, 474 images, with labels of none of them)" in shown, "in one piece"
+    assert f"WARNING the images of this site cannot be used: {'x' * 80}" in shown or \
+        f"the images of this site cannot be used: {'x' * 80}" in shown
+    before = shown[:shown.index("the images of this site")]
+    assert before.rpartition("\x1b[2K")[2].count("training") == 0, "the live line is gone before the log line begins"
+    assert len(root.handlers) == 1
+    assert isinstance(root.handlers[0], logging.StreamHandler), "the log is given back"

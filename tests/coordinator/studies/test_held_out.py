@@ -298,3 +298,18 @@ def test_a_study_keeps_patients_apart_and_freezes_how_many_there_are(tmp_path: P
     with pytest.raises(BadData, match=r"1 patient of the test images have labelled ones as well") as caught:
         read(tmp_path, **data)
     assert 'patient = "none"' in caught.value.remedy
+
+
+def test_dicom_files_that_a_setting_leaves_out_are_not_told_as_files_that_are_no_images(tmp_path: Path) -> None:
+    pytest.importorskip("pydicom")
+    from tests.common.data.formats.test_dicom import made
+
+    for name in ("cat", "dog"):
+        (tmp_path / "l" / name).mkdir(parents=True)
+        for number, view in enumerate(("PA", "LL", "PA")):
+            pixels = np.random.default_rng([number, len(name), ord(name[0])]).integers(0, 256, (8, 8), dtype=np.uint8)
+            made(tmp_path / "l" / name / f"{number}.dcm", pixels, ViewPosition=view, PatientID=f"{name}{number}")
+    (tmp_path / "l" / "cat" / "report.pdf").write_bytes(b"%PDF")
+    found = read(tmp_path, labelled="l", dicom={"ViewPosition": "PA"})
+    assert (found.frozen.num_labelled, found.frozen.labelled_patients) == (4, 4)
+    assert (found.frozen.skipped, found.frozen.num_broken) == (("labelled: cat/report.pdf: not an image",), 0)

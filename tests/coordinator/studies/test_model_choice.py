@@ -77,3 +77,11 @@ def test_labels_alone_are_handed_over_only_where_they_score_higher(score: float,
 def test_the_measure_of_the_study_decides_not_the_accuracy() -> None:
     scores: dict[str, Any] = {"validation_accuracy": 0.99, "validation_balanced_accuracy": 0.5}
     assert not choice(0.9, 0.7, measure="balanced_accuracy", **scores).labels_alone
+
+
+def test_without_labels_alone_what_is_reached_is_said_with_its_interval() -> None:
+    """Wilson's of 360 right of 400: (0.9 + 0.0048 ± 1.96 sqrt(0.09 / 400 + 0.000006)) / 1.0096."""
+    said = choice(0.9, None).conclusion
+    assert "On 400 test images round 1 has an accuracy of 90.0 %, 95 % interval 86.7 % to 92.6 %." in said
+    assert said.endswith("Nothing to compare it with: labels alone were not trained.")
+    assert "test images" not in choice(0.9, None, num_test=0).conclusion

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from semisilo.common.errors import BadData, UnknownName, UsageError
 from semisilo.common.measures.gain import Gain
@@ -20,6 +22,7 @@ from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.demo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
 from semisilo.demo.processes import console_script
+from semisilo.demo.terminal import show_result
 from tests.processes import PATIENCE_SECONDS
 
 _GAIN = Gain(measure=ACCURACY, federated=0.875, labels_alone=0.75, interval=newcombe(70, 60, 80))
@@ -39,6 +42,16 @@ def _processes_of(folder: Path) -> list[str]:
         if str(folder) in words:
             found.append(words)
     return found
+
+
+@pytest.mark.parametrize("kept", [None, Path("/tmp/demo of mine")])
+def test_what_stays_is_named_with_the_command_that_shows_its_page(kept: Path | None) -> None:
+    console = Console(file=io.StringIO(), width=60)
+    show_result(console, replace(_RESULT, kept=kept))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    line = "To see the page again: coordinator page first --folder '/tmp/demo of mine/coordinator'"
+    assert (line in said) is (kept is not None)
 
 
 def test_the_study_file_holds_the_settings_and_is_accepted() -> None:

@@ -1,7 +1,7 @@
 // What an operator can do. Each asks first and says what will happen; what the coordinator answers is shown.
 
 import { h } from "./dom.js";
-import { act } from "./api.js";
+import { act, fetchFile } from "./api.js";
 import { confirm, showLine, signedIn, toast } from "./dialogs.js";
 import { button } from "./parts.js";
 import * as format from "./format.js";
@@ -35,6 +35,22 @@ async function asked(question) {
       return question.submit(state);
     }
   } });
+}
+
+/** Downloads a file that only an operator may have; making it takes the coordinator a moment. */
+export async function take(study, file) {
+  if (!await signedIn()) return;
+  toast(`Preparing ${file} of ${study}.`, "idle");
+  try {
+    const content = await fetchFile(`/api/studies/${encodeURIComponent(study)}/files/${file}`);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(content);
+    link.download = `${study}-${file}`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  } catch (error) {
+    toast([error.text ?? "The file could not be had.", error.remedy].filter(Boolean).join(" "), "bad");
+  }
 }
 
 async function pause(study) {

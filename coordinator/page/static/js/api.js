@@ -89,6 +89,22 @@ export function signOut() {
   keep("");
 }
 
+/** A file behind the operator's token, as a Blob. Throws ApiError. */
+export async function fetchFile(path) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", redirect: "error", headers: { Authorization: `Bearer ${token()}` } });
+  } catch {
+    throw new ApiError(0, "UNREACHABLE", "The coordinator cannot be reached.", "Is `coordinator serve` running?");
+  }
+  if (!response.ok) {
+    if (response.status === 401) keep("");
+    const said = (await response.json().catch(() => null))?.error ?? {};
+    throw new ApiError(response.status, said.code ?? "FAILED", said.text ?? `The coordinator answered with status ${response.status}.`, said.remedy ?? "");
+  }
+  return response.blob();
+}
+
 /** One of the operator's actions: pause, resume, stop, extend, invite, revoke. */
 export async function act(action, body) {
   try {

@@ -22,6 +22,7 @@ export const api = {
     for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null) query.set(name, String(value));
     return `/api/events?${query}`;
   },
+  file: (study, name) => `/api/studies/${part(study)}/files/${name}`,
   auditFile: (form, study) => `/api/audit.${form}${study ? `?study=${part(study)}` : ""}`,
 };
 

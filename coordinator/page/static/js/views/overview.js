@@ -1,11 +1,11 @@
 // The study at a glance: where it stands now, what each silo does, what it is worth and what it has cost.
 
 import { bar } from "../charts.js";
-import { names, studyButtons } from "../actions.js";
+import { names, studyButtons, take } from "../actions.js";
 import { byAccuracy, currentStudy, measureHeading, measured } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { ago, badge, card, commands, empty, figure, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
+import { ago, badge, button, card, commands, empty, figure, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
 import { api, to } from "../routes.js";
 import { data, errorOf, store } from "../store.js";
 import { inviteHelp, silentNotice } from "./silos.js";
@@ -30,6 +30,7 @@ export function view(route) {
     }),
     notice(study),
     nowCard(study),
+    outcome(study),
     numbers(study),
     charts(study),
     beside(study),
@@ -215,6 +216,21 @@ function matrix(rows, open) {
       })),
     open.waiting_for.length ? h("p", { class: "note" }, `Waiting for ${names(open.waiting_for, 6)}. `, h("a", { href: to.silos() }, "All silos")) : null,
   ];
+}
+
+// What it has come to --------------------------------------------------------------------------------------------------
+
+function outcome(study) {
+  if (!study.ended_unix || !study.choice.conclusion) return null;
+  const files = store.federation?.read_only ? [] : [
+    h("a", { class: "button quiet", href: api.file(study.name, "report.html"), download: `${study.name}-report.html` }, h("span", null, "Report")),
+    button("Model card", { key: "card", on: () => take(study.name, "model_card.html") }),
+    button("Model", { key: "model", on: () => take(study.name, "model.safetensors") }),
+  ];
+  return card("Result", { id: "outcome" },
+    h("p", null, study.choice.conclusion),
+    study.next_command ? h("p", { class: "note" }, "Next, at the hub: ", h("code", null, study.next_command)) : null,
+    files.length ? h("p", { class: "files" }, files.flatMap((file, index) => (index ? [" ", file] : [file]))) : null);
 }
 
 // Numbers --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,103 @@
+"""What an ended study has come to as files to download: report, model card, model. Each is made by the command that an
+operator would type, in a process of its own, for that takes torch or a plotting library and seconds of a processor.
+
+Tests: tests/coordinator/page/test_hand_over.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from semisilo.common.errors import SemisiloError
+from semisilo.common.text.logs import printable
+
+__all__ = ["FILES", "HandOver", "HandOverFile"]
+
+_MOST_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandOverFile:
+    """One that may be asked for."""
+
+    name: str
+    """In the folder that the command writes."""
+    command: str
+    media_type: str
+    needs_operator: bool
+    """The report says what the page shows; weights and card are handed over by an operator."""
+
+
+FILES: Mapping[str, HandOverFile] = {
+    "report.html": HandOverFile(name="index.html", command="report", media_type="text/html; charset=utf-8",
+                                needs_operator=False),
+    "model_card.html": HandOverFile(name="model_card.html", command="export", media_type="text/html; charset=utf-8",
+                                    needs_operator=True),
+    "model_card.json": HandOverFile(name="model_card.json", command="export", media_type="application/json",
+                                    needs_operator=True),
+    "model.safetensors": HandOverFile(name="model.safetensors", command="export",
+                                      media_type="application/octet-stream", needs_operator=True)}
+"""Name in the address -> file."""
+
+
+class CannotHandOver(SemisiloError):
+    """The command that makes the files has failed; its own line says why."""
+
+    code, status = "CANNOT_HAND_OVER", "FAILED_PRECONDITION"
+
+
+class HandOver:
+    """Makes the files of a federation's studies, one command at a time, and keeps them while nothing changes."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Args:
+            folder: of the federation.
+        """
+        self._folder = folder
+        self._lock = asyncio.Lock()
+        self._made: dict[tuple[str, str], tuple[object, Path]] = {}
+
+    async def file(self, study: str, what: HandOverFile, *, version: object) -> Path:
+        """The path of a file, made first if need be.
+
+        Args:
+            study: a name that the ledger has.
+            version: what the file depends on; with an equal one it is not made again.
+        Raises: CannotHandOver with the line of the command.
+        """
+        async with self._lock:
+            made = self._made.get((study, what.command))
+            if made is None or made[0] != version or not (made[1] / what.name).is_file():
+                made = version, await self._make(study, what.command)
+                self._made[study, what.command] = made
+            return made[1] / what.name
+
+    async def _make(self, study: str, command: str) -> Path:
+        words = [command, study, "--folder", str(self._folder), "--json"]
+        if command == "export":
+            words += ["--format", "safetensors"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "semisilo.coordinator.cli.main", *words, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=dict(os.environ))
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), _MOST_SECONDS)
+        finally:
+            if process.returncode is None:  # whoever asked has gone, or it took too long
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode != 0:
+            lines = [line for line in err.decode(errors="replace").splitlines() if line.startswith("error: ")]
+            said = printable(lines[-1].removeprefix("error: ") if lines else "", limit=1000)
+            raise CannotHandOver(said or f"`coordinator {command} {study}` has failed.",
+                                 remedy="" if said else "Run it at the hub to see why.")
+        found = json.loads(out)
+        return Path(found["folder"]) if command == "export" else Path(found["page"]).parent

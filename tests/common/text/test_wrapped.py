@@ -1,0 +1,27 @@
+"""Lines of facts at 40, 60 and 80 columns, and whole in a pipe."""
+
+from __future__ import annotations
+
+import pytest
+
+from semisilo.common.text.wrapped import terminal_width, wrapped
+
+TEXT = "until 2026-12-23 20:06:30 UTC (30 days left), renews from 2026-12-13 20:06:30 UTC"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_lines_fit_and_nothing_is_lost(width: int) -> None:
+    found = wrapped("certificate", TEXT, indent=14, width=width)
+    assert all(len(line) <= width for line in found)
+    assert " ".join(" ".join(found).split()) == f"certificate {TEXT}"
+    assert found[1].startswith("  " if width < 60 else " " * 14)
+
+
+def test_a_path_is_not_broken_and_a_pipe_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/a/very/long/path/to/a/folder/of/scans/that/somebody/may/want/to/copy"
+    assert any(path in line for line in wrapped("home", path, indent=14, width=40))
+    assert wrapped("home", TEXT, indent=14, width=None) == [f"home          {TEXT}"]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert terminal_width() is None, "standard output of a test is no terminal"
+    monkeypatch.setenv("COLUMNS", "52")
+    assert terminal_width() == 52

@@ -1,0 +1,104 @@
+"""Report, card and model of a study that is over, downloaded from the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.page.hand_over import FILES, HandOver, HandOverFile
+from tests.coordinator.ledger_fixture import Filled, fill_study
+from tests.coordinator.page.page_kit import TOKEN, Page, asking
+
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def over(tmp_path: Path) -> Filled:
+    filled = fill_study(tmp_path / "hub", rounds=3, done=3)
+    filled.ledger.move_study("first", StudyState.RUNNING, StudyState.COMPLETED)
+    return filled
+
+
+def test_the_report_is_what_the_command_writes_and_is_made_once(over: Filled) -> None:
+    async def work(page: Page) -> None:
+        answer = await page.client.get("/api/studies/first/files/report.html")
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-disposition"] == 'attachment; filename="first-report.html"'
+        assert answer.headers["content-type"].startswith("text/html")
+        written = over.federation.studies / "first" / "report" / "index.html"
+        assert answer.text == written.read_text(encoding="utf-8")
+        assert "<h1>Study first" in answer.text
+        before = written.stat().st_mtime_ns
+        assert (await page.client.get("/api/studies/first/files/report.html")).text == answer.text
+        assert written.stat().st_mtime_ns == before, "nothing has changed"
+    asking(over, work)
+
+
+def test_card_and_model_are_an_operators_and_what_the_command_says_is_said(over: Filled) -> None:
+    """The states of this ledger are made up, so that the real command must refuse them."""
+    async def work(page: Page) -> None:
+        for name, file in FILES.items():
+            if file.needs_operator:
+                answer = await page.client.get(f"/api/studies/first/files/{name}")
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "WRONG_TOKEN")
+        answer = await page.client.get("/api/studies/first/files/model.safetensors", headers=BEARER)
+        assert answer.json()["error"]["code"] == "CANNOT_HAND_OVER"
+        assert answer.status_code < 500
+        assert "Traceback" not in answer.text
+        assert len(answer.json()["error"]["text"]) > 20
+    asking(over, work)
+
+
+def test_the_model_is_served_byte_for_byte(over: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def made(self: HandOver, study: str, command: str) -> Path:
+        assert (study, command) == ("first", "export")
+        for file in FILES.values():
+            (tmp_path / file.name).write_bytes(file.name.encode() * 1000)
+        return tmp_path
+
+    monkeypatch.setattr(HandOver, "_make", made)
+
+    async def work(page: Page) -> None:
+        for name in ("model.safetensors", "model_card.json", "model_card.html"):
+            answer = await page.client.get(f"/api/studies/first/files/{name}", headers=BEARER)
+            assert answer.status_code == 200
+            assert answer.content == name.encode() * 1000
+            assert answer.headers["content-disposition"] == f'attachment; filename="first-{name}"'
+    asking(over, work)
+
+
+def test_a_study_that_runs_an_unknown_file_and_a_page_that_only_reads_have_none(tmp_path: Path, over: Filled) -> None:
+    async def unknown(page: Page) -> None:
+        assert (await page.client.get("/api/studies/first/files/states.tar", headers=BEARER)).status_code == 404
+        assert (await page.client.get("/api/studies/nothing/files/report.html")).status_code == 404
+
+    async def running(page: Page) -> None:
+        answer = await page.client.get("/api/studies/first/files/report.html")
+        assert (answer.status_code, "once it is over" in answer.json()["error"]["remedy"]) == (409, True)
+
+    async def reading(page: Page) -> None:
+        answer = await page.client.get("/api/studies/first/files/model.safetensors", headers=BEARER)
+        assert answer.status_code == 403
+        assert (await page.client.get("/api/studies/first/files/report.html")).status_code == 409
+    asking(over, unknown)
+    asking(fill_study(tmp_path / "other", rounds=9, done=3, collecting=True), running)
+    asking(over, reading, token=None, federation=False)
+
+
+def test_the_study_says_what_comes_next_once_it_is_over(over: Filled, tmp_path: Path) -> None:
+    async def ended(page: Page) -> None:
+        study = await page.get("/api/studies/first")
+        assert study["next_command"] == "coordinator export first"
+        assert study["choice"]["conclusion"]
+
+    async def running(page: Page) -> None:
+        assert (await page.get("/api/studies/first"))["next_command"] == ""
+    asking(over, ended)
+    asking(fill_study(tmp_path / "other", rounds=9, done=3, collecting=True), running)
+
+
+def test_every_file_is_of_a_command_that_there_is() -> None:
+    assert {file.command for file in FILES.values()} == {"report", "export"}
+    assert all(isinstance(file, HandOverFile) for file in FILES.values())
