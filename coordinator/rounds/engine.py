@@ -560,8 +560,8 @@ class Engine:
             masked=MaskedSum(form=ready.form, seeds=self._sums.seeds(row) if updates else ())),
             activity=f"adding up {len(updates)} masked updates")
         if folded.outcome is not None:
-            _LOG.info("%s, round %d/%d: masked updates of %s added up", study.name, row.number, study.config.study.rounds,
-                      counted(folded.outcome.silos, "silo"))
+            _LOG.info("%s, round %d/%d: masked updates of %s added up", study.name, row.number,
+                      study.config.study.rounds, counted(folded.outcome.silos, "silo"))
         with self._ledger.transaction(lasting=False):
             if folded.outcome is not None:
                 self._sums.made(row, folded.outcome)

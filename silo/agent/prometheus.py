@@ -10,7 +10,7 @@ import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, start_http_server
@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from semisilo.common import __version__
-from semisilo.common.errors import BadConfiguration, PortInUse, SemisiloError
+from semisilo.common.errors import BadConfiguration, PortInUse, SemisiloError, StorageDamaged
 from semisilo.common.rpc.tls import split_address
 from semisilo.silo.agent.daily_budget import read_day
 from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
@@ -27,6 +27,7 @@ from semisilo.silo.agent.terminal import Display
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger
 from semisilo.silo.site.working_hours import closes_at
 
 __all__ = ["ObservedDisplay", "SiteMetrics", "serving_metrics"]
@@ -119,6 +120,12 @@ class SiteMetrics(Collector):
         yield _gauge("semisilo_site_day_limit_bytes", "[limits] bytes_per_day of silo.toml; 0: no limit.", float(limit))
         yield _gauge("semisilo_site_on_duty", "Whether silo.toml lets this silo work now.",
                      float(closes_at(self._policy.hours, now) is not None))
+        yield _gauge("semisilo_site_epsilon_limit", "[privacy] max_epsilon of silo.toml; 0: no limit.",
+                     self._policy.privacy.max_epsilon)
+        with suppress(StorageDamaged):  # `silo status` says so, and nothing is trained
+            last = PrivacyLedger(self._home.privacy).last()
+            yield _gauge("semisilo_site_epsilon", "Spent of the privacy of this site's images, all studies together.",
+                         0.0 if last is None else last.epsilon)
 
 
 class ObservedDisplay:

@@ -287,8 +287,8 @@ def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], met
         if not masked and not (is_declared(group, spec.up) and is_declared(group, policy.permit.groups)):
             raise NotPermitted(f"The update holds the tensor group '{group}', which may not leave this silo.")
     for metric in metrics:
-        if not (is_declared(metric, spec.tells) and (metric == EPSILON
-                                                     or is_declared(metric, policy.permit.metrics))):
+        permitted = metric == EPSILON or is_declared(metric, policy.permit.metrics)
+        if not (is_declared(metric, spec.tells) and permitted):
             raise NotPermitted(f"The update holds the metric '{metric}', which may not leave this silo.")
     if size_bytes > policy.limits.max_upload_bytes:
         raise NotPermitted(f"The update has {size_bytes} bytes; this silo sends at most "

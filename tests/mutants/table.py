@@ -57,6 +57,9 @@ _TENSORS = "tests/common/learning/test_tensors.py"
 _EVALUATOR = "tests/silo/agent/test_site_evaluation.py"
 _LIKENESS = "tests/common/data/preview/test_likeness.py"
 _SHARED = "tests/coordinator/rounds/test_shared_model.py"
+_EXAMPLES = "tests/common/learning/privacy/test_example_gradients.py"
+_PRIVATE = "tests/silo/objectives/test_private_training.py"
+_ADMITTED = "tests/silo/compute/test_private_task.py"
 _TASK_SERVICE = "tests/coordinator/rounds/test_task_service.py"
 _ATTACKS = "tests/silo/secure_aggregation/test_attacks.py"
 _SESSION = "tests/silo/secure_aggregation/test_session.py"
@@ -364,8 +367,7 @@ _SITE = _mutants(
      "(is_declared(group, spec.up) and is_declared(group, policy.permit.groups))", "is_declared(group, spec.up)",
      _POLICY),
     ("metrics-that-are-not-declared-leave", "silo/site/policy.py",
-     "(is_declared(metric, spec.metrics) and is_declared(metric, policy.permit.metrics))",
-     "is_declared(metric, policy.permit.metrics)", _POLICY),
+     "(is_declared(metric, spec.tells) and permitted)", "permitted", _POLICY),
     ("no-policy-check-before-sending", "silo/agent/answer.py",
      "check_update(site.policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,",
      "dict(groups=[group.name for group in manifest], metrics=pending.metrics,",
@@ -805,9 +807,61 @@ _SECURE_SUMS = _mutants(
      f"{_SECURE_SUM}::test_a_wrong_share_without_others_to_spare_ends_the_sum"),
     ("a-fork-of-the-roster-is-taken", "common/secure_aggregation/roster.py",
      "            if entry.chain != known.chain:", "            if False:", f"{_SECURE}/test_roster.py"),
+
+_PRIVACY = _mutants(
+    "privacy",
+    ("gradients-are-not-clipped", "common/learning/privacy/example_gradients.py",
+     "factor_B = (self._clip_norm * _SLACK / norms_B).clamp(max=_SLACK)", "factor_B = torch.ones_like(norms_B)",
+     f"{_EXAMPLES}::test_one_image_moves_the_sum_by_at_most_c"),
+    ("the-sum-is-divided-by-who-came", "silo/objectives/private_training.py",
+     "expected=sets.expected)", "expected=max(1, len(stream.sampled('labelled', number, 12, 1 / 3))))",
+     f"{_PRIVATE}::test_a_round_is_dp_sgd_by_hand"),
+    ("every-step-has-the-same-noise", "silo/objectives/private_training.py",
+     "with_noise(stream, step=number,", "with_noise(stream, step=0,", f"{_PRIVATE}::test_a_round_is_dp_sgd_by_hand"),
+    ("an-empty-step-is-left-out", "silo/objectives/private_training.py",
+     "            by_name = found.with_noise(",
+     "            if not any(bool(each.any()) for each in found.total.values()):\n                continue\n"
+     "            by_name = found.with_noise(", f"{_PRIVATE}::test_an_empty_step_is_a_step"),
+    ("the-noise-is-half", "common/learning/privacy/example_gradients.py",
+     "noise_multiplier * self._clip_norm / self._grid", "noise_multiplier * self._clip_norm / self._grid / 2",
+     f"{_EXAMPLES}::test_the_noise_of_a_step_has_the_deviation_that_is_counted"),
+    ("the-noise-is-off-the-grid", "common/learning/privacy/gaussian.py",
+     "return torch.round(normal * deviation)", "return normal * deviation",
+     "tests/common/learning/privacy/test_gaussian.py::test_noise_lies_on_the_grid_that_sums_lie_on"),
+    ("one-bad-image-spoils-the-sum", "common/learning/privacy/example_gradients.py",
+     "finite_B = torch.isfinite(norms_B)", "finite_B = torch.ones_like(norms_B, dtype=torch.bool)",
+     f"{_EXAMPLES}::test_an_image_whose_gradient_is_not_finite_does_not_take_the_others_with_it"),
+    ("images-are-always-the-same", "common/learning/privacy/gaussian.py",
+     'f"sample {purpose}", number, 8 * count', 'f"sample {purpose}", 0, 8 * count',
+     "tests/common/learning/privacy/test_gaussian.py::test_images_enter_a_step_independently_with_the_rate"),
+    ("two-models-have-the-same-noise", "silo/compute/private_task.py",
+     '"groups": {name: group_digest(group) for name, group in groups.items()},', "",
+     f"{_ADMITTED}::test_whatever_is_otherwise_has_other_noise_and_counts_again"),
+    ("two-data-sets-have-the-same-noise", "silo/compute/private_task.py",
+     '"unlabelled": _digest(unlabelled),', "",
+     f"{_ADMITTED}::test_whatever_is_otherwise_has_other_noise_and_counts_again"),
+    ("the-budget-is-not-held", "silo/compute/private_task.py",
+     "if policy.max_epsilon and after > policy.max_epsilon:", "if False:",
+     f"{_ADMITTED}::test_rounds_and_studies_add_up_and_what_goes_beyond_is_refused_before_training"),
+    ("other-studies-do-not-count", "silo/compute/private_task.py",
+     "after = epsilon_of([*(line.noisy_steps for line in before), each], delta)",
+     "after = epsilon_of([*(line.noisy_steps for line in before if line.study == order.study), each], delta)",
+     f"{_ADMITTED}::test_rounds_and_studies_add_up_and_what_goes_beyond_is_refused_before_training"),
+    ("batch-norm-is-trained", "silo/compute/private_task.py", "if mixes_images(asked.network):", "if False:",
+     f"{_ADMITTED}::test_batch_norm_is_refused_here_whatever_the_network_is_called"),
+    ("views-follow-the-seed-of-the-study", "silo/objectives/private_training.py",
+     'self._draws.manual_seed(stream.seed("views"))', "self._draws.manual_seed(task.seed)",
+     f"{_PRIVATE}::test_what_is_random_follows_from_the_secret_and_from_nothing_that_the_coordinator_knows"),
+    ("a-damaged-ledger-is-forgotten", "silo/site/privacy_ledger.py",
+     'raise self._damaged(f"line {number} cannot be read") from None', "continue",
+     "tests/silo/site/test_privacy_ledger.py"),
+    ("a-silo-is-not-clipped", "coordinator/strategies/parts/private_average.py",
+     "factor = min(1.0, self._noise.clip_norm / norm) * _SLACK if norm else 1.0", "factor = 1.0",
+     "tests/coordinator/strategies/parts/test_private_average.py"),
 )
 
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
     *_INSIDERS, *_SECURE_SUMS, *_EQUIVALENT)
+    *_INSIDERS, *_PRIVACY, *_EQUIVALENT)

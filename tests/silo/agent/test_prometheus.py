@@ -75,6 +75,7 @@ def test_tasks_bytes_seconds_and_the_budget_are_served(home: SiloHome) -> None:
     assert value(found, "semisilo_site_day_limit_bytes") == 5000
     assert value(found, "semisilo_site_day_bytes") == 0
     assert value(found, "semisilo_site_on_duty") == 1
+    assert value(found, "semisilo_site_epsilon") == value(found, "semisilo_site_epsilon_limit") == 0
     assert value(found, "process_resident_memory_bytes") > 10**6
 
 

@@ -44,8 +44,11 @@ class Site:
         self.write(NUM_IMAGES)
         self.model = initial_model(model_builder(MODEL, FORM), 1)
 
-    def write(self, count: int) -> None:
-        np.savez(self.scans, train_images=(all_digits().images[:count] * 15).astype(np.uint8))
+    def write(self, count: int, *, changed: int = 0) -> None:
+        """So many digits; of the first `changed` one pixel is another."""
+        images = (all_digits().images[:count] * 15).astype(np.uint8)
+        images[:changed, 3, 3] ^= 255
+        np.savez(self.scans, train_images=images)
 
     def train(self, *, policy: PrivacyPolicy | None = None, weights: dict[str, torch.Tensor] | None = None,
               **changes: Any) -> Trained:
@@ -92,7 +95,7 @@ def test_a_task_that_is_done_again_has_the_same_bits_and_counts_once(site: Site)
     assert len(site.ledger.lines()) == 1
 
 
-@pytest.mark.parametrize("change", ["model", "round", "study", "settings", "seed", "images", "dp", "secret"])
+@pytest.mark.parametrize("change", ["model", "round", "study", "settings", "seed", "images", "pixels", "dp", "secret"])
 def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, change: str) -> None:
     """Two models in one round with the same noise: their difference would be the bare gradients. The noise that the
     updates hold is compared through their signs, which agree in half of all places when it is another."""
@@ -103,6 +106,8 @@ def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, chan
         "seed": {"seed": 2}, "dp": {"dp": replace(DP, delta=1e-6)}}.get(change, {})
     if change == "images":
         site.write(NUM_IMAGES - 1)
+    if change == "pixels":
+        site.write(NUM_IMAGES, changed=1)
     if change == "secret":
         (site.folder / "privacy" / "noise.key").unlink()
     other = site.update(site.train(**changes))

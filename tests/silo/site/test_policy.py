@@ -13,8 +13,18 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted, UnknownName
 from semisilo.common.methods import METHODS, SemiFLSettings
 from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.uplink import LOSSY_FORMS, parse_uplink
-from semisilo.silo.site.policy import Limits, Permit, Policy, check_task, check_update, load_policy, policy_text
+from semisilo.silo.site.policy import (
+    Limits,
+    Permit,
+    Policy,
+    PrivacyPolicy,
+    check_task,
+    check_update,
+    load_policy,
+    policy_text,
+)
 from tests.plugin_kit import install, on_the_module_path
 
 TASK = TaskSpec(
@@ -43,6 +53,9 @@ def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
     ("[permit]\nmetrics = ['los']\n", ("los", "loss")),
     ("[permit]\nencodings = ['int2']\n", ("int2", "int4", "top-k")),
     ("[permit]\nfactories = ['my.module']\n", ("my.module", "package.module:name")),
+    ("[privacy]\nmax_epsilon = -1.0\n", ("max_epsilon", "above 0")),
+    ("[privacy]\ndelta = 1.0\n", ("delta", "below 1")),
+    ("[privacy]\nepsilon = 1.0\n", ("unknown key 'epsilon'", "max_epsilon")),
     ("[limits]\nmax_download_bytes = 0\n", ("max_download_bytes", "at least 1")),
     ("[limits]\nmax_download_bytes = '1 GB'\n", ("max_download_bytes", "whole number")),
     ("[data]\non_error = 'ignore'\n", ("ignore", "stop")),
@@ -144,6 +157,31 @@ def test_only_declared_and_permitted_groups_and_metrics_leave() -> None:
     with pytest.raises(NotPermitted) as caught:
         check_update(Policy(limits=Limits(max_upload_bytes=9)), spec, groups=("model",), metrics={}, size_bytes=10)
     assert "max_upload_bytes" in caught.value.line()
+
+
+@pytest.mark.parametrize(("dp", "said"), [
+    (None, "has no differential privacy"),
+    (DifferentialPrivacy(unit="silo", noise_multiplier=1.0), "hides whole silos, not single images")])
+def test_a_site_with_a_budget_refuses_studies_that_do_not_hide_single_images(dp: DifferentialPrivacy | None,
+                                                                            said: str) -> None:
+    """Such a study would spend without end; it is refused before a byte is fetched."""
+    strict = Policy(privacy=PrivacyPolicy(max_epsilon=3.0))
+    with pytest.raises(NotPermitted) as error:
+        check_task(strict, replace(TASK, dp=dp))
+    assert said in error.value.text
+    assert "[privacy] max_epsilon = 3 in silo.toml" in error.value.text
+    assert check_task(Policy(), replace(TASK, dp=dp)).name == "semifl"
+    assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(noise_multiplier=1.0))).name == "semifl"
+
+
+def test_epsilon_needs_no_permission_and_other_numbers_do() -> None:
+    """It follows from counts; a silo.toml of before this version does not name it."""
+    spec, nothing = METHODS["fedavg"], Policy(permit=Permit(metrics=()))
+    check_update(nothing, spec, groups=(), metrics={"epsilon": 1.0}, size_bytes=0)
+    with pytest.raises(NotPermitted, match="'loss'"):
+        check_update(nothing, spec, groups=(), metrics={"loss": 1.0}, size_bytes=0)
+    with pytest.raises(NotPermitted, match="'epsilon'"):
+        check_update(Policy(), METHODS["semifl"], groups=(), metrics={"epsilon": 1.0}, size_bytes=0)
 
 
 def test_numbered_groups_are_covered_by_their_pattern_and_nothing_else_is() -> None:
