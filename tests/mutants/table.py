@@ -807,6 +807,7 @@ _SECURE_SUMS = _mutants(
      f"{_SECURE_SUM}::test_a_wrong_share_without_others_to_spare_ends_the_sum"),
     ("a-fork-of-the-roster-is-taken", "common/secure_aggregation/roster.py",
      "            if entry.chain != known.chain:", "            if False:", f"{_SECURE}/test_roster.py"),
+)
 
 _PRIVACY = _mutants(
     "privacy",
@@ -863,5 +864,4 @@ _PRIVACY = _mutants(
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
-    *_INSIDERS, *_SECURE_SUMS, *_EQUIVALENT)
-    *_INSIDERS, *_PRIVACY, *_EQUIVALENT)
+    *_INSIDERS, *_SECURE_SUMS, *_PRIVACY, *_EQUIVALENT)
