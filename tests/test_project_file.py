@@ -18,7 +18,7 @@ PACKAGES = ("coordinator", "silo", "common", "semisilo")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 DISTRIBUTIONS = {"PIL": "pillow", "backports": "backports.zstd", "google": "protobuf", "grpc": "grpcio",
-                 "mlflow": "mlflow-skinny", "sklearn": "scikit-learn"}
+                 "libjpeg": "pylibjpeg-libjpeg", "mlflow": "mlflow-skinny", "sklearn": "scikit-learn"}
 """Imported name -> the distribution that brings it, where the two differ (`_` and `-` apart)."""
 
 NEVER_ASKED_FOR = {
@@ -29,7 +29,7 @@ NEVER_ASKED_FOR = {
 }
 """Imported, but no dependency of ours, and why."""
 
-LOADED_BY_OTHERS = {"pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg"}
+LOADED_BY_OTHERS = {"pylibjpeg", "pylibjpeg-openjpeg"}
 """Declared, but never imported by us: pydicom finds them."""
 
 NO_MODULES = {"brain": "the version of TensorBoard's files", "package": "an example in the help of a command"}
