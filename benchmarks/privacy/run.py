@@ -46,8 +46,8 @@ class ImageSetOf:
 SETS = {
     "digits": ImageSetOf(source="digits", size=8, channels=1, fraction=1.0, num_test=300, batch=250, plain_batch=50,
                          rounds=20, local_epochs=1),
-    "blood cells": ImageSetOf(source="bloodcells.npz", size=14, channels=3, fraction=0.6, num_test=1000, batch=500,
-                              plain_batch=50, rounds=15, local_epochs=1),
+    "blood cells": ImageSetOf(source="bloodcells.npz", size=28, channels=3, fraction=0.5, num_test=1000, batch=400,
+                              plain_batch=50, rounds=12, local_epochs=1),
 }
 
 
