@@ -43,8 +43,8 @@ from semisilo.coordinator.page.token import operator_token
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
+from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
-from semisilo.coordinator.rounds.secure_sums import Sums
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc.connection_limits import ConnectionLimits, strangers_kept
@@ -124,7 +124,7 @@ class _Server:
         self._ledger = ledger
         self._roster = LedgerRoster(ledger)
         self._runtime = RuntimeState()
-        self._compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
+        self._compute = ProcessCompute("semisilo.coordinator.compute.unmasking:UnmaskingOperations")
         self._meter = RoundMeter(ledger, port=federation.config.address.listen_port)
         payloads = open_payloads(federation.payloads)
         spool = open_spool(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
@@ -138,7 +138,7 @@ class _Server:
         self._engine = Engine(ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter, hearing=self._hearing,
                               slowest_link=self._rates.slowest, steady=time.monotonic,
-                              sums=Sums(ledger, self._roster, federation=federation.name),
+                              sums=MaskedSums(ledger, self._roster, federation=federation.name),
                               folders=EngineFolders(
                                   studies=federation.studies, payloads=federation.payloads,
                                   images=federation.images if federation.config.limits.images_on_disk else None))

@@ -66,7 +66,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, no_labels=no_labels,
                              on_error=on_error)
         display: Display = open_display()
-        compute = ProcessCompute("semisilo.silo.compute.operations:Operations")
+        compute = ProcessCompute("semisilo.silo.compute.masking:MaskingOperations")
         with ExitStack() as stack:
             stack.callback(display.close)
             observed, port = None, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -23,6 +24,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # work many times longer.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+
+with contextlib.suppress(ImportError):
+    # It comes with dp-accounting, notes sys.stderr when it is imported, and closes that stream when anybody sets
+    # logging up anew: the stream would be pytest's own.
+    from absl import logging as _absl_logging
+
+    _absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture(autouse=True)

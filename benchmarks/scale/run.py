@@ -24,7 +24,8 @@ from benchmarks.wire import many_silos, semisilo_rounds
 from benchmarks.wire.local_federation import StudyShape
 from semisilo.common import __version__
 from semisilo.common.process.processors import usable_processors
-from semisilo.demo.processes import StepFailed, interrupt_on_termination
+from semisilo.common.text.cli_errors import interrupt_on_termination
+from semisilo.demo.processes import StepFailed
 
 HERE = Path(__file__).parent
 _PARAMETERS = 100_000

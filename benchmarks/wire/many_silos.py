@@ -26,7 +26,8 @@ from typing import Any
 from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, plugin_on_path
 from benchmarks.wire.process_use import ProcessUse
 from semisilo.common import __version__
-from semisilo.demo.processes import Processes, StepFailed, interrupt_on_termination
+from semisilo.common.text.cli_errors import interrupt_on_termination
+from semisilo.demo.processes import Processes, StepFailed
 
 __all__ = ["measure"]
 

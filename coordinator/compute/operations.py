@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from semisilo.common.config import from_dict, to_dict
@@ -47,6 +48,7 @@ from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
+from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
@@ -64,7 +66,6 @@ from semisilo.coordinator.compute.evaluation import (
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone
 from semisilo.coordinator.compute.labels_alone_model import LabelsAloneModel, prior_of_labels_alone, read_labels_alone
 from semisilo.coordinator.compute.left_out import answers_finitely, fewest_left_out, not_finite_in, suspects
-from semisilo.coordinator.compute.masked_sum import add_up, check_masked, decoded_mean
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -104,6 +105,7 @@ from semisilo.coordinator.ledger.records import (
     FrozenStudy,
     LabelledOnlyResult,
 )
+from semisilo.coordinator.secure_aggregation.masked_updates import add_up, check_masked, decoded_mean
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
@@ -395,8 +397,8 @@ class Operations:
         if request.updates:
             layouts = self._expected(request.state, step, round)
             elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)
-            total = add_up([update.path for update in request.updates], masked.form, elements=elements,
-                           seeds=masked.seeds)
+            total = add_up([update.path for update in request.updates], masked.form, elements=elements)
+            self._add_masks(total, masked.seeds)
             self._progress(0.5, f"added up {len(request.updates)} masked updates")
             groups, outcome = decoded_mean(total, masked.form, layouts, silos=len(request.updates),
                                            seed=study.config.study.seed, round=round, phase=step.name)
@@ -408,6 +410,10 @@ class Operations:
         if field := not_finite_in(finished):
             raise ComputeFailed(f"The model of round {round} is not finite: {field}.")
         return Aggregated(state=self._save(finished), kept={}, metrics={}, outcome=outcome)
+
+    def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
+        """Adds masks to words. To be overridden where there are any."""
+        assert not seeds, "masks need cryptography"
 
     def _shown(self, request: Aggregate, found: dict[str, UpdateMeasure]) -> dict[str, UpdateMeasure]:
         """What is noted of updates: of batch-norm statistics alone nothing, which change no model."""

@@ -391,8 +391,9 @@ CREATE UNIQUE INDEX operator_by_name ON operator (name) WHERE removed_unix IS NU
 """
 
 _OUTCOMES = f"""SELECT task.*, {_NOTABLE.replace("ELSE 5", "WHEN 'updated' THEN 5 ELSE 6")} AS notable FROM task
-            JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase
-            WHERE task.study = NEW.study AND task.round = NEW.number AND phase.step NOT IN ('confirm', 'unmask')"""
+            LEFT JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase
+            WHERE task.study = NEW.study AND task.round = NEW.number
+            AND coalesce(phase.step, '') NOT IN ('confirm', 'unmask')"""
 """Of the steps of a secure sum those up to the masked update: whoever drops out behind it is in the sum."""
 
 _SECURE_SUMS = f"""

@@ -7,9 +7,9 @@
 | refused | its policy or data did not allow it, its training failed, or its update was not accepted |
 | expired | the phase closed without an answer |
 | cancelled | the silo was revoked or left, or the round was given up |
-| answered | of a round whose updates are added up behind masks: the silo has answered steps before its update |
 
-"Late" is no outcome: it is a silo that may still answer after the deadline
+A round whose updates are added up behind masks has steps besides, to which a silo has "answered"; that is no outcome
+either, for the round goes on. "Late" is no outcome: it is a silo that may still answer after the deadline
 (`semisilo.coordinator.monitoring.silo_state`).
 """
 
@@ -22,8 +22,7 @@ from semisilo.coordinator.ledger.states import TaskState
 
 __all__ = ["OUTCOMES", "OUTCOME_STYLES", "counts_of", "outcomes_of", "waiting_for"]
 
-OUTCOMES = (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED, TaskState.EXPIRED, TaskState.CANCELLED,
-            TaskState.ANSWERED)
+OUTCOMES = (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED, TaskState.EXPIRED, TaskState.CANCELLED)
 """All outcomes, in the order of tables."""
 OUTCOME_STYLES: Mapping[TaskState, str] = {
     TaskState.OPEN: "", TaskState.UPDATED: "green", TaskState.ABSTAINED: "yellow", TaskState.ANSWERED: "",

@@ -104,7 +104,7 @@ class Engine:
                  steady: Callable[[], float] | None = None, sums: Sums | None = None) -> None:
         """
         Args:
-            sums: makes secure sums; None for one of a federation without a name.
+            sums: adds updates up where the study wants that; None without masks.
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
             hearing: who knows which members are silent; None for one that takes the default time.
             operated: whether somebody is there who would resume a study that has paused by itself, or mend what the
@@ -125,7 +125,7 @@ class Engine:
         self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
                                    payloads=folders.payloads, images=folders.images)
         self._operator = OperatorRequests(ledger=ledger, runtime=runtime)
-        self._sums = sums or Sums(ledger, roster, federation="")
+        self._sums = sums or Sums(ledger, roster)
         self._labels_alone = LabelsAloneWork(ledger=ledger, runtime=runtime, steps=self._steps,
                                              operator=self._operator, studies=folders.studies,
                                              beside_rounds=beside_rounds)

@@ -100,7 +100,7 @@ class SimulatedFederation:
             spool=spool, accountant=_Accountant(), beside_rounds=False, operated=False, clock=self._clock,
             hearing=Hearing(roster=self._roster, runtime=self._runtime, clock=self._clock, silent_seconds=math.inf),
             folders=EngineFolders(studies=folder.studies, payloads=folder.payloads),
-            sums=Sums(ledger, self._roster, federation="", masked=False))
+            sums=Sums(ledger, self._roster))
         self._folder = folder
         self._payloads, self._spool = payloads, spool
         self._policy = _policy_of(dealt.config)

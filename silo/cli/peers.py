@@ -28,8 +28,9 @@ def peers(
         )] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Shows the silos that this one knows, with a number for each that engineers read to each other.
+    """Shows the silos that this one knows, and their numbers.
 
+    Engineers read the numbers to each other.
     Secure aggregation hides a silo's update among those of other silos. The coordinator says which silos there are, and
     could make some up. So call the other hospitals: if the numbers are equal there and here, put their lines into
     [peers] of silo.toml. With [require] pinned_peers = true only those count.

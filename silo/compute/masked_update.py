@@ -12,7 +12,7 @@ Tests: tests/silo/compute/test_masked_update.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
 from semisilo.common.secure_aggregation.fixed_point import largest_level, quantise, to_words
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, weight_of
-from semisilo.common.secure_aggregation.messages import MASKED_GROUP
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
 from semisilo.common.secure_aggregation.positions import chosen_positions
 from semisilo.common.secure_aggregation.words import pack
 from semisilo.common.storage.store import PayloadStore
@@ -36,23 +36,23 @@ __all__ = ["plain_words", "write_masked"]
 
 
 def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int,
-                 sender: Sender, residuals: Mapping[str, Tensor]) -> tuple[PayloadRef, dict[str, Tensor], bytes]:
+                 sender: Sender, residuals: Mapping[str, Tensor],
+                 add_masks: Callable[[np.ndarray, Sequence[MaskSeed]], None],
+                 ) -> tuple[PayloadRef, dict[str, Tensor], bytes]:
     """Writes a masked update.
 
     Args:
         groups: of the update, float32.
         num_examples: that the silo weighs by, where silos are weighted.
         residuals: as `semisilo.silo.compute.lossy_update.Residuals`.
+        add_masks: adds the masks of seeds to words, in place.
     Returns: (the payload, the residuals of what was not sent: empty where all elements are, SHA-256 of the words before
         they were masked).
     Raises: ComputeFailed when training has diverged.
     """
     words, left = plain_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
     vector = hashlib.sha256(words.data).digest()
-    if masking.seeds:
-        from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
-
-        add_masks(words, masking.seeds)
+    add_masks(words, masking.seeds)
     packed = pack(words, masking.form.bits)
     spec = TensorSpec("words", (len(packed),), "uint8")
     payload = write_payload(store, {MASKED_GROUP: EncodedInput(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,6 +47,7 @@ from semisilo.common.numerics import numerics
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
+from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
@@ -167,7 +169,7 @@ class Operations:
             payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking,
-                                     num_examples=update.num_examples)
+                                     num_examples=update.num_examples, add_masks=self._add_masks)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -175,6 +177,10 @@ class Operations:
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
                        memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
                        skipped=skipped, vector=vector)
+
+    def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
+        """Adds masks to words. To be overridden where there are any."""
+        assert not seeds, "masks need cryptography"
 
     def evaluate_received(self, request: EvaluateReceived) -> Evaluated:
         """See `EvaluateReceived`."""
@@ -324,7 +330,8 @@ def _loaded(path: Path, cls: type[T], otherwise: str) -> T | None:
 def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: PayloadStore,
              committed: Mapping[str, torch.Tensor], pending: Mapping[str, torch.Tensor],
              link_bytes_per_second: float, *, masking: Masking | None,
-             num_examples: int) -> tuple[PayloadRef, Residuals | None, bytes]:
+             num_examples: int, add_masks: Callable[[np.ndarray, Sequence[MaskSeed]], None],
+             ) -> tuple[PayloadRef, Residuals | None, bytes]:
     """The update's payload; all residuals after it, None when there are none and were none; `Trained.vector`."""
     vector = b""
     sender = Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo)
@@ -333,7 +340,7 @@ def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: Paylo
                                      link_bytes_per_second=link_bytes_per_second)
     else:
         payload, left, vector = write_masked(outgoing, groups, masking, num_examples=num_examples, sender=sender,
-                                     residuals=committed)
+                                             residuals=committed, add_masks=add_masks)
     keeps = (bool(order.uplink.lossy) or bool(left)) and order.uplink.error_feedback
     after = merged(committed=committed, pending=pending, left=left, phase=order.phase) if keeps else {}
     return payload, Residuals(tensors=after) if after or committed or pending else None, vector

@@ -31,8 +31,8 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
-from semisilo.coordinator.rounds.secure_sums import Sums
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc import call as call_module
@@ -263,7 +263,7 @@ class SimulatedFederation:
         engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
                         accountant=meter, clock=lambda: time.time(), steady=lambda: time.monotonic(),
                         folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"),
-                        sums=Sums(ledger, roster, federation="f"))
+                        sums=MaskedSums(ledger, roster, federation="f"))
         heads = HeadSigner(ledger, audit_key())
         with contextlib.suppress(SystemTrouble):
             note_start(ledger)

@@ -63,7 +63,7 @@ def test_set_aside_take_back_and_going_back_are_said_by_status(filled: Filled, c
     assert f"{silo}, round 3: its norm is 31" in out
     status, _, error = command("set-aside", silo)
     assert (status, "is set aside already" in error, error.count("\n")) == (2, True, 1)
-    assert command("set-aside", "nobody")[0] == 1
+    assert command("set-aside", "nobody")[0] == 2
     assert command("take-back", silo)[0] == 0
     for row in filled.ledger.rounds("first"):
         file = filled.federation.studies / "first" / "states" / f"{row.state_digest}.safetensors"

@@ -9,7 +9,7 @@ from semisilo.coordinator.monitoring.outcomes import OUTCOME_STYLES, OUTCOMES, c
 
 
 def test_every_state_but_open_is_an_outcome_and_has_a_colour() -> None:
-    assert {*OUTCOMES, TaskState.OPEN} == {*TaskState} == OUTCOME_STYLES.keys()
+    assert {*OUTCOMES, TaskState.OPEN, TaskState.ANSWERED} == {*TaskState} == OUTCOME_STYLES.keys()
     assert len(OUTCOMES) == len({*OUTCOMES})
 
 

@@ -8,7 +8,15 @@ from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, Tensor
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
-from semisilo.coordinator.rounds.secure_sums import STEP_SECONDS, masked_layout, method_phase, with_steps, word_count
+from semisilo.coordinator.rounds.masked_sums import MaskedSums
+from semisilo.coordinator.rounds.secure_sums import (
+    STEP_SECONDS,
+    Sums,
+    masked_layout,
+    method_phase,
+    with_steps,
+    word_count,
+)
 
 TRAIN = Phase("train")
 EXPECTS = {"model": GroupLayout(Meaning.DIFFERENCE, "11" * 32, (
@@ -24,12 +32,12 @@ def test_a_phase_becomes_five_of_which_one_has_its_name() -> None:
 
 
 def test_without_masks_only_the_update_is_left() -> None:
-    assert with_steps((TRAIN,), masked=False) == (Phase("train", step="mask"),)
+    assert with_steps((TRAIN,), Sums.steps) == (Phase("train", step="mask"),)
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_every_step_knows_the_phase_of_the_method(masked: bool) -> None:
-    assert {method_phase(phase) for phase in with_steps((TRAIN,), masked=masked)} == {TRAIN}
+@pytest.mark.parametrize("sums", [Sums, MaskedSums])
+def test_every_step_knows_the_phase_of_the_method(sums: type[Sums]) -> None:
+    assert {method_phase(phase) for phase in with_steps((TRAIN,), sums.steps)} == {TRAIN}
     assert method_phase(TRAIN) == TRAIN
 
 

@@ -14,10 +14,11 @@ from semisilo.common.errors import ComputeFailed, SecureSumFailed, StorageDamage
 from semisilo.common.methods.contract import GroupLayout, Meaning, TensorGroup, TensorSpec
 from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.masks import add_masks
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
 from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.common.storage.store import PayloadStore
-from semisilo.coordinator.compute.masked_sum import add_up, check_masked, decoded_mean
+from semisilo.coordinator.secure_aggregation.masked_updates import add_up, check_masked, decoded_mean
 from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.masked_update import plain_words, write_masked
@@ -49,12 +50,12 @@ def written(folder: Path, silo: str, form: MaskForm, *, num_examples: int = 1, m
     store = PayloadStore(folder / silo)
     payload, _, _ = write_masked(store, update_of(silo), Masking(
         form=form, phase="train", seeds=seeds_of(silo) if masked else ()), num_examples=num_examples,
-        sender=sender(silo), residuals={})
+        sender=sender(silo), residuals={}, add_masks=add_masks)
     return store.path(payload.digest)
 
 
 def mean_of(paths: list[Path], form: MaskForm) -> tuple[dict[str, TensorGroup], object]:
-    total = add_up(paths, form, elements=ELEMENTS, seeds=())
+    total = add_up(paths, form, elements=ELEMENTS)
     return decoded_mean(total, form, LAYOUT, silos=len(paths), seed=7, round=1, phase="train")
 
 
@@ -74,7 +75,7 @@ def test_masks_change_no_bit_of_the_sum(tmp_path: Path) -> None:
     plain = [written(tmp_path / "plain", silo, FORM, masked=False) for silo in SILOS]
     for one, other in zip(masked, plain, strict=True):
         assert one.name != other.name
-    found, right = (add_up(paths, FORM, elements=ELEMENTS, seeds=()) & np.uint32(2**20 - 1)
+    found, right = (add_up(paths, FORM, elements=ELEMENTS) & np.uint32(2**20 - 1)
                     for paths in (masked, plain))
     assert (found == right).all()
 
@@ -83,8 +84,8 @@ def test_without_one_silo_its_masks_are_left_until_they_are_taken_away(tmp_path:
     two = [written(tmp_path, silo, FORM) for silo in ("a", "c")]
     with pytest.raises(SecureSumFailed, match="noise"):
         mean_of(two, FORM)
-    total = add_up(two, FORM, elements=ELEMENTS, seeds=(MaskSeed(seed=PAIR["a", "b"], sign=-1),
-                                                        MaskSeed(seed=PAIR["b", "c"], sign=1)))
+    total = add_up(two, FORM, elements=ELEMENTS)
+    add_masks(total, (MaskSeed(seed=PAIR["a", "b"], sign=-1), MaskSeed(seed=PAIR["b", "c"], sign=1)))
     found, _ = decoded_mean(total, FORM, LAYOUT, silos=2, seed=7, round=1, phase="train")
     right = (update_of("a")["model"].tensors["weight"] + update_of("c")["model"].tensors["weight"]) / 2
     assert torch.allclose(found["model"].tensors["weight"], right, atol=1e-5)
@@ -120,9 +121,9 @@ def test_a_random_share_is_the_same_at_all_silos_and_the_rest_comes_later(tmp_pa
             store = PayloadStore(tmp_path / silo)
             payload, left[silo], _ = write_masked(
                 store, update_of(silo), Masking(form=form, phase="train", seeds=seeds_of(silo)), num_examples=1,
-                sender=sender(silo, number), residuals=left[silo])
+                sender=sender(silo, number), residuals=left[silo], add_masks=add_masks)
             paths.append(store.path(payload.digest))
-        total = add_up(paths, form, elements=ELEMENTS, seeds=())
+        total = add_up(paths, form, elements=ELEMENTS)
         assert len(total) == 61 + 2
         mean, _ = decoded_mean(total, MaskForm(bits=20, bounds=form.bounds, silo_count=3, random_k=0.1), LAYOUT,
                                silos=3, seed=7, round=number, phase="train")
@@ -149,7 +150,7 @@ def test_a_file_has_nothing_but_words_and_its_digest_is_of_the_plain_ones(tmp_pa
     store = PayloadStore(tmp_path)
     masking = Masking(form=FORM, phase="train", seeds=seeds_of("a"))
     payload, left, vector = write_masked(store, update_of("a"), masking, num_examples=1, sender=sender("a"),
-                                         residuals={})
+                                         residuals={}, add_masks=add_masks)
     plain, _ = plain_words(update_of("a"), masking, num_examples=1, sender=sender("a"), residuals={})
     assert vector == hashlib.sha256(plain.tobytes()).digest()
     assert left == {}
@@ -182,7 +183,7 @@ def test_a_damaged_file_of_the_spool_is_found(tmp_path: Path) -> None:
     path.chmod(0o600)
     path.write_bytes(content)
     with pytest.raises(StorageDamaged):
-        add_up([path], FORM, elements=ELEMENTS, seeds=())
+        add_up([path], FORM, elements=ELEMENTS)
 
 
 def test_the_secrets_of_masks_are_not_shown() -> None:

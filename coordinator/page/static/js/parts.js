@@ -13,7 +13,7 @@ const STATES = {
   collecting: ["collecting", "work"], aggregating: ["aggregating", "work"], evaluating: ["evaluating", "work"],
   cancelled: ["cancelled", "idle"],
   open: ["open", "work"], updated: ["updated", "good"], abstained: ["abstained", "idle"], refused: ["refused", "bad"],
-  expired: ["expired", "warn"],
+  expired: ["expired", "warn"], answered: ["answered", "work"],
   connected: ["connected", "good"], working: ["working", "work"], late: ["late", "warn"], away: ["away", "warn"],
   "away by policy": ["away by policy", "warn"], silent: ["silent", "bad"],
   revoked: ["revoked", "bad"], left: ["left", "idle"], "set aside": ["set aside", "warn"], enrolled: ["enrolled", "idle"], joined: ["joined", "idle"],

@@ -16,25 +16,24 @@ import torch
 
 from semisilo.common.errors import SecureSumFailed, StorageDamaged
 from semisilo.common.methods.contract import GroupLayout, TensorGroup
+from semisilo.common.payload.manifest import check_manifest
 from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_level
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, SumOutcome, share_count
-from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.common.secure_aggregation.positions import chosen_positions
 from semisilo.common.secure_aggregation.words import unpack
 from semisilo.common.storage.store import hash_file
-from semisilo.coordinator.compute.update_reader import check_groups
 
 __all__ = ["add_up", "check_masked", "decoded_mean"]
 
 
-def add_up(paths: Sequence[Path], form: MaskForm, *, elements: int, seeds: Sequence[MaskSeed]) -> np.ndarray:
-    """The sum of masked updates, without masks: words modulo 2^bits, uint32 with bits above them undefined.
+def add_up(paths: Sequence[Path], form: MaskForm, *, elements: int) -> np.ndarray:
+    """The sum of masked updates, masks and all: words modulo 2^bits, uint32 with bits above them undefined.
 
     Args:
         paths: of their files, called by their digests.
         elements: of an update in the clear.
-        seeds: of the masks that are to be added so that all vanish.
     Raises: StorageDamaged when a file is not what was accepted.
     """
     count = share_count(form.random_k, elements) + EXTRA_WORDS
@@ -46,10 +45,6 @@ def add_up(paths: Sequence[Path], form: MaskForm, *, elements: int, seeds: Seque
         with PayloadReader(path) as reader:
             ((_, packed),) = reader.tensors(MASKED_GROUP)
         total += unpack(packed, bits=form.bits, count=count)
-    if seeds:
-        from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
-
-        add_masks(total, seeds)
     return total
 
 
@@ -99,6 +94,8 @@ def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupL
 def check_masked(path: Path, layouts: Mapping[str, GroupLayout]) -> None:
     """Whether a file is a masked update of that size. Raises: BadPayload or LayoutMismatch."""
     with PayloadReader(path) as reader:
-        check_groups(reader.groups, layouts)
+        check_manifest(reader.groups, allowed={name: layout.meaning for name, layout in layouts.items()},
+                       layouts={name: layout.tensors for name, layout in layouts.items()}, required=tuple(layouts),
+                       max_bytes=sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors))
         for _ in reader.tensors(MASKED_GROUP):  # decoding is the check
             pass
