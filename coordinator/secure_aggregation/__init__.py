@@ -1,3 +1,4 @@
-"""The coordinator's half of secure aggregation: what it passes on, how the masks leave the sum of the survivors, what their
-mean is. No network; rounds and compute may import it.
+"""The coordinator's half of secure aggregation: what it passes on, how masks leave a sum, and the mean.
+
+No network; rounds and compute may import it.
 """

@@ -1,4 +1,4 @@
-"""The operations of a real silo: updates are masked where a study wants that. Needs cryptography; simulations have none.
+"""The operations of a real silo: updates are masked where a study wants it. Needs cryptography; simulations have none.
 
 Tests: tests/test_secure_aggregation.py.
 """
