@@ -424,12 +424,12 @@ class Engine:
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
 
-    def _quorum(self, study: RunningStudy, row: RoundRow, phase: Phase, num_asked: int) -> int:
+    def _quorum(self, study: RunningStudy, row: RoundRow, phase: Phase, num_asked: int | None = None) -> int:
         """Answers that a phase of a round needs: silos that are set aside do not count. At least one, but for phases
         that need none; of a secure sum as many as can take the masks off.
 
         Args:
-            num_asked: silos that are asked in it.
+            num_asked: silos that are asked in it; None where it is open.
         """
         quorum = 0
         if phase.quorum == "study" and phase.step in ("", "keys", "shares", "mask"):
@@ -458,7 +458,7 @@ class Engine:
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
             answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
-            if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase], phase.quorum)):
+            if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase])):
                 phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
             self._well()

@@ -120,11 +120,15 @@ class Sums:
         there = frozenset(self._roster.members())
         return [silo for silo in self._answered(row) if silo in there]
 
-    def fewest(self, row: RoundRow, phase: Phase, settings: PrivacySettings, num_asked: int) -> int:
-        """Answers that a step cannot do without."""
+    def fewest(self, row: RoundRow, phase: Phase, settings: PrivacySettings, num_asked: int | None) -> int:
+        """Answers that a step cannot do without.
+
+        Args:
+            num_asked: silos that the first step of a sum is about to ask; None once the sum is open.
+        """
         if not phase.step:
             return 0
-        if phase.step == self.steps[0]:
+        if phase.step == self.steps[0] and num_asked is not None:
             return threshold_of(settings.threshold, settings.min_silos, num_asked)
         return self._row(row, phase).threshold
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
+from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
@@ -17,6 +20,7 @@ from semisilo.coordinator.rounds.secure_sums import (
     with_steps,
     word_count,
 )
+from tests.coordinator.ledger_fixture import fill_study
 
 TRAIN = Phase("train")
 EXPECTS = {"model": GroupLayout(Meaning.DIFFERENCE, "11" * 32, (
@@ -51,3 +55,18 @@ def test_a_masked_update_has_a_word_for_every_element_and_two_more() -> None:
 
 def test_only_steps_that_do_not_train_have_a_short_deadline() -> None:
     assert STEP_SECONDS.keys() == set(STEPS) - {"mask"}
+
+
+def test_the_threshold_of_a_sum_that_is_open_stays_whoever_answers(tmp_path: Path) -> None:
+    """It was lowered while keys were waited for, so a sum went on with fewer silos than could open it."""
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
+    sums, settings = MaskedSums(filled.ledger, filled.roster, federation="f"), PrivacySettings(secure_aggregation=True)
+    row = filled.ledger.open_round("first", 2, start_digest="", sample=("a", "b", "c", "d", "e"),
+                                   phases=sums.phases(settings, (TRAIN,)))
+    keys, shares = row.phases[:2]
+    assert sums.fewest(row, keys, settings, 5) == 4
+    sums.open(row, keys, settings, ["a", "b", "c", "d", "e"])
+    for phase in (keys, shares):
+        assert sums.fewest(row, phase, settings, None) == 4
+    assert sums.fewest(row, shares, settings, 3) == 4
+    assert sums.fewest(row, TRAIN, settings, 3) == 0
