@@ -289,9 +289,10 @@ def _record(cls: type[T], text: str) -> T:
     return found
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=256)
 def _parsed(cls: Hashable, text: str) -> Any:
-    """The same row is read again and again while a round runs, by thousands of silos in turn."""
+    """The same row is read again and again while a round runs, by thousands of silos in turn. What a phase expects is
+    another text in every round, with tens of kilobytes for a network of many tensors: few are kept."""
     return from_dict(typing.cast(type, cls), json.loads(text))
 
 
