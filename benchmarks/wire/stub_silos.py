@@ -107,7 +107,8 @@ async def _silo(home: SiloHome, name: str) -> None:
     identity = load_identity(home.folder)
     traffic: Any = NoTraffic()
     link = Link(lambda: open_channel(identity, use_http_proxy=False), silo=name, messages=traffic.messages)
-    agent = Agent(home=home, silo=name, address=identity.address, policy=load_policy(home.policy),
+    agent = Agent(home=home, silo=name, address=identity.address, federation=identity.federation,
+                  policy=load_policy(home.policy),
                   choice=JoinChoice(source="stub", on_error="stop"), link=link, compute=StubCompute(),
                   display=NoDisplay(), traffic=traffic, renew=_never)
     try:

@@ -133,7 +133,8 @@ class Agent:
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
         self._secure = SecureStore(home.secure)
-        self._proof = prove_identity(self._secure.private_identity(), federation=federation, silo=silo)
+        self._proof = prove_identity(self._secure.private_identity(), federation=federation, silo=silo) \
+            if federation else b""  # without a name there are no secure sums
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
@@ -275,7 +276,8 @@ class Agent:
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
-            process=self._process, secure_identity=self._secure.identity(), masked_study=self._secure.last_study,
+            process=self._process, secure_identity=self._secure.identity() if self._proof else b"",
+            masked_study=self._secure.last_study,
             secure_identity_proof=self._proof)
         request.masked_round, request.masked_phase = self._secure.last_masked(self._secure.last_study)
         now, away = self._clock(), self._away()
