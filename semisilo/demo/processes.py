@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -77,8 +78,7 @@ class Processes:
         """
         log = self._logs / f"{name}.log"
         with log.open("ab") as errors:
-            process = self._spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
-            self._started.append(_Started(name, process, log))
+            process = self._spawn(name, log, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
             output, _ = process.communicate(text.encode())
         if process.returncode != 0:
             raise self._failure(self._started[-1])
@@ -89,8 +89,8 @@ class Processes:
         """Starts a command that goes on in the background, its output in the log `name`.log; returns its process id."""
         log = self._logs / f"{name}.log"
         with log.open("ab") as output:
-            process = self._spawn(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        self._started.append(_Started(name, process, log))
+            process = self._spawn(name, log, command, stdin=subprocess.DEVNULL, stdout=output,
+                                  stderr=subprocess.STDOUT)
         return process.pid
 
     def check(self) -> None:
@@ -125,11 +125,35 @@ class Processes:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return StepFailed(f"'{started.name}' {how}.", log_tail=_tail(started.log))
 
-    def _spawn(self, command: Sequence[str], *, stdin: int, stdout: object, stderr: object) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, log: Path, command: Sequence[str], *, stdin: int, stdout: object,
+               stderr: object) -> subprocess.Popen[bytes]:
         local = ",".join(part for part in (os.environ.get("no_proxy", ""), "127.0.0.1,localhost") if part)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "no_proxy": local, "NO_PROXY": local}
-        return subprocess.Popen(list(command), stdin=stdin, stdout=stdout, stderr=stderr,  # type: ignore[call-overload,no-any-return]
-                                env=environment, start_new_session=True, preexec_fn=_end_with_parent())
+        with _uninterrupted():  # else a process that has just begun would be nobody's
+            process = subprocess.Popen(list(command), stdin=stdin, stdout=stdout, stderr=stderr,  # type: ignore[call-overload]
+                                       env=environment, start_new_session=True, preexec_fn=_end_with_parent())
+            self._started.append(_Started(name, process, log))
+        return process  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Puts off Ctrl-C and requests to end until what is inside is done. Of the main thread, which alone gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = {number: handler for number, handler in before.items() if callable(handler)}  # not those that are ignored
+    for number in taken:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,21 @@ def test_leaving_the_context_ends_processes_even_those_that_do_not_listen(tmp_pa
         interrupted()
     assert len(pids) == 3, "the child of the one that ends politely is left to us"
     assert all(_gone(pid) for pid in pids)
+
+
+def test_an_interrupt_while_a_process_starts_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def interrupted_in_the_middle(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
+        begun.append(real(*words, **named))
+        signal.raise_signal(signal.SIGINT)  # the process runs, and its starter does not know it yet
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted_in_the_middle)
+    with pytest.raises(KeyboardInterrupt), Processes(logs=tmp_path, grace_seconds=5) as processes:
+        processes.start("sleeper", _python("import time; time.sleep(600)"))
+    assert begun[0].returncode == -signal.SIGTERM
 
 
 def test_a_deaf_process_takes_its_children_along(tmp_path: Path) -> None:
