@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
+from semisilo.coordinator.secure_aggregation.groups import split
 from tests.processes import STUDY, FederationOfProcesses, federation
 
 SILOS = ("alpha", "beta", "delta", "gamma")
@@ -102,3 +106,85 @@ def test_a_site_that_requires_it_refuses_updates_in_the_clear(tmp_path: Path) ->
         assert found.keys() == {"beta"}
         assert "This site requires secure aggregation" in str(found["beta"])
         assert not [line for line in lines_of(processes, "beta") if line["kind"] == "update"]
+
+
+CORRECTED = """
+[study]
+seed = 3
+rounds = 3
+start_with = 4
+labelled_only_baseline = false
+[model]
+normalisation = "group"
+[data]
+classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+test = "test.npz"
+image = {{ size = 8, channels = 1, mean = [0.5], std = [0.5] }}
+[numerics]
+threads = 1
+[method]
+name = "fed_shvr"
+lr = 0.05
+labelled_batch = 10
+unlabelled_batch = 10
+[participation]
+round_timeout = "{timeout}"
+[privacy]
+secure_aggregation = true
+"""
+
+
+def give_labels(processes: FederationOfProcesses) -> None:
+    """The first images of every silo get labels: more at one silo than at the next, so that they take other steps."""
+    labels = load_digits().target
+    for number, (silo, source) in enumerate(processes.sources.items()):
+        images, start = np.load(source)["train_images"], 100 + 60 * number
+        folder = source.with_name(f"{silo}-images")
+        for index, image in enumerate(images):
+            name = str(labels[start + index]) if index < 10 + 10 * number else "unlabelled"
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / name / f"{index}.png")
+        processes.sources[silo] = folder
+
+
+@pytest.mark.slow
+def test_a_correction_that_silos_keep_goes_on_behind_masks_whatever_is_killed(tmp_path: Path) -> None:
+    digests = []
+    for kills in ((), ((2, "alpha"), (2, "coordinator"), (7, "beta"), (8, "coordinator"), (12, "gamma"))):
+        with federation(tmp_path / str(len(kills)), study=CORRECTED, silos=SILOS) as processes:
+            give_labels(processes)
+            processes.start()
+            for step, victim in kills:
+                processes.wait_for(lambda step=step: bool(processes.query(  # type: ignore[misc]
+                    f"SELECT 1 FROM phase WHERE 5 * (round - 1) + number >= {step}")))
+                processes.kill(victim)
+                if victim == "coordinator":
+                    processes.serve()
+                else:
+                    processes.join(victim)
+            digests.append(processes.finish())
+            told = processes.query("SELECT json_extract(outcome_json, '$.totals') FROM secure_sum ORDER BY round")
+            steps, joins, lost = zip(*(json.loads(str(row[0])) for row in told), strict=True)
+            assert steps == (8.0, 8.0, 8.0), "the mean of 10, 8, 6 and 8"
+            assert (joins, lost) == ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)), "all are new once, and nobody lost anything"
+            assert processes.query("SELECT DISTINCT metrics_json FROM task") == [("{}",)], "steps of no silo are told"
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.slow
+def test_a_rule_looks_at_groups_and_one_that_loses_a_silo_is_left_out_alone(tmp_path: Path) -> None:
+    silos = ("alpha", "beta", "delta", "epsilon", "gamma", "zeta")
+    study = MASKED.replace("start_with = 4", "start_with = 6").replace("local_epochs = 1", "local_epochs = 20") + (
+        "group_size = 3\n[robust]\nrule = \"coordinate_median\"\n")
+    with federation(tmp_path, study=study, silos=silos, timeout="20s") as processes:
+        processes.start()
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM phase WHERE name = 'train'")))
+        processes.kill("gamma")
+        processes.silos = tuple(silo for silo in silos if silo != "gamma")
+        processes.finish()
+        assert processes.query("SELECT json_extract(outcome_json, '$.silos') FROM secure_sum ORDER BY round") == [
+            (3,), (3,)]
+        assert processes.query("SELECT state FROM round WHERE number > 0") == [("completed",), ("completed",)]
+        group = next(group for group in split(silos, size=3, seed=3) if "gamma" not in group)
+        folded = processes.query("SELECT silo FROM silo_state WHERE last_folded_round = 2 ORDER BY silo")
+        assert [silo for silo, in folded] == sorted(group)

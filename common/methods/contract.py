@@ -259,6 +259,8 @@ class SiloTask:
     device: str = "cpu"
     progress: Any = None
     """Callable (fraction 0..1, text) -> None; may raise to abort. None where nobody watches."""
+    last_folded_round: int = 0
+    """The last round whose update from this silo the coordinator has folded; 0 for none."""
     private: PrivateTask | None = None
     """Set where the study has differential privacy of single images: nothing may then leave but what was clipped and
     noised with it, and what follows from counts. None for none."""
@@ -267,6 +269,10 @@ class SiloTask:
         """Tells how far the work is; cheap to call after every batch."""
         if self.progress is not None:
             self.progress(fraction, text)
+
+
+ALL_SILOS = "*"
+"""In the place of a silo's name, which is none: the mean of all updates that were added up behind masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +292,9 @@ class Update:
     num_examples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     abstention: str = ""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Of methods that have any (`semisilo.common.methods.parts.secure_sum.totals_of`): numbers of at least 0 that are
+    added up behind masks, where updates are, and leave the silo in no other way."""
 
 
 class Updates(Protocol):
@@ -373,6 +382,9 @@ class Environment:
     progress: Any = None
     robust: RobustSettings = field(default_factory=RobustSettings)
     """Table [robust] of the study."""
+    summed: bool = False
+    """Whether updates are added up behind masks: the strategy then gets means of several silos' updates, each as the
+    update of one silo, and what it asks must be the same for all silos."""
     silo_noise: SiloNoise | None = None
     """Where the study has differential privacy of whole silos."""
     trained_before: bool = False

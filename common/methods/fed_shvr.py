@@ -19,9 +19,13 @@ from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive
 
-__all__ = ["FED_SHVR", "FedSHVRSettings"]
+__all__ = ["FED_SHVR", "JOINS", "LOST", "FedSHVRSettings"]
+
+JOINS, LOST = "joins", "lost"
+"""Totals of an update: 1 where the silo is not in the sum of control variates yet, and where it has lost its own."""
 
 _RAMP_EPOCHS = 50
 
@@ -67,6 +71,9 @@ class FedSHVRSettings(ImbalanceSettings):
     sbn_source: StatisticsSource = "auto"
     """Whose images give the static batch-norm statistics: the coordinator's labelled or validation images where it has
     any, else the silos' ("auto"), or as said."""
+    correction_since: int = 0
+    """Where updates are added up behind masks: the first round of the sum of control variates that the task belongs to,
+    the same for all silos; else 0. Set by the strategy, never by a person."""
     correction_epoch: int = 0
     """Number of the sum of control variates that the task belongs to; set by the strategy, never by a person."""
     correction_round: int = 0
@@ -79,13 +86,29 @@ class FedSHVRSettings(ImbalanceSettings):
         return self.alpha2 * (self.unlabelled_batch if self.r2_reduction == "sum" else 1)
 
     @property
+    def weighting(self) -> str:
+        """By what a silo counts: its images, as the method has it."""
+        return "size"
+
+    @property
+    def sums_per_step(self) -> bool:
+        """See `semisilo.common.methods.parts.secure_sum.sums_per_step`."""
+        return self.variant != "fed_svr"
+
+    @property
+    def sum_totals(self) -> tuple[str, ...]:
+        """See `semisilo.common.methods.parts.secure_sum.totals_of`."""
+        return (STEPS,) if self.variant == "fed_sh" else (STEPS, JOINS, LOST)
+
+    @property
     def needs_exact_updates(self) -> bool:
         """A silo that keeps its own control variate must keep what the coordinator decodes, or the sum drifts."""
         return self.variant != "fed_sh" and self.correction_at == "silo"
 
     def __post_init__(self) -> None:
         self.check_imbalance(threshold=0.0, no_thresholds="Fed-SHVR, whose labels are soft: all images enter")
-        for name in ("alpha0", "alpha1", "alpha2", "correction_max_age_rounds", "correction_epoch", "correction_round"):
+        for name in ("alpha0", "alpha1", "alpha2", "correction_max_age_rounds", "correction_epoch", "correction_round",
+                     "correction_since"):
             at_least(name, getattr(self, name), 0)
         for name in ("local_epochs", "labelled_batch", "unlabelled_batch", "ramp_epochs"):
             at_least(name, getattr(self, name), 1)
@@ -115,7 +138,8 @@ FED_SHVR = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "labelled_loss", "unlabelled_loss", "r1", "r2", "steps", "correction_lost"),
     counts=("steps",),
     settings=FedSHVRSettings,
-    set_by_strategy=("correction_epoch", "correction_round", *LABELLED_HINTS),
+    summed=True,
+    set_by_strategy=("correction_epoch", "correction_round", "correction_since", *LABELLED_HINTS),
     discloses="A silo receives the mean gradient of all silos that have taken part so far (group correction); where "
               "there are only two, each can work out the other's. The coordinator sees a silo's model difference, how "
               "many images it has, how many steps it took, the class shares of its pseudo-labels and its losses; with "

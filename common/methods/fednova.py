@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from semisilo.common.methods.fedavg import FEDAVG, FedAvgSettings
+from semisilo.common.methods.parts.secure_sum import STEPS
 
 __all__ = ["FEDNOVA", "FedNovaSettings"]
 
@@ -28,7 +29,17 @@ class FedNovaSettings(FedAvgSettings):
             raise ValueError("persist_local_momentum = true: FedNova's number of steps is known only for momentum that "
                              "starts anew in every round.")
 
+    @property
+    def sum_totals(self) -> tuple[str, ...]:
+        """See `semisilo.common.methods.parts.secure_sum.totals_of`."""
+        return (STEPS,)
 
-FEDNOVA = replace(FEDAVG, name="fednova", summed=False, dp_units=("example",), settings=FedNovaSettings,
+    @property
+    def sums_per_step(self) -> bool:
+        """See `semisilo.common.methods.parts.secure_sum.sums_per_step`."""
+        return True
+
+
+FEDNOVA = replace(FEDAVG, name="fednova", dp_units=("example",), settings=FedNovaSettings,
                   counts=("steps",),
                   source="Wang et al., FedNova, NeurIPS 2020; as Fed-SHVR (Wang et al., 2021) compares")

@@ -81,7 +81,7 @@ def question_to_hex(question: SumQuestion) -> str:
         sealed=[pb.SealedShare(silo=each.silo, sealed=each.sealed) for each in question.sealed],
         form=None if form is None else pb.MaskForm(
             bits=form.bits, bounds=form.bounds, silo_count=form.silo_count, weight_reference=form.weight_reference,
-            random_k=form.random_k),
+            random_k=form.random_k, totals=form.totals),
         survivors=question.survivors,
         confirmations=[pb.Confirmation(silo=each.silo, signature=each.signature) for each in question.confirmations],
         roster=[pb.RosterEntry(number=each.number, silo=each.silo, identity=each.identity, chain=each.chain,
@@ -171,7 +171,8 @@ def _form(message: pb.MaskForm) -> MaskForm:
         raise BadPayload(f"The secure sum has {len(message.bounds)} tensors; at most {_MAX_TENSORS} are allowed.")
     try:
         return MaskForm(bits=message.bits, bounds=tuple(message.bounds), silo_count=message.silo_count,
-                        weight_reference=message.weight_reference, random_k=message.random_k)
+                        weight_reference=message.weight_reference, random_k=message.random_k,
+                        totals=tuple(message.totals))
     except ValueError as error:
         raise BadPayload(f"The form of the secure sum: {error}") from None
 

@@ -1,7 +1,8 @@
 """How an update becomes words that can be added up behind masks: the same for all silos of a sum.
 
-A tensor's element x of a silo of weight a becomes the integer nearest to a x level / bound, rounded at random so that
-the mean is right; two words more hold the weight and how many elements had to be cut.
+A tensor's element x of a silo of weight a becomes one of the integers beside a x level / bound, at random, so that the
+mean is right. Behind them come the method's totals (`semisilo.common.secure_aggregation.totals`), then two words for
+the weight and for how many elements had to be cut.
 
 Tests: tests/common/secure_aggregation/test_mask_form.py.
 """
@@ -13,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semisilo.common.secure_aggregation.messages import MAX_SILOS
+from semisilo.common.secure_aggregation.totals import TOTAL_WORDS
 
-__all__ = ["EXTRA_WORDS", "MaskForm", "SumOutcome", "first_bounds", "next_bounds", "share_count", "weight_of"]
+__all__ = ["EXTRA_WORDS", "MaskForm", "SumOutcome", "first_bounds", "next_bounds", "share_count", "together",
+           "weight_of"]
 
 EXTRA_WORDS = 2
-"""Behind the words of the tensors: weight, number of elements that were cut."""
+"""Last of all: weight, number of elements that were cut."""
+_MAX_TOTALS, _MAX_NAME = 8, 32
 _ROOM = 16.0
 """A bound is so many times the largest magnitude of the last mean: one silo's update is larger than the mean of all."""
 _CUT_SHARE = 1e-5
@@ -41,6 +45,8 @@ class MaskForm:
     """Silos weigh min(1, examples / weight_reference); 0: all weigh the same."""
     random_k: float = 1.0
     """Share of the elements that is sent, the same random ones at all silos, in (0, 1]."""
+    totals: tuple[str, ...] = ()
+    """Names of the numbers that are added up beside the tensors."""
 
     def __post_init__(self) -> None:
         if not 16 <= self.bits <= 32:
@@ -53,6 +59,13 @@ class MaskForm:
             raise ValueError(f"weight_reference = {self.weight_reference}: must be at least 0.")
         if not 0 < self.random_k <= 1:
             raise ValueError(f"random_k = {self.random_k}: must be above 0 and at most 1.")
+        if len(self.totals) > _MAX_TOTALS or any(not 0 < len(each) <= _MAX_NAME for each in self.totals):
+            raise ValueError(f"totals: at most {_MAX_TOTALS} names of at most {_MAX_NAME} characters.")
+
+    @property
+    def extra_words(self) -> int:
+        """Words behind those of the tensors."""
+        return TOTAL_WORDS * len(self.totals) + EXTRA_WORDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +82,8 @@ class SumOutcome:
     """At one silo."""
     largest: tuple[float, ...]
     """Of each tensor the largest magnitude of the mean."""
+    totals: tuple[float, ...] = ()
+    """The mean of each of the form's totals, by the silos' weights."""
 
 
 def weight_of(form: MaskForm, num_examples: int) -> float:
@@ -92,6 +107,16 @@ def next_bounds(bounds: Sequence[float], outcome: SumOutcome) -> tuple[float, ..
         return tuple(_GROWTH * bound for bound in bounds)
     return tuple(max(_SMALLEST, _SHRINKING * bound, min(bound, _ROOM * largest))
                  for bound, largest in zip(bounds, outcome.largest, strict=True))
+
+
+def together(outcomes: Sequence[SumOutcome]) -> SumOutcome:
+    """What was learned of several sums of the same form, at least one."""
+    weight = math.fsum(each.weight for each in outcomes)
+    return SumOutcome(
+        silos=sum(each.silos for each in outcomes), weight=weight, cut=sum(each.cut for each in outcomes),
+        elements=outcomes[0].elements, largest=tuple(map(max, zip(*(each.largest for each in outcomes), strict=True))),
+        totals=tuple(math.fsum(each.weight * value / weight for each, value in zip(outcomes, values, strict=True))
+                     for values in zip(*(each.totals for each in outcomes), strict=True)))
 
 
 def share_count(share: float, elements: int) -> int:

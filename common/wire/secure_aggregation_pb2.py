@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$semisilo/v1/secure_aggregation.proto\x12\x0bsemisilo.v1\"\xc3\x03\n\nSecureTask\x12*\n\x04step\x18\x01 \x01(\x0e\x32\x1c.semisilo.v1.SecureTask.Step\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x11\n\tthreshold\x18\x04 \x01(\x05\x12*\n\x07members\x18\x05 \x03(\x0b\x32\x19.semisilo.v1.SecureMember\x12(\n\x06sealed\x18\x06 \x03(\x0b\x32\x18.semisilo.v1.SealedShare\x12#\n\x04\x66orm\x18\x07 \x01(\x0b\x32\x15.semisilo.v1.MaskForm\x12\x11\n\tsurvivors\x18\x08 \x03(\t\x12\x30\n\rconfirmations\x18\t \x03(\x0b\x32\x19.semisilo.v1.Confirmation\x12(\n\x06roster\x18\n \x03(\x0b\x32\x18.semisilo.v1.RosterEntry\"n\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\r\n\tSTEP_KEYS\x10\x01\x12\x0f\n\x0bSTEP_SHARES\x10\x02\x12\r\n\tSTEP_MASK\x10\x03\x12\x10\n\x0cSTEP_CONFIRM\x10\x04\x12\x0f\n\x0bSTEP_UNMASK\x10\x05\"T\n\x0cSecureMember\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12$\n\x04keys\x18\x03 \x01(\x0b\x32\x16.semisilo.v1.RoundKeys\"B\n\tRoundKeys\x12\x10\n\x08seal_key\x18\x01 \x01(\x0c\x12\x10\n\x08mask_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"+\n\x0bSealedShare\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"h\n\x08MaskForm\x12\x0c\n\x04\x62its\x18\x01 \x01(\x05\x12\x0e\n\x06\x62ounds\x18\x02 \x03(\x01\x12\x12\n\nsilo_count\x18\x03 \x01(\x05\x12\x18\n\x10weight_reference\x18\x04 \x01(\x03\x12\x10\n\x08random_k\x18\x05 \x01(\x01\"/\n\x0c\x43onfirmation\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"]\n\x0bRosterEntry\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04silo\x18\x02 \x01(\t\x12\x10\n\x08identity\x18\x03 \x01(\x0c\x12\x0f\n\x07removed\x18\x04 \x01(\x08\x12\r\n\x05\x63hain\x18\x05 \x01(\x0c\"\xb0\x01\n\x0cSecureAnswer\x12&\n\x04keys\x18\x01 \x01(\x0b\x32\x16.semisilo.v1.RoundKeysH\x00\x12+\n\x06shares\x18\x02 \x01(\x0b\x32\x19.semisilo.v1.SecureSharesH\x00\x12\x16\n\x0c\x63onfirmation\x18\x03 \x01(\x0cH\x00\x12+\n\x06unmask\x18\x04 \x01(\x0b\x32\x19.semisilo.v1.UnmaskAnswerH\x00\x42\x06\n\x04step\"L\n\x0cSecureShares\x12(\n\x06sealed\x18\x01 \x03(\x0b\x32\x18.semisilo.v1.SealedShare\x12\x12\n\ncommitment\x18\x02 \x01(\x0c\"o\n\x0cUnmaskAnswer\x12/\n\x0bself_shares\x18\x01 \x03(\x0b\x32\x1a.semisilo.v1.RevealedShare\x12.\n\nkey_shares\x18\x02 \x03(\x0b\x32\x1a.semisilo.v1.RevealedShare\",\n\rRevealedShare\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$semisilo/v1/secure_aggregation.proto\x12\x0bsemisilo.v1\"\xc3\x03\n\nSecureTask\x12*\n\x04step\x18\x01 \x01(\x0e\x32\x1c.semisilo.v1.SecureTask.Step\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x11\n\tthreshold\x18\x04 \x01(\x05\x12*\n\x07members\x18\x05 \x03(\x0b\x32\x19.semisilo.v1.SecureMember\x12(\n\x06sealed\x18\x06 \x03(\x0b\x32\x18.semisilo.v1.SealedShare\x12#\n\x04\x66orm\x18\x07 \x01(\x0b\x32\x15.semisilo.v1.MaskForm\x12\x11\n\tsurvivors\x18\x08 \x03(\t\x12\x30\n\rconfirmations\x18\t \x03(\x0b\x32\x19.semisilo.v1.Confirmation\x12(\n\x06roster\x18\n \x03(\x0b\x32\x18.semisilo.v1.RosterEntry\"n\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\r\n\tSTEP_KEYS\x10\x01\x12\x0f\n\x0bSTEP_SHARES\x10\x02\x12\r\n\tSTEP_MASK\x10\x03\x12\x10\n\x0cSTEP_CONFIRM\x10\x04\x12\x0f\n\x0bSTEP_UNMASK\x10\x05\"T\n\x0cSecureMember\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12$\n\x04keys\x18\x03 \x01(\x0b\x32\x16.semisilo.v1.RoundKeys\"B\n\tRoundKeys\x12\x10\n\x08seal_key\x18\x01 \x01(\x0c\x12\x10\n\x08mask_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"+\n\x0bSealedShare\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"x\n\x08MaskForm\x12\x0c\n\x04\x62its\x18\x01 \x01(\x05\x12\x0e\n\x06\x62ounds\x18\x02 \x03(\x01\x12\x12\n\nsilo_count\x18\x03 \x01(\x05\x12\x18\n\x10weight_reference\x18\x04 \x01(\x03\x12\x10\n\x08random_k\x18\x05 \x01(\x01\x12\x0e\n\x06totals\x18\x06 \x03(\t\"/\n\x0c\x43onfirmation\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"]\n\x0bRosterEntry\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04silo\x18\x02 \x01(\t\x12\x10\n\x08identity\x18\x03 \x01(\x0c\x12\x0f\n\x07removed\x18\x04 \x01(\x08\x12\r\n\x05\x63hain\x18\x05 \x01(\x0c\"\xb0\x01\n\x0cSecureAnswer\x12&\n\x04keys\x18\x01 \x01(\x0b\x32\x16.semisilo.v1.RoundKeysH\x00\x12+\n\x06shares\x18\x02 \x01(\x0b\x32\x19.semisilo.v1.SecureSharesH\x00\x12\x16\n\x0c\x63onfirmation\x18\x03 \x01(\x0cH\x00\x12+\n\x06unmask\x18\x04 \x01(\x0b\x32\x19.semisilo.v1.UnmaskAnswerH\x00\x42\x06\n\x04step\"L\n\x0cSecureShares\x12(\n\x06sealed\x18\x01 \x03(\x0b\x32\x18.semisilo.v1.SealedShare\x12\x12\n\ncommitment\x18\x02 \x01(\x0c\"o\n\x0cUnmaskAnswer\x12/\n\x0bself_shares\x18\x01 \x03(\x0b\x32\x1a.semisilo.v1.RevealedShare\x12.\n\nkey_shares\x18\x02 \x03(\x0b\x32\x1a.semisilo.v1.RevealedShare\",\n\rRevealedShare\x12\x0c\n\x04silo\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,17 +42,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEALEDSHARE']._serialized_start=661
   _globals['_SEALEDSHARE']._serialized_end=704
   _globals['_MASKFORM']._serialized_start=706
-  _globals['_MASKFORM']._serialized_end=810
-  _globals['_CONFIRMATION']._serialized_start=812
-  _globals['_CONFIRMATION']._serialized_end=859
-  _globals['_ROSTERENTRY']._serialized_start=861
-  _globals['_ROSTERENTRY']._serialized_end=954
-  _globals['_SECUREANSWER']._serialized_start=957
-  _globals['_SECUREANSWER']._serialized_end=1133
-  _globals['_SECURESHARES']._serialized_start=1135
-  _globals['_SECURESHARES']._serialized_end=1211
-  _globals['_UNMASKANSWER']._serialized_start=1213
-  _globals['_UNMASKANSWER']._serialized_end=1324
-  _globals['_REVEALEDSHARE']._serialized_start=1326
-  _globals['_REVEALEDSHARE']._serialized_end=1370
+  _globals['_MASKFORM']._serialized_end=826
+  _globals['_CONFIRMATION']._serialized_start=828
+  _globals['_CONFIRMATION']._serialized_end=875
+  _globals['_ROSTERENTRY']._serialized_start=877
+  _globals['_ROSTERENTRY']._serialized_end=970
+  _globals['_SECUREANSWER']._serialized_start=973
+  _globals['_SECUREANSWER']._serialized_end=1149
+  _globals['_SECURESHARES']._serialized_start=1151
+  _globals['_SECURESHARES']._serialized_end=1227
+  _globals['_UNMASKANSWER']._serialized_start=1229
+  _globals['_UNMASKANSWER']._serialized_end=1340
+  _globals['_REVEALEDSHARE']._serialized_start=1342
+  _globals['_REVEALEDSHARE']._serialized_end=1386
 # @@protoc_insertion_point(module_scope)

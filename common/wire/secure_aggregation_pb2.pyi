@@ -74,18 +74,20 @@ class SealedShare(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
 
 class MaskForm(_message.Message):
-    __slots__ = ("bits", "bounds", "silo_count", "weight_reference", "random_k")
+    __slots__ = ("bits", "bounds", "silo_count", "weight_reference", "random_k", "totals")
     BITS_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     SILO_COUNT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_REFERENCE_FIELD_NUMBER: _ClassVar[int]
     RANDOM_K_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     bits: int
     bounds: _containers.RepeatedScalarFieldContainer[float]
     silo_count: int
     weight_reference: int
     random_k: float
-    def __init__(self, bits: _Optional[int] = ..., bounds: _Optional[_Iterable[float]] = ..., silo_count: _Optional[int] = ..., weight_reference: _Optional[int] = ..., random_k: _Optional[float] = ...) -> None: ...
+    totals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bits: _Optional[int] = ..., bounds: _Optional[_Iterable[float]] = ..., silo_count: _Optional[int] = ..., weight_reference: _Optional[int] = ..., random_k: _Optional[float] = ..., totals: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Confirmation(_message.Message):
     __slots__ = ("silo", "signature")

@@ -16,13 +16,13 @@ from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Payloa
 from semisilo.common.payload.usage import Encoded
 from semisilo.common.process.messages import Request
 from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome
-from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.coordinator.ledger.records import BaselineRecipe, FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.secure_aggregation.groups import MaskedGroup
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "BaselineProgress", "CheckUpdate", "CheckedUpdate",
-           "Evaluate", "Evaluated", "Export", "Exported", "MaskedSum", "OpenStudy", "OpenedStudy", "Phases",
-           "PhasesOfRound", "Prepare", "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
+           "Evaluate", "Evaluated", "Export", "Exported", "MaskedSum", "OpenStudy", "OpenedStudy",
+           "Phases", "PhasesOfRound", "Prepare", "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
 
 # Studies --------------------------------------------------------------------------------------------------------------
 
@@ -221,11 +221,11 @@ class CheckUpdate(Request[CheckedUpdate]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedSum:
-    """The updates are words behind masks: the strategy is given their mean as the update of a single silo."""
+    """The updates are words behind masks: the strategy is given the mean of each group as the update of one silo."""
 
     form: MaskForm
-    seeds: tuple[MaskSeed, ...]
-    """Of the masks to be added to the sum so that all vanish."""
+    groups: tuple[MaskedGroup, ...]
+    """Every update is of one of them; none where nothing is added up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

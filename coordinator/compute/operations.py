@@ -33,7 +33,6 @@ from semisilo.common.methods.contract import (
     Strategy,
     TensorGroup,
     Tensors,
-    UpdateHeader,
 )
 from semisilo.common.methods.parts.imbalance import check_class_prior
 from semisilo.common.methods.parts.privacy import SiloNoise
@@ -105,7 +104,8 @@ from semisilo.coordinator.ledger.records import (
     FrozenStudy,
     LabelledOnlyResult,
 )
-from semisilo.coordinator.secure_aggregation.masked_updates import add_up, check_masked, decoded_mean
+from semisilo.coordinator.secure_aggregation.masked_updates import check_masked
+from semisilo.coordinator.secure_aggregation.summed_updates import SummedUpdates
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
@@ -115,8 +115,6 @@ from semisilo.coordinator.studies.study_file import StudyConfig
 __all__ = ["Operations", "check_study"]
 
 _LOG = logging.getLogger("semisilo.study")
-ALL_SILOS = "*"
-"""In the place of a silo's name, which is none: the mean of all masked updates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +158,8 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
         build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
-        trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise)
+        trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
+        summed=config.privacy.secure_aggregation)
     return environment, load_strategy(config.method.name)(config.method.settings, environment)
 
 
@@ -386,30 +385,33 @@ class Operations:
             f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
 
     def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
-        """The phase with the mean of masked updates in the place of a single silo's update. Of no updates the phase
-        ends as one that nobody has answered.
+        """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the
+        phase ends as one that nobody has answered.
 
-        Raises: SecureSumFailed where the sum is noise; ComputeFailed when the model is not finite with it.
+        Raises: SecureSumFailed where a sum is noise; ComputeFailed when the model is not finite with them.
         """
         study, now, step, round = self._opened(), self._load(request.state), request.phase, request.round
-        header, outcome = UpdateHeader(ALL_SILOS, 0), None
-        tally = study.strategy.begin(now, step, (header,) if request.updates else (), round=round)
-        if request.updates:
-            layouts = self._expected(request.state, step, round)
-            elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)
-            total = add_up([update.path for update in request.updates], masked.form, elements=elements)
-            self._add_masks(total, masked.seeds)
-            self._progress(0.5, f"added up {len(request.updates)} masked updates")
-            groups, outcome = decoded_mean(total, masked.form, layouts, silos=len(request.updates),
-                                           seed=study.config.study.seed, round=round, phase=step.name)
-            tally, _ = study.strategy.fold(now, tally, header, groups, None)
+        means = SummedUpdates(
+            masked.form, masked.groups, {update.header.silo: update.path for update in request.updates},
+            self._expected(request.state, step, round), settings=study.config.method.settings,
+            seed=study.config.study.seed, round=round, phase=step.name, add_masks=self._add_masks)
+        headers = tuple(map(means.header, range(len(masked.groups))))
+        self._progress(0.5, f"added up {len(request.updates)} masked updates")
+        tally = study.strategy.begin(now, step, headers, round=round)
+        metrics: Mapping[str, float] = {}
+        appraise = getattr(study.strategy, "appraise", None)
+        if study.config.privacy.group_size and headers and appraise is not None:
+            with SpooledUpdates(headers, means.read, norms=[None] * len(headers), scratch=study.folder) as spooled:
+                tally, metrics = appraise(now, step, tally, spooled, round=round)
+        for index, header in enumerate(headers):
+            tally, _ = study.strategy.fold(now, tally, header, means.read(index), None)
         try:
             finished = study.strategy.finish(now, step, tally, round=round)
         except BadPayload as error:
             raise ComputeFailed(error.text, remedy=error.remedy) from error
         if field := not_finite_in(finished):
             raise ComputeFailed(f"The model of round {round} is not finite: {field}.")
-        return Aggregated(state=self._save(finished), kept={}, metrics={}, outcome=outcome)
+        return Aggregated(state=self._save(finished), kept={}, metrics=dict(metrics), outcome=means.outcome)
 
     def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
         """Adds masks to words. To be overridden where there are any."""

@@ -20,6 +20,7 @@ from semisilo.common.errors import SecureSumFailed, SemisiloError, SystemTrouble
 from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec
+from semisilo.common.methods.parts.secure_sum import totals_of
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_seconds
@@ -199,6 +200,7 @@ class Engine:
         name = row.name
         self._resumed = True
         config = config_from_dict(row.config, where=f"study {name}")
+        self._sums.begin(config.privacy, seed=config.study.seed)
         self._runtime.set(study=name, round=0, rounds=config.study.rounds, phase="",
                           reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
         self._ledger.move_study(name, StudyState.QUEUED, StudyState.PREPARING)
@@ -320,7 +322,7 @@ class Engine:
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
         return self._ledger.open_round(study.name, number, start_digest=start, sample=sample,
-                                       phases=self._sums.phases(study.config.privacy, planned.phases))
+                                       phases=self._sums.phases(planned.phases))
 
     async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
         phase = row.phases[row.phase]
@@ -382,7 +384,7 @@ class Engine:
 
     def _asked(self, study: RunningStudy, row: RoundRow, phase: Phase) -> tuple[list[str], int]:
         """Whom a phase asks, and how many answers it needs."""
-        if phase.step not in ("", "keys") and row.phase and row.phases[row.phase - 1].step:
+        if not self._sums.begins(phase):
             asked = self._sums.asked(row, phase)
             return asked, self._quorum(study, row, phase, len(asked))
         members = self._roster.members()
@@ -393,7 +395,7 @@ class Engine:
         if not phase.step:
             return asked, quorum
         there_is = [silo for silo in asked if not self._has_masked(silo, row)]
-        fewest = self._sums.fewest(row, phase, study.config.privacy, len(there_is))
+        fewest = self._sums.fewest(row, phase, len(there_is))
         if len(there_is) < fewest:
             before = [silo for silo in asked if silo not in there_is]
             also = (f"; {', '.join(before)} masked an update of this round before the coordinator went back to an"
@@ -410,17 +412,18 @@ class Engine:
     def _step_tasks(self, study: RunningStudy, row: RoundRow, phase: Phase, asked: list[str],
                     written: WrittenTasks) -> tuple[WrittenTasks, dict[str, str]]:
         """What silos are asked in a step of a secure sum, and the message of the step by silo."""
-        privacy, settings = study.config.privacy, study.config.method.settings
+        settings = study.config.method.settings
         with self._ledger.transaction():
-            self._sums.open(row, phase, privacy, asked)
+            self._sums.open(row, phase, asked)
             if phase.step != "mask":
                 questions = self._sums.questions(row, phase, asked)
                 plain = WrittenTask(settings=to_dict(settings), payloads=())
                 return WrittenTasks(tasks=dict.fromkeys(asked, plain), expects={}), questions
             by_size = getattr(settings, "weighting", "uniform") == "size"
             form = self._sums.form(
-                row, phase, privacy, num_silos=len(asked), largest_weights=written.largest,
-                reference=max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0)
+                row, phase, asked, largest_weights=written.largest,
+                reference=max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0,
+                totals=totals_of(settings))
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
 
@@ -435,7 +438,7 @@ class Engine:
         if phase.quorum == "study" and phase.step in ("", "keys", "shares", "mask"):
             aside = self._roster.aside()
             quorum = max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
-        return max(quorum, self._sums.fewest(row, phase, study.config.privacy, num_asked)) if phase.step else quorum
+        return max(quorum, self._sums.fewest(row, phase, num_asked)) if phase.step else quorum
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
@@ -549,25 +552,28 @@ class Engine:
                 self._go_on(row, row.phase + 1, state_digest=row.state_digest, metrics=row.metrics)
             return
         accepted = self._ledger.accepted_updates(study.name, row.number, ready.phase)
-        if ready.too_few:
+        if not ready.groups:
             _LOG.warning("%s, round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
                          study.name, row.number, counted(len(accepted), "masked update"), ready.fewest)
-        updates = () if ready.too_few else tuple(SpooledUpdate(
+        groups = self._sums.unmasked(row, ready)
+        added = frozenset(silo for group in groups for silo in group.silos)
+        updates = tuple(SpooledUpdate(
             header=update.header(task.silo), path=self._spool.path(update.digest), kept=None)
-            for task, update in accepted)
+            for task, update in accepted if task.silo in added)
         folded = await self._steps.call(Aggregate(
             state=row.state_digest, round=row.number, phase=method_phase(row.phases[row.phase]), updates=updates,
-            masked=MaskedSum(form=ready.form, seeds=self._sums.seeds(row) if updates else ())),
+            masked=MaskedSum(form=ready.form, groups=groups)),
             activity=f"adding up {len(updates)} masked updates")
         if folded.outcome is not None:
-            _LOG.info("%s, round %d/%d: masked updates of %s added up", study.name, row.number,
-                      study.config.study.rounds, counted(folded.outcome.silos, "silo"))
+            _LOG.info("%s, round %d/%d: masked updates of %s added up%s", study.name, row.number,
+                      study.config.study.rounds, counted(folded.outcome.silos, "silo"),
+                      f" in {counted(len(groups), 'group')}" if study.config.privacy.group_size else "")
         with self._ledger.transaction(lasting=False):
             if folded.outcome is not None:
                 self._sums.made(row, folded.outcome)
-                self._ledger.folded(study.name, row.number, {task.silo: None for task, _ in accepted})
-            else:
-                for task, _ in accepted:
+                self._ledger.folded(study.name, row.number, dict.fromkeys(sorted(added, key=str.encode)))
+            for task, _ in accepted:
+                if task.silo not in added:
                     self._ledger.leave_out(task, reason="too few masked updates came to add them up")
             self._go_on(row, ready.after, state_digest=folded.state, metrics={**row.metrics, **folded.metrics})
 

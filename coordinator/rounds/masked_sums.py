@@ -6,18 +6,18 @@ Tests: tests/coordinator/rounds/test_secure_sums.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from semisilo.common.errors import BadSignature, SecureSumFailed
 from semisilo.common.methods.contract import Phase, SumStep
 from semisilo.common.secure_aggregation.context import told_alike
-from semisilo.common.secure_aggregation.conversion import MAX_ROSTER, answer_from_proto, question_to_hex
+from semisilo.common.secure_aggregation.conversion import MAX_ROSTER, SumQuestion, answer_from_proto, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import (
     STEPS,
     Confirmation,
-    MaskSeed,
     Member,
     RoundKeys,
     SecureSum,
@@ -27,14 +27,18 @@ from semisilo.common.secure_aggregation.messages import (
 )
 from semisilo.common.secure_aggregation.roster import Roster, roster_of
 from semisilo.common.wire import secure_aggregation_pb2 as pb
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.secure_sums.roster import roster_entries
 from semisilo.coordinator.ledger.secure_sums.sums import step_answers
-from semisilo.coordinator.rounds.secure_sums import Sums
+from semisilo.coordinator.rounds.secure_sums import Ready, Sums
+from semisilo.coordinator.secure_aggregation.groups import MaskedGroup
 from semisilo.coordinator.secure_aggregation.sum import check_confirmation, deliveries, list_members, unmasking
 
 __all__ = ["MaskedSums"]
 
+T = TypeVar("T")
 _LOG = logging.getLogger("semisilo.coordinator")
 
 
@@ -42,6 +46,10 @@ class MaskedSums(Sums):
     """The sums of the study that runs, behind masks."""
 
     steps = STEPS
+
+    def __init__(self, ledger: Ledger, roster: LedgerRoster, *, federation: str) -> None:
+        super().__init__(ledger, roster)
+        self._federation = federation
 
     def questions(self, row: RoundRow, phase: Phase, asked: Collection[str], *,
                   form: MaskForm | None = None) -> dict[str, str]:
@@ -52,33 +60,66 @@ class MaskedSums(Sums):
             if len(roster) > MAX_ROSTER:
                 raise SecureSumFailed(f"the roster of silos has {len(roster)} entries, and {MAX_ROSTER} are possible")
             return dict.fromkeys(asked, question_to_hex(replace(question, roster=roster)))
-        question = replace(question, members=self._members(row, phase))
-        if phase.step == "shares":
-            listed = {each.silo for each in question.members}
-            return {silo: question_to_hex(question) for silo in asked if silo in listed}
-        question = replace(question, form=form or self._row(row, phase).form)
-        if phase.step == "mask":
-            sealed = deliveries(self._shares(row, phase))
-            return {silo: question_to_hex(replace(question, sealed=sealed[silo])) for silo in asked}
-        question = replace(question, survivors=self._survivors(row, phase))
-        if phase.step == "unmask":
-            question = replace(question, confirmations=self._confirmations(row, phase, question.members))
-            signed = {each.silo for each in question.confirmations}
-            return {silo: question_to_hex(question) for silo in asked if silo in signed}
-        return dict.fromkeys(asked, question_to_hex(question))
+        if phase.step != "shares":
+            question = replace(question, form=form or self._row(row, phase).form)
+        each = self._of_each(row, phase, lambda group: self._asked_of(row, phase, group, question), row.phase - 1)
+        return {silo: text for found in each for silo, text in found.items() if silo in asked}
 
-    def seeds(self, row: RoundRow) -> tuple[MaskSeed, ...]:
-        """See `Sums.seeds`."""
+    def unmasked(self, row: RoundRow, ready: Ready) -> tuple[MaskedGroup, ...]:
+        """See `Sums.unmasked`."""
+        if not ready.groups:
+            return ()
+        return tuple(self._of_each(row, row.phases[row.phase], lambda group: self._unmasked(row, group), ready.phase))
+
+    def _of_each(self, row: RoundRow, phase: Phase, make: Callable[[tuple[str, ...]], T], number: int) -> list[T]:
+        """What is made of each group that has answered the step of a number. One that fails does so by itself.
+
+        Raises: SecureSumFailed where all do.
+        """
+        made: list[T] = []
+        failed: SecureSumFailed | None = None
+        for group in self._alive(row, phase, number):
+            try:
+                made.append(make(group))
+            except SecureSumFailed as error:
+                _LOG.warning("%s, round %d: nothing of %s is added up: %s", row.study, row.number, ", ".join(group),
+                             error.text)
+                failed = error
+        if not made and failed is not None:
+            raise failed
+        return made
+
+    def _asked_of(self, row: RoundRow, phase: Phase, group: tuple[str, ...], question: SumQuestion) -> dict[str, str]:
+        """What the silos of one group are asked behind the first step.
+
+        Raises: SecureSumFailed where the answers so far are no use.
+        """
+        question = replace(question, members=self._members(row, phase, group))
+        if phase.step == "shares":
+            return dict.fromkeys((each.silo for each in question.members), question_to_hex(question))
+        shares = self._shares(row, phase, group)
+        if phase.step == "mask":
+            return {silo: question_to_hex(replace(question, sealed=sealed))
+                    for silo, sealed in deliveries(shares).items()}
+        question = replace(question, survivors=self._survivors(row, phase, group))
+        if phase.step == "confirm":
+            return dict.fromkeys(question.survivors, question_to_hex(question))
+        question = replace(question, confirmations=self._confirmations(row, phase, group, question.members))
+        return dict.fromkeys((each.silo for each in question.confirmations), question_to_hex(question))
+
+    def _unmasked(self, row: RoundRow, group: tuple[str, ...]) -> MaskedGroup:
+        """How the masks leave the sum of one group. Raises: SecureSumFailed where too few right shares have come."""
         phase = row.phases[row.phase]
+        survivors = self._survivors(row, phase, group)
         answers = {silo: answer for silo, answer in self._answers(row, phase, "unmask").items()
-                   if isinstance(answer, UnmaskAnswer)}
+                   if isinstance(answer, UnmaskAnswer) and silo in group}
         unmasked = unmasking(
-            self._total(row, phase), context=self._context(row, phase), members=self._members(row, phase),
-            shares=self._shares(row, phase), survivors=self._survivors(row, phase), answers=answers)
+            self._total(row, phase), context=self._context(row, phase), members=self._members(row, phase, group),
+            shares=self._shares(row, phase, group), survivors=survivors, answers=answers)
         for silo in unmasked.wrong:
             _LOG.warning("%s, round %d: %s has sent wrong shares; the sum is made without them", row.study, row.number,
                          silo)
-        return unmasked.seeds
+        return MaskedGroup(silos=survivors, seeds=unmasked.seeds)
 
     # What is known ----------------------------------------------------------------------------------------------------
 
@@ -91,22 +132,23 @@ class MaskedSums(Sums):
         return {silo: answer_from_proto(pb.SecureAnswer.FromString(answer), step) for silo, answer in step_answers(
             self._ledger, row.study, row.number, self._number(row, phase, step)).items()}
 
-    def _members(self, row: RoundRow, phase: Phase) -> tuple[Member, ...]:
+    def _members(self, row: RoundRow, phase: Phase, group: Collection[str]) -> tuple[Member, ...]:
         keys = {silo: answer for silo, answer in self._answers(row, phase, "keys").items()
-                if isinstance(answer, RoundKeys)}
+                if isinstance(answer, RoundKeys) and silo in group}
         return list_members(self._total(row, phase), keys, self._roster_of(row, phase).present)
 
     def _roster_of(self, row: RoundRow, phase: Phase) -> Roster:
         """As it was when the sum was opened."""
         return roster_of(roster_entries(self._ledger, number=self._row(row, phase).roster_number))
 
-    def _shares(self, row: RoundRow, phase: Phase) -> dict[str, Shares]:
+    def _shares(self, row: RoundRow, phase: Phase, group: Collection[str]) -> dict[str, Shares]:
         return {silo: answer for silo, answer in self._answers(row, phase, "shares").items()
-                if isinstance(answer, Shares)}
+                if isinstance(answer, Shares) and silo in group}
 
-    def _survivors(self, row: RoundRow, phase: Phase) -> tuple[str, ...]:
+    def _survivors(self, row: RoundRow, phase: Phase, group: Collection[str]) -> tuple[str, ...]:
         number = self._number(row, phase, "mask")
-        return in_order([task.silo for task, _ in self._ledger.accepted_updates(row.study, row.number, number)])
+        return in_order([task.silo for task, _ in self._ledger.accepted_updates(row.study, row.number, number)
+                         if task.silo in group])
 
     def _context(self, row: RoundRow, phase: Phase) -> bytes:
         found = self._row(row, phase)
@@ -115,11 +157,14 @@ class MaskedSums(Sums):
         return told_alike(task, phase=found.phase, form=found.form,
                           roster=self._roster_of(row, phase).head.digest())
 
-    def _confirmations(self, row: RoundRow, phase: Phase, members: Sequence[Member]) -> tuple[Confirmation, ...]:
+    def _confirmations(self, row: RoundRow, phase: Phase, group: Collection[str],
+                       members: Sequence[Member]) -> tuple[Confirmation, ...]:
         """Signatures under the list that are right; whose is not, is named."""
         total, context = self._total(row, phase), self._context(row, phase)
-        survivors, right = self._survivors(row, phase), []
+        survivors, right = self._survivors(row, phase, group), []
         for silo, signature in self._answers(row, phase, "confirm").items():
+            if silo not in group:
+                continue
             assert isinstance(signature, bytes)
             confirmation = Confirmation(silo=silo, signature=signature)
             try:

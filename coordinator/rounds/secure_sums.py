@@ -10,7 +10,6 @@ Tests: tests/coordinator/rounds/test_secure_sums.py.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +17,15 @@ from dataclasses import dataclass, replace
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.methods.parts.secure_sum import threshold_of
-from semisilo.common.secure_aggregation.conversion import (
-    SumQuestion,
-    question_to_hex,
-)
+from semisilo.common.secure_aggregation.conversion import SumQuestion, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import (
-    EXTRA_WORDS,
     MaskForm,
     SumOutcome,
     first_bounds,
     next_bounds,
     share_count,
 )
-from semisilo.common.secure_aggregation.messages import (
-    MASKED_GROUP,
-    NONCE_BYTES,
-    STEPS,
-    MaskSeed,
-)
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP, NONCE_BYTES, STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow
@@ -50,10 +40,9 @@ from semisilo.coordinator.ledger.secure_sums.sums import (
     step_answers,
     sum_row,
 )
+from semisilo.coordinator.secure_aggregation.groups import MaskedGroup, largest_group, split
 
 __all__ = ["STEP_SECONDS", "Ready", "Sums", "masked_layout", "method_phase", "with_steps", "word_count"]
-
-_LOG = logging.getLogger("semisilo.coordinator")
 
 STEP_SECONDS: Mapping[SumStep, float] = {"keys": 60.0, "shares": 60.0, "confirm": 10.0, "unmask": 10.0}
 """How long a step waits beyond its quorum for silos that have not answered it: none of them trains. From step "shares"
@@ -72,15 +61,15 @@ def method_phase(phase: Phase) -> Phase:
     return replace(phase, name=name, step="")
 
 
-def word_count(expects: Mapping[str, GroupLayout], *, random_k: float = 1.0) -> int:
+def word_count(expects: Mapping[str, GroupLayout], form: MaskForm) -> int:
     """Words of a masked update: of every element that is sent, and those behind them."""
     elements = sum(spec.num_elements for layout in expects.values() for spec in layout.tensors)
-    return share_count(random_k, elements) + EXTRA_WORDS
+    return share_count(form.random_k, elements) + form.extra_words
 
 
 def masked_layout(expects: Mapping[str, GroupLayout], form: MaskForm) -> dict[str, GroupLayout]:
     """What a masked update must hold, where an update in the clear would hold `expects`."""
-    size = packed_bytes(word_count(expects, random_k=form.random_k), form.bits)
+    size = packed_bytes(word_count(expects, form), form.bits)
     return {MASKED_GROUP: GroupLayout(Meaning.VALUES, "", (TensorSpec("words", (size,), "uint8"),))}
 
 
@@ -95,32 +84,47 @@ class Ready:
     form: MaskForm
     fewest: int
     """Of which a sum is made."""
-    too_few: bool
-    """Whether there are fewer; nothing is added up then."""
+    groups: tuple[tuple[str, ...], ...]
+    """The silos of each sum; none where there are fewer in all of them, and nothing is added up."""
 
 
 class Sums:
     """The sums of the study that runs, without masks, as a simulation has them: there is nobody to hide from, and the
-    sum of the same integers is the same. Holds nothing: all of it is in the ledger."""
+    sum of the same integers is the same. Holds the study's settings; all else is in the ledger."""
 
     steps: tuple[SumStep, ...] = ("mask",)
     """Of a sum, in order."""
 
-    def __init__(self, ledger: Ledger, roster: LedgerRoster, *, federation: str = "") -> None:
+    def __init__(self, ledger: Ledger, roster: LedgerRoster) -> None:
         self._ledger = ledger
         self._roster = roster
-        self._federation = federation
+        self._settings = PrivacySettings()
+        self._seed = 0
 
-    def phases(self, settings: PrivacySettings, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    def begin(self, settings: PrivacySettings, *, seed: int) -> None:
+        """To be called with the study that runs, before anything else.
+
+        Args:
+            seed: of the study.
+        """
+        self._settings, self._seed = settings, seed
+
+    def phases(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         """The phases that a round really has."""
-        return with_steps(phases, self.steps) if settings.secure_aggregation else phases
+        return with_steps(phases, self.steps) if self._settings.secure_aggregation else phases
+
+    def begins(self, phase: Phase) -> bool:
+        """Whether a phase is the first step of a sum, or of none."""
+        return phase.step in ("", self.steps[0])
 
     def asked(self, row: RoundRow, phase: Phase) -> list[str]:
-        """Whom a step behind the first asks: who has answered the one before, and still is a member."""
+        """Whom a step behind the first asks: who has answered the one before, is of a group that goes on, and still is
+        a member."""
         there = frozenset(self._roster.members())
-        return [silo for silo in self._answered(row) if silo in there]
+        return [silo for group in self._alive(row, phase, row.phase - 1).values() for silo in group
+                if silo in there]
 
-    def fewest(self, row: RoundRow, phase: Phase, settings: PrivacySettings, num_asked: int | None) -> int:
+    def fewest(self, row: RoundRow, phase: Phase, num_asked: int | None) -> int:
         """Answers that a step cannot do without.
 
         Args:
@@ -128,24 +132,26 @@ class Sums:
         """
         if not phase.step:
             return 0
-        if phase.step == self.steps[0] and num_asked is not None:
-            return threshold_of(settings.threshold, settings.min_silos, num_asked)
+        if self.begins(phase) and num_asked is not None:
+            return self._threshold(num_asked)
         return self._row(row, phase).threshold
 
-    def open(self, row: RoundRow, phase: Phase, settings: PrivacySettings, asked: Sequence[str]) -> None:
+    def open(self, row: RoundRow, phase: Phase, asked: Sequence[str]) -> None:
         """To be called before the questions of a step are made; within the transaction that opens it, or before."""
         if phase.step == self.steps[0]:
             open_sum(self._ledger, study=row.study, round=row.number, phase=method_phase(phase).name,
                      nonce=secrets.token_bytes(NONCE_BYTES), roster_number=roster_number(self._ledger),
-                     threshold=threshold_of(settings.threshold, settings.min_silos, len(asked)))
+                     threshold=self._threshold(len(asked)))
 
-    def form(self, row: RoundRow, phase: Phase, settings: PrivacySettings, *, num_silos: int,
-             largest_weights: Sequence[float], reference: int) -> MaskForm:
+    def form(self, row: RoundRow, phase: Phase, asked: Sequence[str], *, largest_weights: Sequence[float],
+             reference: int, totals: Sequence[str] = ()) -> MaskForm:
         """The scale of step "mask", from the last sum of that phase; noted in the ledger.
 
         Args:
+            asked: silos that are.
             largest_weights: of each tensor of the update the largest magnitude in the model.
             reference: examples of the largest silo; 0 where all weigh the same.
+            totals: that the method has added up beside its tensors.
         """
         name = method_phase(phase).name
         before = last_sum(self._ledger, row.study, row.number, name)
@@ -153,8 +159,11 @@ class Sums:
         if before is not None and before.form is not None and before.outcome is not None \
                 and len(before.form.bounds) == len(bounds):
             bounds = next_bounds(before.form.bounds, before.outcome)
-        form = MaskForm(bits=settings.word_bits, bounds=bounds, silo_count=num_silos, weight_reference=reference,
-                        random_k=settings.random_share)
+        there, groups = frozenset(asked), self._split(asked) if self.begins(phase) else self._groups(row, phase)
+        form = MaskForm(
+            bits=self._settings.word_bits, bounds=bounds, weight_reference=reference, totals=tuple(totals),
+            silo_count=max(len(there.intersection(group)) for group in groups),
+            random_k=self._settings.random_share)
         note_form(self._ledger, self._row(row, phase), form)
         return form
 
@@ -172,24 +181,29 @@ class Sums:
         if phase.step not in ("mask", self.steps[-1]):
             return None
         last, mask = self._number(row, phase, self.steps[-1]), self._number(row, phase, "mask")
-        accepted = len(self._ledger.accepted_updates(row.study, row.number, mask))
+        groups = tuple(self._alive(row, phase, mask).values())
         found = self._row(row, phase)
         assert found.form is not None
-        if accepted >= found.threshold and row.phase < last:
+        if groups and row.phase < last:
             return None
-        return Ready(phase=mask, after=last + 1, form=found.form, fewest=found.threshold,
-                     too_few=accepted < found.threshold)
+        return Ready(phase=mask, after=last + 1, form=found.form, fewest=found.threshold, groups=groups)
 
     def made(self, row: RoundRow, outcome: SumOutcome) -> None:
         """Notes what a sum has come to."""
         note_outcome(self._ledger, self._row(row, row.phases[row.phase]), outcome)
 
-    def seeds(self, row: RoundRow) -> tuple[MaskSeed, ...]:
-        """What is to be added to the sum of the words so that all masks vanish; of the last step of a sum.
+    def unmasked(self, row: RoundRow, ready: Ready) -> tuple[MaskedGroup, ...]:
+        """What takes the masks off each sum; of the last step of a sum. Groups whose masks cannot be taken off are left
+        out, and said.
 
-        Raises: SecureSumFailed where too few right shares have come.
+        Raises: SecureSumFailed where that is so of all of them.
         """
-        return ()
+        return tuple(MaskedGroup(silos=group, seeds=()) for group in ready.groups)
+
+    def _threshold(self, num_asked: int) -> int:
+        """Of a sum of which the first step asks so many."""
+        settings = self._settings
+        return threshold_of(settings.threshold, settings.min_silos, largest_group(num_asked, settings.group_size))
 
     def _row(self, row: RoundRow, phase: Phase) -> SumRow:
         return sum_row(self._ledger, row.study, row.number, method_phase(phase).name)
@@ -202,9 +216,22 @@ class Sums:
         """Number of another step of the same sum among the phases of the round."""
         return row.phases.index(phase) + self.steps.index(step) - self.steps.index(phase.step)
 
-    def _answered(self, row: RoundRow) -> list[str]:
-        """Who has answered the step before the present one."""
-        before = row.phase - 1
-        if row.phases[before].step == "mask":
-            return [task.silo for task, _ in self._ledger.accepted_updates(row.study, row.number, before)]
-        return list(step_answers(self._ledger, row.study, row.number, before))
+    def _split(self, asked: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        return split(asked, size=self._settings.group_size, seed=self._seed)
+
+    def _groups(self, row: RoundRow, phase: Phase) -> tuple[tuple[str, ...], ...]:
+        """All silos that the first step of a sum has asked, by group."""
+        first = self._number(row, phase, self.steps[0])
+        return self._split([task.silo for task in self._ledger.tasks(row.study, row.number, first)])
+
+    def _alive(self, row: RoundRow, phase: Phase, number: int) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """Of each group the silos that have answered the step of a number; without groups in which they are too few."""
+        answered, threshold = frozenset(self._answered(row, number)), self._row(row, phase).threshold
+        found = {group: tuple(silo for silo in group if silo in answered) for group in self._groups(row, phase)}
+        return {group: left for group, left in found.items() if len(left) >= threshold}
+
+    def _answered(self, row: RoundRow, number: int) -> list[str]:
+        """Who has answered a step."""
+        if row.phases[number].step == "mask":
+            return [task.silo for task, _ in self._ledger.accepted_updates(row.study, row.number, number)]
+        return list(step_answers(self._ledger, row.study, row.number, number))

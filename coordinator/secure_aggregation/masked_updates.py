@@ -22,6 +22,7 @@ from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_l
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, SumOutcome, share_count
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.common.secure_aggregation.positions import chosen_positions
+from semisilo.common.secure_aggregation.totals import decode_totals
 from semisilo.common.secure_aggregation.words import unpack
 from semisilo.common.storage.store import hash_file
 
@@ -36,7 +37,7 @@ def add_up(paths: Sequence[Path], form: MaskForm, *, elements: int) -> np.ndarra
         elements: of an update in the clear.
     Raises: StorageDamaged when a file is not what was accepted.
     """
-    count = share_count(form.random_k, elements) + EXTRA_WORDS
+    count = share_count(form.random_k, elements) + form.extra_words
     total = np.zeros(count, np.uint32)
     for path in paths:
         if hash_file(path) != path.name:
@@ -52,7 +53,7 @@ def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupL
                  round: int, phase: str) -> tuple[dict[str, TensorGroup], SumOutcome]:
     """The mean of the updates from the sum of their words, and what the next sum's scale follows from.
 
-        mean = sum_k a_k x_k / sum_k a_k
+        mean = sum_k a_k x_k / sum_k a_k          of the totals as well
 
     Args:
         total: of `add_up`.
@@ -65,6 +66,11 @@ def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupL
     level = largest_level(form.bits, form.silo_count)
     weight = float(decode_sum(total[-2:-1], bits=form.bits, bound=1.0, level=level)[0])
     cut = int(np.rint(decode_sum(total[-1:], bits=form.bits, bound=float(level), level=level)[0]))
+    try:
+        totals = decode_totals(total[len(total) - form.extra_words:-EXTRA_WORDS], bits=form.bits, level=level,
+                               silos=silos)
+    except ValueError:
+        weight, totals = 0.0, []
     if not 0 < weight <= silos * (1 + 1e-6) or not 0 <= cut <= silos * level:
         raise SecureSumFailed(f"The sum of {silos} masked updates is noise: their silos were told different things, or"
                               " one of them did not do as it was asked.")
@@ -87,8 +93,8 @@ def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupL
             tensors[spec.name] = torch.from_numpy(values).reshape(spec.shape)
             start = end
         groups[name] = TensorGroup(tensors, layout.meaning, layout.base)
-    return groups, SumOutcome(silos=silos, weight=weight, cut=cut, elements=len(total) - EXTRA_WORDS,
-                              largest=tuple(largest))
+    return groups, SumOutcome(silos=silos, weight=weight, cut=cut, elements=len(total) - form.extra_words,
+                              largest=tuple(largest), totals=tuple(each / weight for each in totals))
 
 
 def check_masked(path: Path, layouts: Mapping[str, GroupLayout]) -> None:

@@ -46,7 +46,8 @@ from semisilo.common.learning.averaging.normalised import (
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import check_finite
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader, Updates
-from semisilo.common.methods.fed_shvr import FedSHVRSettings
+from semisilo.common.methods.fed_shvr import JOINS, LOST, FedSHVRSettings
+from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
@@ -85,12 +86,14 @@ class FedSHVRState(ServedState):
     """What the coordinator's own images gave, with counts, float64; empty where it measures nothing."""
     c_sum: dict[str, Tensor] | None
     """sum n_k s_k c_k over the members, float64; None while there is none."""
-    mass: int
-    """sum n_k over the members."""
+    mass: float
+    """sum n_k over the members; whole but where updates are added up behind masks."""
     members: dict[str, dict[str, int]]
     """By silo in the sum: {"examples": n_k, "steps": tau_k, "round": of its c_k}."""
     sizes: dict[str, int]
     """n_k of every silo that was ever accepted, as it said last."""
+    correction_since: int = 1
+    """The first round of that sum."""
     correction_epoch: int
     """Rises when the sum is begun anew."""
     tau_bar: float
@@ -105,7 +108,7 @@ class FedSHVRTally(AverageTally):
     round: int = 0
     tau_bar: float = 0.0
     c_sum: dict[str, Tensor] | None = None
-    mass: int = 0
+    mass: float = 0.0
     members: dict[str, dict[str, int]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     """n_k of the accepted silos."""
@@ -125,6 +128,10 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         if settings.scenario != "labels-at-silo":
             raise BadConfiguration(f"Fed-SHVR is not defined for the scenario '{settings.scenario}'.",
                                    remedy='Set [method] scenario = "labels-at-silo".')
+        if environment.summed and settings.variant != "fed_sh" and settings.correction_at == "coordinator":
+            raise BadConfiguration('[method] correction_at = "coordinator" keeps what each silo has sent, and with'
+                                   " secure_aggregation nobody sees that.",
+                                   remedy='Set [method] correction_at = "silo".')
         self._settings = settings
         super().__init__(environment, settings.sbn_source, settings)
 
@@ -132,7 +139,7 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         """The initial model as it is; its statistics where the coordinator measures them."""
         own = self._own_statistics(initial, round=0)
         return FedSHVRState(round=0, w=dict(initial), batch_norm=self._statistics.used(own), own_statistics=own,
-                            c_sum=None, mass=0, members={}, sizes={}, correction_epoch=1, tau_bar=0.0)
+                            c_sum=None, mass=0.0, members={}, sizes={}, correction_epoch=1, tau_bar=0.0)
 
     def sent_model(self, state: FedSHVRState) -> TensorGroup:
         return state.served.group("model", lambda: state.w)
@@ -150,6 +157,9 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             return Task(groups=groups)
         if state.c_sum is not None and state.mass:
             groups["correction"] = _mean_control(state)
+        if self._environment.summed:
+            return Task(groups=groups, settings={"correction_epoch": state.correction_epoch,
+                                                 "correction_since": state.correction_since})
         return Task(groups=groups, settings={"correction_epoch": state.correction_epoch,
                                              "correction_round": state.members.get(silo, {}).get("round", 0)})
 
@@ -157,6 +167,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         """Fixes p_k by size and tau_bar, and whether the sum of control variates can go on."""
         if not headers:
             return FedSHVRTally(round=round)
+        if self._environment.summed:
+            return self._begin_sums(state, headers, round=round)
         sizes, steps = [_examples(header) for header in headers], [_steps(header) for header in headers]
         plain = self._settings.variant == "fed_svr"
         factors = size_weights(sizes) if plain else normalised_factors(sizes, steps)
@@ -178,7 +190,7 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
     def stretches(self, tally: FedSHVRTally, updates: Updates) -> list[float]:
         """tau_bar / tau_k, or 1 with plain averaging: a silo that says it took fewer steps than it did is counted with
         a longer update."""
-        plain = size_weights([tally.sizes[header.silo] for header in updates.headers])
+        plain = size_weights([_examples(header) for header in updates.headers])
         return [tally.weights[header.silo] / share if share else 1.0
                 for header, share in zip(updates.headers, plain, strict=True)]
 
@@ -190,6 +202,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         tally = tally.plus(header.silo, delta, like=state.w)
         if not self._corrects or tally.renew:
             return tally, kept
+        if self._environment.summed:
+            return self._fold_sum(state, tally, header, delta), kept
         followed = mean_gradient(delta, lr=self._settings.lr, steps=_steps(header))
         if self._settings.correction_at == "coordinator":
             return self._fold_kept(state, tally, header, followed, kept)
@@ -209,12 +223,12 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         if tally.renew:
             _LOG.warning("round %d: %s; the sum of control variates is begun anew, and the next round goes without"
                          " correction", round, tally.renew)
-            c_sum, mass, members, epoch = None, 0, {}, epoch + 1
+            c_sum, mass, members, epoch = None, 0.0, {}, epoch + 1
         own = self._own_statistics(w, round=round)
         return FedSHVRState(
             round=round, w=w, batch_norm=self._statistics.used(own) if own else state.batch_norm, own_statistics=own,
             c_sum=c_sum, mass=mass, members=members, sizes={**state.sizes, **tally.sizes}, correction_epoch=epoch,
-            tau_bar=tally.tau_bar)
+            correction_since=round + 1 if tally.renew else state.correction_since, tau_bar=tally.tau_bar)
 
     def model(self, state: FedSHVRState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The global model and its statistics."""
@@ -234,9 +248,11 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         found = {"tau_bar": state.tau_bar, "alpha0": settings.alpha0 * share}
         if self._corrects:
             everybody = sum(state.sizes.values())
-            found |= {"correction_epoch": float(state.correction_epoch), "correction_silos": float(len(state.members)),
-                      "correction_mass": state.mass / everybody if everybody else 0.0,
+            found |= {"correction_epoch": float(state.correction_epoch),
                       "correction_norm": tensors.norm(_mean_control(state).tensors) if state.mass else 0.0}
+            if not self._environment.summed:  # else nobody knows who is in the sum
+                found |= {"correction_silos": float(len(state.members)),
+                          "correction_mass": state.mass / everybody if everybody else 0.0}
         return found
 
     # Corrections ------------------------------------------------------------------------------------------------------
@@ -264,6 +280,33 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             if self._share(before["steps"]) != self._share(_steps(header)):
                 return f"silo {header.silo} took {_steps(header)} steps, no longer {before['steps']}"
         return ""
+
+    def _begin_sums(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
+        """`train_begin` where each update is that of several silos, which took their mean number of steps together."""
+        sizes, steps = [_examples(header) for header in headers], [header.metrics[STEPS] for header in headers]
+        factors = normalised_factors(sizes, steps) if self._settings.sums_per_step else size_weights(sizes)
+        lost = any(header.metrics.get(LOST, 0.0) > 0 for header in headers)
+        return FedSHVRTally(
+            round=round, weights=dict(zip([header.silo for header in headers], factors, strict=True)),
+            tau_bar=mean_steps(sizes, steps), c_sum=state.c_sum, mass=state.mass, members=state.members,
+            renew="a silo has lost its control variate, or its images have changed" if lost else "")
+
+    def _fold_sum(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,
+                  delta: Mapping[str, Tensor]) -> FedSHVRTally:
+        """Adds what the control variates of several silos change in the sum:
+
+            sum n_k s_k (c_k_new - c_k) = -(1 / lr) sum n_k d_k - C sum_{k in the sum before} n_k
+
+        Args:
+            delta: tau_bar sum n_k d_k / tau_k over sum n_k; with plain averaging sum n_k d_k over sum n_k.
+        """
+        examples, share = _examples(header), header.metrics[STEPS] if self._settings.sums_per_step else 1.0
+        followed = tensors.scale(mean_gradient(delta, lr=self._settings.lr, steps=share), float(examples))
+        joining = examples * header.metrics[JOINS]
+        c_sum = tensors.add(_or_zeros(tally.c_sum, followed), followed)
+        if examples > joining and state.mass:
+            c_sum = _add(c_sum, _mean_control(state).tensors, factor=joining - examples)
+        return replace(tally, c_sum=c_sum, mass=tally.mass + joining)
 
     def _is_held(self, state: FedSHVRState, silo: str, kept: FedSHVRSiloState | None) -> bool:
         """Whether what is kept for a silo is what is in the sum."""
@@ -323,7 +366,7 @@ def _steps(header: UpdateHeader) -> int:
     return int(header.metrics["steps"])
 
 
-def _add(total: Mapping[str, Tensor], part: Mapping[str, Tensor], *, factor: int) -> dict[str, Tensor]:
+def _add(total: Mapping[str, Tensor], part: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
     return tensors.add(total, {name: tensor.double() for name, tensor in part.items()}, factor=factor)
 
 
@@ -331,6 +374,6 @@ def _or_zeros(c_sum: Mapping[str, Tensor] | None, like: Mapping[str, Tensor]) ->
     return tensors.zeros_like(like) if c_sum is None else dict(c_sum)
 
 
-def _with_member(tally: FedSHVRTally, header: UpdateHeader, c_sum: dict[str, Tensor], *, mass: int) -> FedSHVRTally:
+def _with_member(tally: FedSHVRTally, header: UpdateHeader, c_sum: dict[str, Tensor], *, mass: float) -> FedSHVRTally:
     entry = {"examples": _examples(header), "steps": _steps(header), "round": tally.round}
     return replace(tally, c_sum=c_sum, mass=tally.mass + mass, members={**tally.members, header.silo: entry})

@@ -30,6 +30,7 @@ from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.coordinator.ledger.records import BaselineRecipe
+from semisilo.coordinator.secure_aggregation.groups import number_of_groups
 
 __all__ = ["NEEDS_VALIDATION", "DataSettings", "ImageSettings", "MethodSettings", "ParticipationSettings",
            "StudyConfig", "StudySettings", "WireSettings", "check_class", "check_class_names", "check_scenario",
@@ -377,11 +378,14 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
                                remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
     asked = participation.silos_per_round
     if why := refused(robust, method=spec.name, allowed=spec.robust_rules, uplink=wire.uplink_form(),
-                      silos=None if isinstance(asked, str) else asked):
+                      silos=None if isinstance(asked, str) else number_of_groups(asked, privacy.group_size)
+                      if privacy.group_size else asked, groups=bool(privacy.group_size)):
         raise BadConfiguration(f"{where}: [robust]: {why}")
     if privacy.secure_aggregation and (why := why_not_summed(
             method=spec.name, summed=spec.summed, weighting=getattr(chosen.settings, "weighting", "uniform"),
-            robust_rule=robust.rule, uplink=wire.uplink_form(), local_accuracy=study.local_accuracy,
+            robust_rule=robust.rule, group_size=privacy.group_size, uplink=wire.uplink_form(),
+            random_k=privacy.random_share, needs_exact=getattr(chosen.settings, "needs_exact_updates", False),
+            local_accuracy=study.local_accuracy,
             most_silos=None if isinstance(asked, str) else asked)):
         raise BadConfiguration(f"{where}: [privacy]: {why}")
     if why := refused_dp(privacy.dp, method=spec.name, allowed=spec.dp_units, settings=chosen.settings,

@@ -1,10 +1,11 @@
 """A silo's update as words behind masks: cut to the public scale, weighted, rounded at random, masked, packed.
 
-    words = round(a (w_k - w + e) level / bound) + sum of masks   modulo 2^bits
-    behind them round(a level), and how many elements were cut
+    words = round(a ((w_k - w) / c + e) level / bound) + sum of masks   modulo 2^bits
+    behind them the totals, round(a level), and how many elements were cut
 
-a is the silo's weight (`semisilo.common.secure_aggregation.mask_form.weight_of`). With a random share of the elements,
-e is what was not sent so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
+a is the silo's weight (`semisilo.common.secure_aggregation.mask_form.weight_of`), c its number of steps where the
+method averages normalised (`semisilo.common.methods.parts.secure_sum.divisor_of`), else 1. With a random share
+of the elements, e is what was not sent so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
 
 Tests: tests/silo/compute/test_masked_update.py.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -27,15 +29,28 @@ from semisilo.common.secure_aggregation.fixed_point import largest_level, quanti
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, weight_of
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
 from semisilo.common.secure_aggregation.positions import chosen_positions
+from semisilo.common.secure_aggregation.totals import total_words
 from semisilo.common.secure_aggregation.words import pack
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
 
-__all__ = ["plain_words", "write_masked"]
+__all__ = ["Summand", "plain_words", "write_masked"]
 
 
-def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summand:
+    """What of an update enters a sum beside its tensors."""
+
+    num_examples: int
+    """That the silo weighs by, where silos are weighted."""
+    divisor: float = 1.0
+    """c: what its tensors are divided by."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """See `semisilo.common.methods.contract.Update.totals`."""
+
+
+def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, summand: Summand,
                  sender: Sender, residuals: Mapping[str, Tensor],
                  add_masks: Callable[[np.ndarray, Sequence[MaskSeed]], None],
                  ) -> tuple[PayloadRef, dict[str, Tensor], bytes]:
@@ -43,14 +58,13 @@ def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking
 
     Args:
         groups: of the update, float32.
-        num_examples: that the silo weighs by, where silos are weighted.
         residuals: as `semisilo.silo.compute.lossy_update.Residuals`.
         add_masks: adds the masks of seeds to words, in place.
     Returns: (the payload, the residuals of what was not sent: empty where all elements are, SHA-256 of the words before
         they were masked).
     Raises: ComputeFailed when training has diverged.
     """
-    words, left = plain_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
+    words, left = plain_words(groups, masking, summand=summand, sender=sender, residuals=residuals)
     vector = hashlib.sha256(words.data).digest()
     add_masks(words, masking.seeds)
     packed = pack(words, masking.form.bits)
@@ -60,19 +74,26 @@ def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking
     return payload, left, vector
 
 
-def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int, sender: Sender,
-                 residuals: Mapping[str, Tensor]) -> tuple[np.ndarray, dict[str, Tensor]]:
+def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, summand: Summand, sender: Sender,
+                residuals: Mapping[str, Tensor]) -> tuple[np.ndarray, dict[str, Tensor]]:
     """The words of `write_masked`, uint32, before they are masked and packed: of the tensors in order (groups by name,
-    tensors of a group in its own order), then weight and number of elements that were cut. And the residuals."""
+    tensors of a group in its own order), of the totals, then weight and number of elements that were cut. And the
+    residuals.
+
+    Raises: ComputeFailed when training has diverged, or the form is not that of the update.
+    """
     form = masking.form
-    flat, places = _flat(groups, sender, residuals)
+    if set(form.totals) != set(summand.totals):
+        raise ComputeFailed(f"The secure sum adds up {sorted(form.totals)}, and the update has"
+                            f" {sorted(summand.totals)}.")
+    flat, places = _flat(groups, sender, residuals, divisor=summand.divisor)
     positions = chosen_positions(seed=sender.seed, round=sender.round, phase=masking.phase, share=form.random_k,
                                  elements=len(flat))
-    weight, level = weight_of(form, num_examples), largest_level(form.bits, form.silo_count)
+    weight, level = weight_of(form, summand.num_examples), largest_level(form.bits, form.silo_count)
     generator = numpy_generator(sender.seed, f"secure rounding\n{sender.phase}", round=sender.round, silo=sender.silo)
     if len(form.bounds) != len(places):
         raise ComputeFailed(f"The secure sum has bounds for {len(form.bounds)} tensors, and the update {len(places)}.")
-    words = np.empty((len(flat) if positions is None else len(positions)) + EXTRA_WORDS, np.uint32)
+    words = np.empty((len(flat) if positions is None else len(positions)) + form.extra_words, np.uint32)
     cut, kept_back = 0, None if positions is None else flat.copy()
     for (start, end), bound in zip(places, form.bounds, strict=True):
         if positions is None:
@@ -86,18 +107,22 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_exam
             # What was cut and rounded away stays as well, so that nothing is lost for good.
             kept_back[positions[first:last]] = values - (levels * (bound / level / weight)).astype(np.float32)
         cut += over
-    words[-2:] = np.uint32(round(weight * level)), np.uint32(min(cut, level))
+    totals, over = total_words([summand.totals[name] for name in form.totals], weight=weight, level=level)
+    words[len(words) - form.extra_words:-EXTRA_WORDS] = totals
+    words[-2:] = np.uint32(round(weight * level)), np.uint32(min(cut + over, level))
     return words, {} if kept_back is None else _left(groups, kept_back, sender)
 
 
-def _flat(groups: Mapping[str, TensorGroup], sender: Sender,
-          residuals: Mapping[str, Tensor]) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """All elements one after another, float32, residuals added, and where each tensor lies."""
+def _flat(groups: Mapping[str, TensorGroup], sender: Sender, residuals: Mapping[str, Tensor], *,
+          divisor: float) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """All elements one after another, float32, divided, residuals added, and where each tensor lies."""
     parts, places, start = [], [], 0
     for name in sorted(groups, key=str.encode):
         for tensor, values in groups[name].tensors.items():
             assert values.dtype is torch.float32, f"{name}: {tensor}: only float32 is added up behind masks"
             value, kept = values.detach().cpu().reshape(-1), residuals.get(_key(sender, name, tensor))
+            if divisor != 1.0:
+                value = value / divisor
             if kept is not None and kept.numel() == value.numel():
                 value = value + kept.reshape(-1)
             if not bool(torch.isfinite(value).all()):

@@ -40,6 +40,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
+from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
 from semisilo.common.methods.spec import EPSILON, FROZEN, counts_of
 from semisilo.common.models.exported import read_model
 from semisilo.common.models.factory import check_model, model_builder
@@ -55,7 +56,7 @@ from semisilo.common.text.logs import printable
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.mask_order import Masking
-from semisilo.silo.compute.masked_update import write_masked
+from semisilo.silo.compute.masked_update import Summand, write_masked
 from semisilo.silo.compute.messages import (
     Evaluated,
     EvaluatedFile,
@@ -155,7 +156,7 @@ class Operations:
         asked = SiloTask(
             study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
             seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
-            image=order.image, device=device, progress=self._progress,
+            image=order.image, device=device, progress=self._progress, last_folded_round=order.last_folded_round,
             private=private)
         update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
         if private is not None:
@@ -168,8 +169,8 @@ class Operations:
             leaving = _against_received(spec, update, groups)
             payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
-                                     request.link_bytes_per_second, masking=request.masking,
-                                     num_examples=update.num_examples, add_masks=self._add_masks)
+                                     request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
+                                     summand=_summand(settings, update) if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -330,20 +331,26 @@ def _loaded(path: Path, cls: type[T], otherwise: str) -> T | None:
 def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: PayloadStore,
              committed: Mapping[str, torch.Tensor], pending: Mapping[str, torch.Tensor],
              link_bytes_per_second: float, *, masking: Masking | None,
-             num_examples: int, add_masks: Callable[[np.ndarray, Sequence[MaskSeed]], None],
+             summand: Summand | None, add_masks: Callable[[np.ndarray, Sequence[MaskSeed]], None],
              ) -> tuple[PayloadRef, Residuals | None, bytes]:
     """The update's payload; all residuals after it, None when there are none and were none; `Trained.vector`."""
     vector = b""
     sender = Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo)
-    if masking is None:
+    if masking is None or summand is None:
         payload, left = write_update(outgoing, groups, order.uplink, residuals=committed, sender=sender,
                                      link_bytes_per_second=link_bytes_per_second)
     else:
-        payload, left, vector = write_masked(outgoing, groups, masking, num_examples=num_examples, sender=sender,
+        payload, left, vector = write_masked(outgoing, groups, masking, summand=summand, sender=sender,
                                              residuals=committed, add_masks=add_masks)
     keeps = (bool(order.uplink.lossy) or bool(left)) and order.uplink.error_feedback
     after = merged(committed=committed, pending=pending, left=left, phase=order.phase) if keeps else {}
     return payload, Residuals(tensors=after) if after or committed or pending else None, vector
+
+
+def _summand(settings: Any, update: Update) -> Summand:
+    """What of an update enters a sum beside its tensors, where updates are added up."""
+    totals = {name: update.totals[name] for name in totals_of(settings)}
+    return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals), totals=totals)
 
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:

@@ -6,7 +6,8 @@ Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; symbols and rules of the cor
 **The control variate.** With `correction_at = "silo"` the silo keeps c_k, the mean raw gradient of its last accepted
 round, and receives C. It is kept together with the difference that was sent, so that it counts only when the
 coordinator has folded that difference. The task says which round of this silo is in the coordinator's sum
-(`correction_round`). A silo that does not have exactly that c_k, or whose images have changed since, trains without
+(`correction_round`; where updates are added up behind masks all silos are told alike since when the sum goes on,
+`correction_since`). A silo that does not have exactly that c_k, or whose images have changed since, trains without
 correction and says so (metric correction_lost); the coordinator then begins its sum anew. With `correction_at =
 "coordinator"` the silo receives d_k and keeps nothing. c_k is made of the exact difference: a lossy uplink, which this
 module does not see, lets it differ from what the coordinator computes (`semisilo.coordinator.strategies.fed_shvr`).
@@ -41,6 +42,8 @@ from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.soft_labels import ObjectiveTerms, objective, ramp, soft_labels
 from semisilo.common.learning.training import check_finite, named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.methods.fed_shvr import JOINS, LOST
+from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.common.numerics.passes import Descent, Term
 from semisilo.silo.objectives.labelling import alignment_of, balance_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
@@ -84,6 +87,10 @@ class Correction:
     lost: bool = False
     """Whether there should have been one: the coordinator's sum holds a c_k that this silo no longer has."""
 
+    def totals(self, steps: int) -> dict[str, float]:
+        """Of the update: see `semisilo.common.methods.fed_shvr.JOINS`."""
+        return {STEPS: float(steps), JOINS: float(self.mean_control is None and not self.lost), LOST: float(self.lost)}
+
 
 class FedSHVRTrainer:
     """The silo half of Fed-SHVR, Fed-SH and Fed-SVR."""
@@ -121,7 +128,8 @@ class FedSHVRTrainer:
             return Update(abstention="no_usable_batch", num_examples=num_examples, metrics=metrics), memory
         group = difference(task, trained_parameters(task, model))
         return (Update(groups={"model": group}, num_examples=num_examples,
-                       metrics={**metrics, **done.losses, "steps": float(done.steps)}),
+                       metrics={**metrics, **done.losses, "steps": float(done.steps)},
+                       totals=corrected.totals(done.steps)),
                 control_to_keep(task, memory, corrected, group.tensors, num_examples=num_examples, steps=done.steps))
 
 
@@ -142,15 +150,18 @@ def received_correction(task: SiloTask, memory: FedSHVRMemory | None, *, num_exa
         tensors.check_same_layout(task.groups["model"].tensors, group.tensors)
     if settings.correction_at == "coordinator":
         return Correction(d=None if group is None else group.tensors)
-    if settings.correction_round == 0:
+    counted_round = settings.correction_round
+    if settings.correction_since and task.last_folded_round >= settings.correction_since:
+        counted_round = task.last_folded_round
+    if counted_round == 0:
         return Correction()
     if (group is None or memory is None or memory.epoch != settings.correction_epoch
-            or memory.round != settings.correction_round or memory.num_examples != num_examples
+            or memory.round != counted_round or memory.num_examples != num_examples
             or _share(settings, memory.steps) != _share(settings, steps)
             or {name: each.shape for name, each in memory.c.items()}
             != {name: each.shape for name, each in group.tensors.items()}):
         _LOG.warning("round %d goes without correction: what was kept of round %d is lost, or the images have changed",
-                     task.round, settings.correction_round)
+                     task.round, counted_round)
         return Correction(lost=True)
     return Correction(correction(group.tensors, memory.c, share=_share(settings, steps)), group.tensors)
 

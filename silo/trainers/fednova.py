@@ -5,7 +5,11 @@ Source: Wang et al., NeurIPS 2020.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from semisilo.common.learning.averaging.normalised import effective_steps
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.silo.trainers.fedavg import FedAvgMemory, train_received
 
 __all__ = ["FedNovaTrainer"]
@@ -22,4 +26,7 @@ class FedNovaTrainer:
         if task.phase == "train" and not update.abstention and not update.metrics["steps"]:
             return Update(abstention="no_confident_example", num_examples=update.num_examples,
                           metrics=update.metrics), memory
+        if task.phase == "train" and not update.abstention:
+            taken = effective_steps(int(update.metrics["steps"]), momentum=task.settings.momentum)
+            update = replace(update, totals={STEPS: taken})
         return update, keep

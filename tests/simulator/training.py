@@ -394,8 +394,9 @@ class CoordinatorWork:
             with PayloadReader(update.path) as reader:
                 (_, packed), = list(reader.tensors(MASKED_GROUP))
             total += unpack(packed, bits=masked.form.bits, count=len(total))
-        add_masks(total, masked.seeds)
-        mean, outcome = mean_of_words(total, masked.form, silos=len(request.updates))
+        (group,) = masked.groups
+        add_masks(total, group.seeds)
+        mean, outcome = mean_of_words(total, masked.form, silos=len(group.silos))
         return Aggregated(state=self._states.save(Vector((w + mean).astype(np.float32).tobytes())), kept={}, metrics={},
                           outcome=outcome)
 

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from semisilo.common.learning import tensors
 
-__all__ = ["control_increment", "correction", "local_steps", "mean_gradient", "mean_steps", "next_control",
-           "normalised_factors"]
+__all__ = ["control_increment", "correction", "effective_steps", "local_steps", "mean_gradient", "mean_steps",
+           "next_control", "normalised_factors"]
 
 
 def local_steps(num_labelled: int, num_unlabelled: int, *, epochs: int, labelled_batch: int,
@@ -50,6 +50,16 @@ def mean_steps(weights: Sequence[float], steps: Sequence[float]) -> float:
     return sum(weight * count for weight, count in zip(weights, steps, strict=True)) / sum(weights)
 
 
+def effective_steps(steps: int, *, momentum: float) -> float:
+    """||a_k||_1 = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho): by how many gradients tau steps with momentum rho
+    have moved, starting from no momentum; tau itself for rho = 0.
+
+    With buf = rho buf + g the gradient of step i acts in all later ones: 1 + rho + ... + rho^(tau - i) times.
+    Source: FedNova, Wang et al. (NeurIPS 2020) section 4, proximal and momentum variants.
+    """
+    return (steps - momentum * (1.0 - momentum**steps) / (1.0 - momentum)) / (1.0 - momentum)
+
+
 def normalised_factors(weights: Sequence[float], steps: Sequence[float]) -> list[float]:
     """p_k tau_bar / tau_k: what each difference w_k - w_t is multiplied by to get w_{t+1} - w_t. Oracle V8.
 
@@ -65,7 +75,7 @@ def normalised_factors(weights: Sequence[float], steps: Sequence[float]) -> list
     return [weight / total * (together / (total * count)) for weight, count in zip(weights, steps, strict=True)]
 
 
-def mean_gradient(difference: Mapping[str, Tensor], *, lr: float, steps: int) -> dict[str, Tensor]:
+def mean_gradient(difference: Mapping[str, Tensor], *, lr: float, steps: float) -> dict[str, Tensor]:
     """Delta_k = (w_t - w_k) / (lr tau_k), float64: the mean of what the silo followed, corrections included. Oracle V8.
 
     Args:

@@ -84,6 +84,10 @@ class PrivacySettings:
     see the update of another. 0: more than two thirds of those asked."""
     min_silos: int = MIN_SILOS
     """A sum of fewer silos is never made; at least 3."""
+    group_size: int = 0
+    """Silos are split into random groups of so many or a few more, and each group has a sum of its own: then a rule of
+    [robust] can look at the means of groups. 0: one sum of all. Groups are the same in all rounds, as far as the same
+    silos are asked. A group must have `min_silos`."""
     word_bits: int = 18
     """Bits of a masked number, 16 to 32: an update has so many 32nds of its dense bytes. 16 is coarse with more than a
     few silos."""
@@ -98,6 +102,9 @@ class PrivacySettings:
             raise ValueError(f"min_silos = {self.min_silos}: must be between {MIN_SILOS} and {MAX_SILOS}.")
         if not (self.threshold == 0 or MIN_SILOS <= self.threshold <= MAX_SILOS):
             raise ValueError(f"threshold = {self.threshold}: must be between {MIN_SILOS} and {MAX_SILOS}, or 0.")
+        if self.group_size and not max(self.min_silos, self.threshold) <= self.group_size <= MAX_SILOS // 2:
+            raise ValueError(f"group_size = {self.group_size}: must be at least min_silos and threshold,"
+                             f" {max(self.min_silos, self.threshold)}, and at most {MAX_SILOS // 2}; or 0.")
         if not WORD_BITS[0] <= self.word_bits <= WORD_BITS[1]:
             raise ValueError(f"word_bits = {self.word_bits}: must be between {WORD_BITS[0]} and {WORD_BITS[1]}.")
         if not 0 < self.random_share <= 1:

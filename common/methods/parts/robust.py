@@ -76,13 +76,14 @@ def fewest_updates(settings: RobustSettings) -> int:
 
 
 def refused(settings: RobustSettings, *, method: str, allowed: Sequence[Rule], uplink: Uplink,
-            silos: int | None) -> str:
+            silos: int | None, groups: bool = False) -> str:
     """Why a rule cannot be used here, with what to do; empty when it can.
 
     Args:
         method: its name.
         allowed: rules that it is defined with.
         silos: largest number of updates that a round may have; None when that is not known yet.
+        groups: whether these are sums of groups of silos.
     """
     rule = settings.rule
     if rule == "none":
@@ -95,5 +96,6 @@ def refused(settings: RobustSettings, *, method: str, allowed: Sequence[Rule], u
                 ' choose "norm_clipping", "geometric_median" or "judge", or another [wire] uplink.')
     if silos is not None and silos < (least := fewest_updates(settings)):
         told = f" with byzantine_silos = {settings.byzantine_silos}" if settings.byzantine_silos else ""
-        return f'rule = "{rule}"{told} needs {least} updates in a round, and there are {silos} silos at most.'
+        there = "groups of silos ([privacy] group_size)" if groups else "silos"
+        return f'rule = "{rule}"{told} needs {least} updates in a round, and there are {silos} {there} at most.'
     return ""

@@ -7,9 +7,12 @@ Tests: tests/common/methods/parts/test_secure_sum.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from semisilo.common.methods.uplink import Uplink
 
-__all__ = ["MAX_SILOS", "MIN_SILOS", "WORD_BITS", "threshold_of", "why_not_summed"]
+__all__ = ["MAX_SILOS", "MIN_SILOS", "STEPS", "WORD_BITS", "divisor_of", "sums_per_step", "threshold_of", "totals_of",
+           "why_not_summed"]
 
 MAX_SILOS = 32
 """Of one sum: every silo shares its secrets with every other."""
@@ -19,6 +22,31 @@ WORD_BITS = (16, 32)
 """Fewest and most."""
 _SUMMED_WEIGHTINGS = ("uniform", "size")
 """Of methods that can weigh otherwise as well."""
+STEPS = "steps"
+"""The total that normalised averaging divides by."""
+
+
+def totals_of(settings: object) -> tuple[str, ...]:
+    """Numbers that a method's silos add up beside their updates: the property `sum_totals` of its settings.
+
+    Normalised averaging needs the mean number of steps, a correction whether somebody has lost his part of it. Such a
+    number never leaves a silo but behind a mask.
+    """
+    return tuple(getattr(settings, "sum_totals", ()))
+
+
+def sums_per_step(settings: object) -> bool:
+    """Whether silos divide their update by their total "steps" before it is added up, and the coordinator multiplies
+    the mean by the mean of that total: the property `sums_per_step` of a method's settings.
+
+        sum_k p_k (tau_bar / tau_k) d_k = tau_bar sum_k p_k (d_k / tau_k)        (FedNova Eq. 6; Fed-SHVR Eq. 14)
+    """
+    return bool(getattr(settings, "sums_per_step", False))
+
+
+def divisor_of(settings: object, totals: Mapping[str, float]) -> float:
+    """What a silo divides its update by before it is added up."""
+    return totals[STEPS] if sums_per_step(settings) else 1.0
 
 
 def threshold_of(threshold: int, min_silos: int, num_asked: int) -> int:
@@ -30,13 +58,16 @@ def threshold_of(threshold: int, min_silos: int, num_asked: int) -> int:
     return max(threshold or 2 * num_asked // 3 + 1, min_silos)
 
 
-def why_not_summed(*, method: str, summed: bool, weighting: str, robust_rule: str, uplink: Uplink, local_accuracy: bool,
-                   most_silos: int | None) -> str:
+def why_not_summed(*, method: str, summed: bool, weighting: str, robust_rule: str, group_size: int, uplink: Uplink,
+                   random_k: float, needs_exact: bool, local_accuracy: bool, most_silos: int | None) -> str:
     """Why a study cannot be summed behind masks, with what to do; empty when it can.
 
     Args:
         summed: whether the method's updates are added up with weights that everybody knows (`MethodSpec.summed`).
         weighting: of the method's settings; "uniform" where it has none.
+        group_size: of the study; 0 where all updates are in one sum.
+        random_k: share of an update that is sent.
+        needs_exact: whether method and settings need exact updates.
         most_silos: that a round may ask; None where it is a share of those that have joined.
     """
     if not summed:
@@ -45,15 +76,19 @@ def why_not_summed(*, method: str, summed: bool, weighting: str, robust_rule: st
     if weighting not in _SUMMED_WEIGHTINGS:
         return (f'secure_aggregation is not possible with [method] weighting = "{weighting}": the weights change with'
                 ' who answers. Choose "uniform" or "size".')
-    if robust_rule != "none":
+    if robust_rule != "none" and not group_size:
         return (f'secure_aggregation is not possible with [robust] rule = "{robust_rule}", which looks at each update'
-                " by itself. Leave one of the two out.")
+                f" by itself. Leave one of the two out, or have it look at random groups of silos: group_size ="
+                f" {MIN_SILOS} or more.")
+    if random_k < 1 and needs_exact:
+        return (f"random_k is not possible with the method {method} and these settings: its corrections need every"
+                " number of an update. Leave it out.")
     if uplink.lossy:
         return ("secure_aggregation is not possible with a lossy [wire] uplink: masked numbers have a form of their own"
                 " (word_bits). Leave uplink out.")
     if local_accuracy:
         return "secure_aggregation is not possible with [study] local_accuracy, which needs each silo's own model."
-    if most_silos is not None and most_silos > MAX_SILOS:
-        return (f"secure_aggregation is possible with up to {MAX_SILOS} silos in a round, and [participation]"
-                f" silos_per_round = {most_silos}.")
+    if most_silos is not None and most_silos > MAX_SILOS and not group_size:
+        return (f"secure_aggregation is possible with up to {MAX_SILOS} silos in a sum, and [participation]"
+                f" silos_per_round = {most_silos}. Ask fewer, or set group_size.")
     return ""

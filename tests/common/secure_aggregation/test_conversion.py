@@ -30,7 +30,8 @@ KEYS = RoundKeys(seal_key=b"a" * 32, mask_key=b"b" * 32, signature=b"c" * 64)
 QUESTION = SumQuestion(
     step="unmask", phase="train", nonce=b"n" * 16, threshold=2,
     members=(Member(silo="a", identity=b"i" * 32, keys=KEYS), Member(silo="b", identity=b"j" * 32, keys=KEYS)),
-    sealed=(SealedShare(silo="b", sealed=b"x" * 150),), form=MaskForm(bits=18, bounds=(1.0, 0.1), silo_count=2),
+    sealed=(SealedShare(silo="b", sealed=b"x" * 150),), form=MaskForm(
+        bits=18, bounds=(1.0, 0.1), silo_count=2, totals=("steps", "lost")),
     survivors=("a", "b"), confirmations=(Confirmation(silo="a", signature=b"s" * 64),))
 ANSWERS: dict[str, StepAnswer] = {
     "keys": KEYS, "shares": Shares(sealed=(SealedShare(silo="b", sealed=b"x"),), commitment=b"h" * 32),
@@ -69,7 +70,10 @@ def test_a_question_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("form", [pb.MaskForm(bits=8, silo_count=3, random_k=1.0),
                                   pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[float("nan")]),
-                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[1.0] * 65_537)])
+                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[1.0] * 65_537),
+                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=["x"] * 9),
+                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=["x" * 33]),
+                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=[""])])
 def test_a_form_that_cannot_be_is_refused(form: pb.MaskForm) -> None:
     message = pb.SecureTask.FromString(bytes.fromhex(question_to_hex(QUESTION)))
     message.form.CopyFrom(form)

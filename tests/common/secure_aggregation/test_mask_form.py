@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semisilo.common.secure_aggregation.mask_form import (
@@ -10,6 +12,7 @@ from semisilo.common.secure_aggregation.mask_form import (
     first_bounds,
     next_bounds,
     share_count,
+    together,
     weight_of,
 )
 
@@ -45,6 +48,19 @@ def test_weights_are_shares_of_the_largest_silo() -> None:
     assert weight_of(MaskForm(bits=18, bounds=(1.0,), silo_count=4), 0) == 1.0
 
 
+def test_behind_the_tensors_come_three_words_for_each_total_and_two_more() -> None:
+    form = MaskForm(bits=18, bounds=(1.0,), silo_count=4)
+    assert (form.extra_words, replace(form, totals=("steps", "lost")).extra_words) == (2, 8)
+
+
+def test_what_several_sums_have_told_is_weighed_together() -> None:
+    one = SumOutcome(silos=3, weight=2.0, cut=1, elements=9, largest=(0.5, 2.0), totals=(10.0,))
+    other = SumOutcome(silos=4, weight=1.0, cut=2, elements=9, largest=(1.0, 1.0), totals=(40.0,))
+    assert together([one, other]) == SumOutcome(silos=7, weight=3.0, cut=3, elements=9, largest=(1.0, 2.0),
+                                                totals=(20.0,))
+    assert together([one]) == one
+
+
 @pytest.mark.parametrize(("share", "elements", "count"), [(1.0, 7, 7), (0.01, 7, 1), (0.5, 7, 4), (0.5, 0, 0)])
 def test_a_share_is_rounded_up(share: float, elements: int, count: int) -> None:
     assert share_count(share, elements) == count
@@ -52,7 +68,8 @@ def test_a_share_is_rounded_up(share: float, elements: int, count: int) -> None:
 
 @pytest.mark.parametrize("wrong", [{"bits": 15}, {"bits": 33}, {"silo_count": 0}, {"silo_count": 33},
                                    {"bounds": (0.0,)}, {"bounds": (float("inf"),)}, {"bounds": (float("nan"),)},
-                                   {"weight_reference": -1}, {"random_k": 0.0}, {"random_k": 1.5}])
+                                   {"weight_reference": -1}, {"totals": ("x",) * 9}, {"totals": ("",)},
+                                   {"random_k": 0.0}, {"random_k": 1.5}])
 def test_a_form_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     right: dict[str, object] = {"bits": 18, "bounds": (1.0,), "silo_count": 3}
     with pytest.raises(ValueError, match=next(iter(wrong))):

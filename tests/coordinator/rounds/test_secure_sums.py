@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,10 @@ def test_every_step_knows_the_phase_of_the_method(sums: type[Sums]) -> None:
 def test_a_masked_update_has_a_word_for_every_element_and_two_more() -> None:
     form = MaskForm(bits=18, bounds=(1.0, 1.0), silo_count=3)
     layout, = masked_layout(EXPECTS, form).values()
-    assert word_count(EXPECTS) == 21
+    assert word_count(EXPECTS, form) == 21
     assert layout.tensors == (TensorSpec("words", (packed_bytes(21, 18),), "uint8"),)
-    assert word_count(EXPECTS, random_k=0.1) == 4
+    assert word_count(EXPECTS, replace(form, random_k=0.1)) == 4
+    assert word_count(EXPECTS, replace(form, totals=("steps", "lost"))) == 27, "three words for each total"
 
 
 def test_only_steps_that_do_not_train_have_a_short_deadline() -> None:
@@ -60,13 +62,14 @@ def test_only_steps_that_do_not_train_have_a_short_deadline() -> None:
 def test_the_threshold_of_a_sum_that_is_open_stays_whoever_answers(tmp_path: Path) -> None:
     """It was lowered while keys were waited for, so a sum went on with fewer silos than could open it."""
     filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
-    sums, settings = MaskedSums(filled.ledger, filled.roster, federation="f"), PrivacySettings(secure_aggregation=True)
+    sums = MaskedSums(filled.ledger, filled.roster, federation="f")
+    sums.begin(PrivacySettings(secure_aggregation=True), seed=1)
     row = filled.ledger.open_round("first", 2, start_digest="", sample=("a", "b", "c", "d", "e"),
-                                   phases=sums.phases(settings, (TRAIN,)))
+                                   phases=sums.phases((TRAIN,)))
     keys, shares = row.phases[:2]
-    assert sums.fewest(row, keys, settings, 5) == 4
-    sums.open(row, keys, settings, ["a", "b", "c", "d", "e"])
+    assert sums.fewest(row, keys, 5) == 4
+    sums.open(row, keys, ["a", "b", "c", "d", "e"])
     for phase in (keys, shares):
-        assert sums.fewest(row, phase, settings, None) == 4
-    assert sums.fewest(row, shares, settings, 3) == 4
-    assert sums.fewest(row, TRAIN, settings, 3) == 0
+        assert sums.fewest(row, phase, None) == 4
+    assert sums.fewest(row, shares, 3) == 4
+    assert sums.fewest(row, TRAIN, 3) == 0

@@ -67,9 +67,12 @@ class Quadratics:
     settings: FedSHVRSettings = field(default_factory=lambda: FedSHVRSettings(lr=0.1))
     ignores_correction: bool = False
     dtype: torch.dtype = torch.float64
+    summed: Sequence[Sequence[int]] = ()
+    """Groups of silos whose updates are added up before the coordinator sees them; none where it sees each."""
 
     def __post_init__(self) -> None:
-        self.strategy = FedSHVRStrategy(self.settings, _environment())
+        self.strategy = FedSHVRStrategy(self.settings, _environment(summed=bool(self.summed)))
+        self.folded: dict[int, int] = {}
         self.state = self.strategy.start({"w": torch.tensor([1.0], dtype=self.dtype)})
         self.memories: dict[int, FedSHVRMemory | None] = {}
         self.kept: dict[int, FedSHVRSiloState | None] = {}
@@ -83,7 +86,7 @@ class Quadratics:
             task = self.strategy.task(self.state, TRAIN, str(k), self.kept.get(k), round=self.round_number + 1)
             work = SiloTask(study="s", round=self.round_number + 1, rounds=9, phase="train", silo=str(k), seed=1,
                             settings=replace(self.settings, **task.settings), groups=task.groups, build_model=_plain,
-                            augmentation=AUGMENTATION, image=FORM)
+                            augmentation=AUGMENTATION, image=FORM, last_folded_round=self.folded.get(k, 0))
             result[k] = work, received_correction(work, self.memories.get(k), num_examples=self.sizes[k],
                                                   steps=self.tau[k])
         return result
@@ -107,6 +110,11 @@ class Quadratics:
             memory = control_to_keep(work, self.memories.get(k), corrected, difference, num_examples=self.sizes[k],
                                      steps=self.tau[k])
             answers[k] = UpdateHeader(str(k), self.sizes[k], metrics), difference, memory
+            self.folded[k] = self.round_number
+        if self.summed:
+            self.memories |= {k: memory for k, (_, _, memory) in answers.items()}
+            self._fold_sums({k: (answers[k][1], asked[k][1].totals(self.tau[k])) for k in answers})
+            return float(self.state.w["w"]), used, ends
         tally = self.strategy.begin(self.state, TRAIN, tuple(answers[k][0] for k in answers), round=self.round_number)
         for k, (header, difference, memory) in answers.items():
             groups = {"model": TensorGroup(difference, Meaning.DIFFERENCE)}
@@ -114,6 +122,27 @@ class Quadratics:
             self.memories[k] = memory
         self.state = self.strategy.finish(self.state, TRAIN, tally, round=self.round_number)
         return float(self.state.w["w"]), used, ends
+
+    def _fold_sums(self, answers: dict[int, tuple[dict[str, Tensor], dict[str, float]]]) -> None:
+        """As the coordinator gets them behind masks, but for the rounding: means by images, of what was divided by its
+        steps times their mean."""
+        sums = []
+        for number, group in enumerate(self.summed):
+            there = [k for k in group if k in answers]
+            if not there:
+                continue
+            images = sum(self.sizes[k] for k in there)
+            means = {name: sum(self.sizes[k] * answers[k][1][name] for k in there) / images
+                     for name in self.settings.sum_totals}
+            per_step = self.settings.sums_per_step
+            mean = sum((self.sizes[k] / images * answers[k][0]["w"] / (self.tau[k] if per_step else 1)
+                        for k in there), start=ZERO) * (means["steps"] if per_step else 1.0)
+            sums.append((UpdateHeader(f"group-{number}", images, means), {"w": mean}))
+        tally = self.strategy.begin(self.state, TRAIN, tuple(header for header, _ in sums), round=self.round_number)
+        for header, mean in sums:
+            tally, _ = self.strategy.fold(self.state, tally, header,
+                                          {"model": TensorGroup(mean, Meaning.DIFFERENCE)}, None)
+        self.state = self.strategy.finish(self.state, TRAIN, tally, round=self.round_number)
 
     def zero_sum(self) -> float:
         """sum p_k s_k d_k over the silos that are in the sum, of the corrections of the next round."""
@@ -323,6 +352,42 @@ def test_at_the_coordinator_what_is_kept_for_a_silo_may_be_lost() -> None:
 
 
 # A round's parts ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("variant", ["fed_shvr", "fed_sh", "fed_svr"])
+@pytest.mark.parametrize("groups", [((0, 1, 2, 3),), ((0, 2), (1, 3))])
+def test_added_up_behind_masks_every_round_is_what_it_is_in_the_clear(variant: Any, groups: Any) -> None:
+    def world(summed: Any) -> Quadratics:
+        return Quadratics([1.0, 2.0, 0.5, 1.5], [0.0, 3.0, -1.0, 2.0], [1, 3, 2, 5], [50, 20, 30, 40],
+                          settings=FedSHVRSettings(lr=0.1, variant=variant), summed=summed)
+
+    clear, sums = world(()), world(groups)
+    for number, silos in enumerate(((0, 1, 2), (0, 1, 2, 3), (1, 3), (0, 2), (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))):
+        if number == 4:  # silo 1 has lost what it kept: all begin anew in the round after
+            clear.memories[1] = sums.memories[1] = None
+        (w, d, _), (found, used, _) = clear.round(silos), sums.round(silos)
+        assert found == pytest.approx(w, rel=1e-12), number
+        assert used == pytest.approx(d, rel=1e-9, abs=1e-12), number
+        assert sums.lost == clear.lost == ([1] if number == 4 and variant != "fed_sh" else [])
+    assert sums.state.correction_epoch == clear.state.correction_epoch == (1 if variant == "fed_sh" else 2)
+    assert sums.state.mass == pytest.approx(clear.state.mass)
+    assert not sums.state.members, "nobody knows who is in the sum"
+
+
+def test_behind_masks_all_silos_are_told_alike() -> None:
+    world = Quadratics([1.0, 2.0, 0.5], [0.0, 3.0, -1.0], [1, 3, 2], [50, 20, 30], summed=((0, 1, 2),))
+    world.round((0, 1))
+    told = [world.strategy.task(world.state, TRAIN, str(k), None, round=2).settings for k in range(3)]
+    assert told == [{"correction_epoch": 1, "correction_since": 1}] * 3
+    _, used, _ = world.round()
+    assert used[0] != 0
+    assert used[1] != 0
+    assert used[2] == 0, "a newcomer goes without"
+
+
+def test_behind_masks_the_coordinator_keeps_nothing_of_single_silos() -> None:
+    with pytest.raises(BadConfiguration, match="correction_at = \"coordinator\" keeps what each silo has sent"):
+        FedSHVRStrategy(FedSHVRSettings(correction_at="coordinator"), _environment(summed=True))
+
 
 def _started(strategy: FedSHVRStrategy, build: Callable[[], nn.Module] = _plain) -> FedSHVRState:
     return strategy.start(initial_model(build, 1))

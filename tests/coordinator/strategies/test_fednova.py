@@ -10,12 +10,13 @@ from torch import nn
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.learning import tensors
+from semisilo.common.learning.averaging.normalised import effective_steps
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.methods.fednova import FedNovaSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.strategies.fedavg import FedAvgStrategy
-from semisilo.coordinator.strategies.fednova import FedNovaStrategy, effective_steps
+from semisilo.coordinator.strategies.fednova import FedNovaStrategy
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 

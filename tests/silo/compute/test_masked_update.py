@@ -21,13 +21,14 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.secure_aggregation.masked_updates import add_up, check_masked, decoded_mean
 from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
-from semisilo.silo.compute.masked_update import plain_words, write_masked
+from semisilo.silo.compute.masked_update import Summand, plain_words, write_masked
 
 SILOS = ("a", "b", "c")
 LAYOUT = {"model": GroupLayout(Meaning.DIFFERENCE, "11" * 32, (
     TensorSpec("weight", (20, 30), "float32"), TensorSpec("bias", (9,), "float32")))}
 ELEMENTS = 609
 FORM = MaskForm(bits=20, bounds=(0.5, 0.05), silo_count=3)
+SUMMAND = Summand(num_examples=1)
 PAIR = {("a", "b"): b"1" * 32, ("a", "c"): b"2" * 32, ("b", "c"): b"3" * 32}
 
 
@@ -49,7 +50,7 @@ def seeds_of(silo: str) -> tuple[MaskSeed, ...]:
 def written(folder: Path, silo: str, form: MaskForm, *, num_examples: int = 1, masked: bool = True) -> Path:
     store = PayloadStore(folder / silo)
     payload, _, _ = write_masked(store, update_of(silo), Masking(
-        form=form, phase="train", seeds=seeds_of(silo) if masked else ()), num_examples=num_examples,
+        form=form, phase="train", seeds=seeds_of(silo) if masked else ()), summand=Summand(num_examples=num_examples),
         sender=sender(silo), residuals={}, add_masks=add_masks)
     return store.path(payload.digest)
 
@@ -120,7 +121,7 @@ def test_a_random_share_is_the_same_at_all_silos_and_the_rest_comes_later(tmp_pa
         for silo in SILOS:
             store = PayloadStore(tmp_path / silo)
             payload, left[silo], _ = write_masked(
-                store, update_of(silo), Masking(form=form, phase="train", seeds=seeds_of(silo)), num_examples=1,
+                store, update_of(silo), Masking(form=form, phase="train", seeds=seeds_of(silo)), summand=SUMMAND,
                 sender=sender(silo, number), residuals=left[silo], add_masks=add_masks)
             paths.append(store.path(payload.digest))
         total = add_up(paths, form, elements=ELEMENTS)
@@ -139,7 +140,7 @@ def test_the_same_update_gives_the_same_words_and_another_round_others() -> None
     masking = Masking(form=FORM, phase="train", seeds=())
 
     def words(silo: str, number: int) -> bytes:
-        found, _ = plain_words(update_of("a"), masking, num_examples=1, sender=sender(silo, number), residuals={})
+        found, _ = plain_words(update_of("a"), masking, summand=SUMMAND, sender=sender(silo, number), residuals={})
         return found.tobytes()
 
     assert words("a", 1) == words("a", 1)
@@ -149,9 +150,9 @@ def test_the_same_update_gives_the_same_words_and_another_round_others() -> None
 def test_a_file_has_nothing_but_words_and_its_digest_is_of_the_plain_ones(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path)
     masking = Masking(form=FORM, phase="train", seeds=seeds_of("a"))
-    payload, left, vector = write_masked(store, update_of("a"), masking, num_examples=1, sender=sender("a"),
+    payload, left, vector = write_masked(store, update_of("a"), masking, summand=SUMMAND, sender=sender("a"),
                                          residuals={}, add_masks=add_masks)
-    plain, _ = plain_words(update_of("a"), masking, num_examples=1, sender=sender("a"), residuals={})
+    plain, _ = plain_words(update_of("a"), masking, summand=SUMMAND, sender=sender("a"), residuals={})
     assert vector == hashlib.sha256(plain.tobytes()).digest()
     assert left == {}
     with PayloadReader(store.path(payload.digest)) as reader:
@@ -165,14 +166,14 @@ def test_a_silo_that_has_diverged_sends_nothing() -> None:
     groups = update_of("a")
     groups["model"].tensors["bias"][3] = float("nan")
     with pytest.raises(ComputeFailed, match="Training diverged: 'bias'"):
-        plain_words(groups, Masking(form=FORM, phase="train", seeds=()), num_examples=1, sender=sender("a"),
+        plain_words(groups, Masking(form=FORM, phase="train", seeds=()), summand=SUMMAND, sender=sender("a"),
                     residuals={})
 
 
 def test_a_form_for_other_tensors_is_refused() -> None:
     form = MaskForm(bits=20, bounds=(0.5,), silo_count=3)
     with pytest.raises(ComputeFailed, match="bounds for 1 tensors"):
-        plain_words(update_of("a"), Masking(form=form, phase="train", seeds=()), num_examples=1, sender=sender("a"),
+        plain_words(update_of("a"), Masking(form=form, phase="train", seeds=()), summand=SUMMAND, sender=sender("a"),
                     residuals={})
 
 
