@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods.contract import ModelSettings
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
 from semisilo.common.methods.uplink import Uplink
+from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, share_count
+from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.coordinator.ledger.costs import rounds_with_payload, silo_round_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy
@@ -60,6 +62,8 @@ class StudyDescription:
     dp: DifferentialPrivacy | None
     secure_silos: int
     """Silos that a secure sum of it must have; 0 where updates go in the clear."""
+    masked_update_bytes: int
+    """Of an update behind masks; 0 where updates go in the clear, and until the study has begun."""
     dense_bytes: int
     frozen_bytes: int
     """Of the parameters that nobody trains; 0 for none, and until the study has begun."""
@@ -87,6 +91,7 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         method=config.method.name, settings=config.method.settings, model=model,
         image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(), dp=config.privacy.dp,
         secure_silos=config.privacy.min_silos if config.privacy.secure_aggregation else 0,
+        masked_update_bytes=0 if frozen is None else _masked_bytes(config.privacy, frozen.dense_bytes),
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         normalisation_images=_normalisation_images(config.data.image, frozen),
@@ -101,6 +106,13 @@ def _normalisation_images(image: ImageSettings, frozen: FrozenStudy | None) -> i
     counts = {"labelled": frozen.num_labelled, "validation": frozen.num_validation}
     fewest = min(counts[image.mean], counts[image.std])
     return fewest if fewest >= _FEWEST_IMAGES else 0
+
+
+def _masked_bytes(privacy: PrivacySettings, dense_bytes: int) -> int:
+    """Of the words of an update of so many bytes in float32; what is beside its tensors is a few words."""
+    if not privacy.secure_aggregation:
+        return 0
+    return packed_bytes(share_count(privacy.random_share, dense_bytes // 4) + EXTRA_WORDS, privacy.word_bits)
 
 
 def _own_rounds(ledger: Ledger, study: str, silo: str) -> tuple[OwnRound, ...]:

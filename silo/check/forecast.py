@@ -120,6 +120,8 @@ def _bytes(needs: StudyNeeds, tasks: list[TaskTook]) -> tuple[int, int, str]:
     dense = needs.dense_bytes
     if not dense:
         return 0, 0, "unknown until the study has begun"
+    if needs.masked_update_bytes:
+        return dense, needs.masked_update_bytes, "at most a whole model in, and the words of a masked update out"
     if needs.typical_update_bytes:
         return dense, needs.typical_update_bytes, "a whole model in, what other silos' updates took out"
     return dense, _lossy_bytes(needs), "at most: a whole model in, and an update of its size in the study's form out"

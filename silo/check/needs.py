@@ -54,6 +54,8 @@ class StudyNeeds:
     round_timeout_seconds: float
     secure_silos: int = 0
     """Silos that a secure sum must have; 0 where updates go in the clear."""
+    masked_update_bytes: int = 0
+    """Of an update behind masks; 0 where updates go in the clear, and until the study has begun."""
     frozen_bytes: int = 0
     """Of layers that nobody trains, which come once; 0 for none, and until the study has begun."""
     normalisation_images: int = 0
@@ -144,6 +146,7 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         typical_round_seconds=_seconds(message.typical_round_duration)
         if message.HasField("typical_round_duration") else None,
         round_timeout_seconds=_seconds(message.round_timeout), secure_silos=max(0, message.secure_silo_count),
+        masked_update_bytes=_bytes(message.masked_update_bytes),
         normalisation_images=_bytes(message.normalisation_image_count) if begun else 0)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from semisilo.common import __version__
+from semisilo.common.config import canonical_json
+from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.studies.describe import describe_study
+from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.check.needs import needs_of
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.hub_over_tls import hub
@@ -71,6 +75,29 @@ def test_own_rounds_are_ones_own_and_of_others_only_the_median_is_told(tmp_path:
             assert answer.typical_update_bytes == 100
             assert answer.HasField("typical_round_duration")
             assert b"beta" not in answer.SerializeToString()
+    run(work())
+
+
+@pytest.mark.parametrize(("privacy", "bytes_out"), [
+    (PrivacySettings(), 0), (PrivacySettings(secure_aggregation=True), 45),
+    (PrivacySettings(secure_aggregation=True, word_bits=32), 80),
+    (PrivacySettings(secure_aggregation=True, word_bits=32, random_k="10%"), 16)])
+def test_the_bytes_of_a_masked_update_are_known_before_the_first_round(tmp_path: Path, privacy: PrivacySettings,
+                                                                       bytes_out: int) -> None:
+    async def work() -> None:
+        async with hub(tmp_path) as made:
+            ledger = made.coordinator.ledger
+            config = replace(config_from_dict(ledger.study("s").config, where="s"), privacy=privacy)
+            frozen = ledger.study("s").frozen
+            assert frozen is not None
+            with ledger.transaction() as db:
+                db.execute("UPDATE study SET config_json = ?, frozen_json = ?",
+                           (canonical_json(config), canonical_json(replace(frozen, dense_bytes=72))))
+            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=300)
+            assert answer.masked_update_bytes == bytes_out  # 18 numbers and two more, or 2 and two more
+            needs, _ = needs_of(answer, silo="alpha")
+            assert needs is not None
+            assert needs.masked_update_bytes == bytes_out
     run(work())
 
 

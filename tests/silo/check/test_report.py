@@ -404,6 +404,8 @@ def test_without_any_round_the_forecast_is_a_whole_model_and_says_so(tmp_path: P
     assert "at most" in found.bytes_from
     assert "--measure" in line_of(found)
     assert "at 100 Mbit/s it would be 0.1 s" in line_of(found)  # 800 kB * 8 / 100e6 = 0.064 s
+    masked = forecast(needs(masked_update_bytes=225_005), SiloHome(tmp_path), images=10)
+    assert (masked.up_bytes, "the words of a masked update" in masked.bytes_from) == (225_005, True)
     typical = forecast(needs(typical_update_bytes=70_000), SiloHome(tmp_path), images=10)
     assert (typical.up_bytes, "other silos" in typical.bytes_from) == (70_000, True)
     sparse = needs(task=replace(needs().task, uplink=Uplink(aim="auto", values="int8", top_k=0.1)))
