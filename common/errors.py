@@ -217,6 +217,12 @@ class ModelNotShared(SemisiloError):
     code, status = "MODEL_NOT_SHARED", "PERMISSION_DENIED"
 
 
+class StudyCardGone(SemisiloError):
+    """The coordinator has no card of a study by that digest."""
+
+    code, status = "STUDY_CARD_GONE", "NOT_FOUND"
+
+
 class ModelNotReady(SemisiloError):
     """The study is not over, or its model is not written yet."""
 
@@ -239,6 +245,12 @@ class MethodNotPermitted(NotPermitted):
     """The silo's own policy does not list the method."""
 
     code = "METHOD_NOT_PERMITTED"
+
+
+class StudyNotApproved(NotPermitted):
+    """Nobody at the silo has approved the study yet."""
+
+    code = "STUDY_NOT_APPROVED"
 
 
 class DailyBudget(NotPermitted):

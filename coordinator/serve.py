@@ -28,6 +28,7 @@ from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_k
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation, keep_private
 from semisilo.coordinator.federation.invitations import authority_of
+from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.federation.tracking_table import check_installed
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.database import checkpoint
@@ -158,7 +159,8 @@ class _Server:
         calls = SiloCalls(self._federation.name)
         RoundServicer(
             task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
-            models=SharedModels(self._ledger, self._federation.studies), federation=self._federation.name,
+            models=SharedModels(self._ledger, self._federation.studies),
+            cards=StudyCards(self._ledger, federation=self._federation.name), federation=self._federation.name,
             max_uploads=self._federation.config.limits.uploads, rates=self._rates,
             audit_head=heads.current).add_to(server, calls)
         RenewalService(authority, self._roster, on_leave=self._left).add_to(server, calls)

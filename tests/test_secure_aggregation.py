@@ -41,6 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
         assert processes.query("SELECT DISTINCT metrics_json FROM task") == [("{}",)], "nothing is said of single silos"
         for silo in SILOS:
             kinds = [(line["kind"], line["phase"]) for line in lines_of(processes, silo) if line["study"] == "first"]
+            assert kinds.pop(0) == ("study_card", ""), "signed once, before anything else"
             assert kinds == [("update" if step == "train" else "secure_step", step) for step in STEPS] * 2
             update = next(line for line in lines_of(processes, silo) if line["kind"] == "update")
             assert (update["groups"], update["metrics"], update["num_examples"]) == (["masked"], {}, 0)

@@ -32,6 +32,7 @@ from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire.tensors_pb2 import PayloadReference
 from semisilo.coordinator.federation.authority import CoordinatorCertificate
+from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.roster import LedgerRoster
@@ -125,6 +126,7 @@ async def _serve(orders: Connection, folder: Path, uploads: int, spare_files: in
                   server_credentials(shown, silo_authority_pem=(folder / "ca.pem").read_bytes()))
     task_service: Any = _TaskServiceStandIn(payloads, spool)
     RoundServicer(task_service=task_service, roster=LedgerRoster(ledger), runtime=RuntimeState(),
+                  cards=StudyCards(ledger, federation=FEDERATION),
                   models=SharedModels(ledger, folder / "studies"), meter=RoundMeter(ledger, port=port),
                   federation=FEDERATION, max_uploads=uploads).add_to(server, SiloCalls(FEDERATION))
     await server.start()

@@ -228,6 +228,9 @@ class TaskSpec:
     clear."""
     dp: DifferentialPrivacy | None = None
     """Table [privacy.dp] of the study; None where it has none."""
+    card: str = ""
+    """Hex digest of the study's card (`semisilo.common.methods.study_card`), which a silo must have signed; empty where
+    the coordinator is of a version without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,6 +86,7 @@ def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb
         message.secure.CopyFrom(message_from_hex(spec.secure))
     if spec.dp is not None:
         message.dp.CopyFrom(dp_to_proto(spec.dp))
+    message.study_card = bytes.fromhex(spec.card)
     return message
 
 
@@ -122,8 +123,14 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
         model_round=message.model_round if message.HasField("model_round") else None,
         measure=_measure(message.measure), secure=_secure(message),
-        dp=dp_from_proto(message.dp) if message.HasField("dp") else None,
+        dp=dp_from_proto(message.dp) if message.HasField("dp") else None, card=_card(message.study_card),
     )
+
+
+def _card(digest: bytes) -> str:
+    if len(digest) not in (0, 32):
+        raise BadPayload(f"The digest of the task's study card has {len(digest)} bytes instead of 32.")
+    return digest.hex()
 
 
 def model_to_proto(model: ModelSettings) -> round_pb.ModelSpec:

@@ -38,6 +38,6 @@ def told_alike(task: TaskSpec, *, phase: str, form: MaskForm, roster: bytes) -> 
     told: Mapping[str, object] = {
         "study": task.study, "round": task.round, "rounds": task.rounds, "phase": phase, "method": task.method,
         "settings": task.settings, "model": to_dict(task.model), "image": to_dict(task.image),
-        "augmentation": to_dict(task.augmentation), "seed": task.seed, "groups": groups, "form": to_dict(form),
-        "roster": roster.hex()}
+        "augmentation": to_dict(task.augmentation), "seed": task.seed, "card": task.card, "groups": groups,
+        "form": to_dict(form), "roster": roster.hex()}
     return hashlib.sha256(b"semisilo told alike v1\0" + canonical_json(told).encode()).digest()

@@ -25,13 +25,14 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadKey, BadShare, BadSignature
 from semisilo.common.secure_aggregation.messages import KEY_BYTES, SEED_BYTES, Confirmation, Member, SecureSum
 
-__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_identity", "check_keys", "check_survivors", "commitment",
-           "identity_of", "mask_context", "new_identity", "new_key", "pair_seed", "prove_identity", "public_of", "seal",
-           "self_seed", "sign_keys", "sign_survivors", "unseal"]
+__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_card_signature", "check_identity", "check_keys", "check_survivors",
+           "commitment", "identity_of", "mask_context", "new_identity", "new_key", "pair_seed", "prove_identity",
+           "public_of", "seal", "self_seed", "sign_card", "sign_keys", "sign_survivors", "unseal"]
 
 SEAL_OVERHEAD_BYTES = 16
 """What a sealed text has beyond the plain one: the tag of Poly1305."""
 _SIGNED_NAME = b"semisilo secure aggregation identity v1\0"
+_SIGNED_CARD = b"semisilo study card signature v1\0"
 _SIGNED_KEYS = b"semisilo secure aggregation keys v1\0"
 _SIGNED_SURVIVORS = b"semisilo secure aggregation survivors v1\0"
 _SEAL = b"semisilo secure aggregation seal v1\0"
@@ -92,6 +93,22 @@ def check_identity(identity: bytes, proof: bytes, *, federation: str, silo: str)
     """Whether a key is a silo's own. Raises: BadSignature."""
     if not _is_signed(identity, proof, _SIGNED_NAME + canonical_json([federation, silo]).encode()):
         raise BadSignature(f"The key for secure sums is not that of silo '{silo}'.")
+
+
+def sign_card(identity_private: bytes, *, federation: str, silo: str, study: str, digest: str) -> bytes:
+    """A silo's word that it takes part in a study as its card says: 64 bytes.
+
+    Args:
+        digest: of the card (`semisilo.common.methods.study_card.digest_of`).
+    """
+    return _identity(identity_private).sign(_card_message(federation, silo, study, digest))
+
+
+def check_card_signature(identity: bytes, signature: bytes, *, federation: str, silo: str, study: str,
+                         digest: str) -> None:
+    """Whether a signature under a study card is that of a silo's key. Raises: BadSignature."""
+    if not _is_signed(identity, signature, _card_message(federation, silo, study, digest)):
+        raise BadSignature(f"The signature under the card of study '{study}' is not that of silo '{silo}'.")
 
 
 def sign_keys(identity_private: bytes, total: SecureSum, silo: str, seal_key: bytes, mask_key: bytes) -> bytes:
@@ -210,6 +227,10 @@ def _is_signed(identity: bytes, signature: bytes, message: bytes) -> bool:
     except (ValueError, InvalidSignature):
         return False
     return True
+
+
+def _card_message(federation: str, silo: str, study: str, digest: str) -> bytes:
+    return _SIGNED_CARD + canonical_json([federation, silo, study, digest]).encode()
 
 
 def _keys_message(total: SecureSum, silo: str, seal_key: bytes, mask_key: bytes) -> bytes:

@@ -80,9 +80,11 @@ class Away(_message.Message):
         REASON_UNSPECIFIED: _ClassVar[Away.Reason]
         REASON_OUTSIDE_HOURS: _ClassVar[Away.Reason]
         REASON_DAILY_BUDGET: _ClassVar[Away.Reason]
+        REASON_AWAITING_APPROVAL: _ClassVar[Away.Reason]
     REASON_UNSPECIFIED: Away.Reason
     REASON_OUTSIDE_HOURS: Away.Reason
     REASON_DAILY_BUDGET: Away.Reason
+    REASON_AWAITING_APPROVAL: Away.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
     reason: Away.Reason
@@ -150,7 +152,7 @@ class Standby(_message.Message):
     def __init__(self, reason: _Optional[_Union[Standby.Reason, str]] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure", "dp")
+    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure", "dp", "study_card")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +174,7 @@ class Task(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
     DP_FIELD_NUMBER: _ClassVar[int]
+    STUDY_CARD_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     study: str
     round: int
@@ -193,7 +196,8 @@ class Task(_message.Message):
     measure: str
     secure: _secure_aggregation_pb2.SecureTask
     dp: DifferentialPrivacy
-    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ...) -> None: ...
+    study_card: bytes
+    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ..., study_card: _Optional[bytes] = ...) -> None: ...
 
 class DifferentialPrivacy(_message.Message):
     __slots__ = ("unit", "noise_multiplier", "target_epsilon", "clip_norm", "delta")
@@ -502,6 +506,34 @@ class RoundTraffic(_message.Message):
     wire_up_bytes: int
     training_duration: _duration_pb2.Duration
     def __init__(self, round: _Optional[int] = ..., payload_down_bytes: _Optional[int] = ..., payload_up_bytes: _Optional[int] = ..., wire_down_bytes: _Optional[int] = ..., wire_up_bytes: _Optional[int] = ..., training_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DescribeStudyCardRequest(_message.Message):
+    __slots__ = ("study", "digest")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    digest: bytes
+    def __init__(self, study: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class DescribeStudyCardResponse(_message.Message):
+    __slots__ = ("card_json",)
+    CARD_JSON_FIELD_NUMBER: _ClassVar[int]
+    card_json: str
+    def __init__(self, card_json: _Optional[str] = ...) -> None: ...
+
+class SignStudyCardRequest(_message.Message):
+    __slots__ = ("study", "digest", "signature")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    digest: bytes
+    signature: bytes
+    def __init__(self, study: _Optional[str] = ..., digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SignStudyCardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DescribeModelRequest(_message.Message):
     __slots__ = ("study",)

@@ -75,6 +75,16 @@ class RoundServiceStub:
                 request_serializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelRequest.SerializeToString,
                 response_deserializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelResponse.FromString,
                 _registered_method=True)
+        self.DescribeStudyCard = channel.unary_unary(
+                '/semisilo.v1.RoundService/DescribeStudyCard',
+                request_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyCardRequest.SerializeToString,
+                response_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyCardResponse.FromString,
+                _registered_method=True)
+        self.SignStudyCard = channel.unary_unary(
+                '/semisilo.v1.RoundService/SignStudyCard',
+                request_serializer=semisilo_dot_v1_dot_round__service__pb2.SignStudyCardRequest.SerializeToString,
+                response_deserializer=semisilo_dot_v1_dot_round__service__pb2.SignStudyCardResponse.FromString,
+                _registered_method=True)
 
 
 class RoundServiceServicer:
@@ -141,6 +151,20 @@ class RoundServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeStudyCard(self, request, context):
+        """What a study asks of every silo from its first round to its last, as tasks name it by digest. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SignStudyCard(self, request, context):
+        """The caller's signature under a study card, before its first task. Safe to repeat: the first one stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoundServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +207,16 @@ def add_RoundServiceServicer_to_server(servicer, server):
                     servicer.DownloadModel,
                     request_deserializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelRequest.FromString,
                     response_serializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelResponse.SerializeToString,
+            ),
+            'DescribeStudyCard': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeStudyCard,
+                    request_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyCardRequest.FromString,
+                    response_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyCardResponse.SerializeToString,
+            ),
+            'SignStudyCard': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignStudyCard,
+                    request_deserializer=semisilo_dot_v1_dot_round__service__pb2.SignStudyCardRequest.FromString,
+                    response_serializer=semisilo_dot_v1_dot_round__service__pb2.SignStudyCardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -402,6 +436,60 @@ class RoundService:
             '/semisilo.v1.RoundService/DownloadModel',
             semisilo_dot_v1_dot_round__service__pb2.DownloadModelRequest.SerializeToString,
             semisilo_dot_v1_dot_round__service__pb2.DownloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeStudyCard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semisilo.v1.RoundService/DescribeStudyCard',
+            semisilo_dot_v1_dot_round__service__pb2.DescribeStudyCardRequest.SerializeToString,
+            semisilo_dot_v1_dot_round__service__pb2.DescribeStudyCardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignStudyCard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semisilo.v1.RoundService/SignStudyCard',
+            semisilo_dot_v1_dot_round__service__pb2.SignStudyCardRequest.SerializeToString,
+            semisilo_dot_v1_dot_round__service__pb2.SignStudyCardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(verify)
     app.command()(audit)
     app.command()(operator)
+    app.command()(card)
 
 
 def verify(folder: Folder = Path(),
@@ -104,6 +105,51 @@ def audit(folder: Folder = Path(),
                                        since_unix=since_unix(since, now) if since else 0.0))
     if out is not None:
         typer.echo(f"The audit trail is in {out}.")
+
+
+def card(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletion=complete_studies,
+                                                help="Name of the study.")],
+         folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Show the card of a study and who has signed it; exit status 1 when a signature is wrong.
+
+    A study card says what the study asks of every silo from its first round to its last. Silos sign it before their
+    first task, and refuse tasks that say something else. A study that changes has a new card, to be signed anew.
+
+    \b
+    Examples:
+      coordinator card blood-cells
+      coordinator card blood-cells --json
+    """
+    import json
+
+    from semisilo.common.config import to_dict
+    from semisilo.common.text.describe import counted, describe_moment
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.federation.study_cards import StudyCards
+    from semisilo.coordinator.ledger.ledger import Ledger
+    from semisilo.coordinator.ledger.oversight.study_cards import latest_card, signatures
+
+    federation = open_federation(folder)
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        ledger.study(study)
+        found = latest_card(ledger, study)
+        if found is None:
+            typer.echo(f"Study {study} has no card yet: it is made when the study begins.")
+            return
+        digest = found.digest()
+        signed = signatures(ledger, study, digest)
+        wrong = StudyCards(ledger, federation=federation.name).wrong(study, digest)
+    if as_json:
+        typer.echo(json.dumps({"study": study, "digest": digest, "card": to_dict(found), "wrong": wrong, "signatures": [
+            to_dict(each) for each in signed]}, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(json.dumps(to_dict(found), indent=2, ensure_ascii=False))
+        typer.echo(f"digest {digest}, signed by {counted(len(signed), 'silo')}")
+        for each in signed:
+            typer.echo(f"  {each.silo}: {'WRONG' if each.silo in wrong else 'right'}, {describe_moment(each.unix)}, key"
+                       f" {each.identity.hex()[:16]}...")
+    if wrong:
+        raise typer.Exit(1)
 
 
 def operator(action: Annotated[Literal["add", "list", "remove"], typer.Argument(metavar="ACTION",

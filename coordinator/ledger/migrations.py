@@ -445,5 +445,25 @@ CREATE TRIGGER round_is_totalled AFTER UPDATE OF closed_unix ON round
 END;
 """
 
+_STUDY_CARDS = """
+CREATE TABLE study_card (                   -- what a study asks of every silo; a new one when that changes
+    study TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    card_json TEXT NOT NULL,
+    made_unix REAL NOT NULL,
+    PRIMARY KEY (study, digest)
+) STRICT;
+CREATE TABLE card_signature (               -- silos that have signed one
+    study TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    silo TEXT NOT NULL,
+    identity BLOB NOT NULL,                 -- the key in the roster of identities that it is signed with
+    signature BLOB NOT NULL,
+    signed_unix REAL NOT NULL,
+    PRIMARY KEY (study, digest, silo)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
-                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS)
+                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
+                               _STUDY_CARDS)

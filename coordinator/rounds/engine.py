@@ -41,6 +41,7 @@ from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
+from semisilo.coordinator.ledger.oversight.study_cards import note_card
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
@@ -58,6 +59,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     pause_when_refused,
     stopped_early,
 )
+from semisilo.coordinator.studies.card import card_of
 from semisilo.coordinator.studies.model_choice import choice_of, next_command
 from semisilo.coordinator.studies.participation import participation_of
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -136,6 +138,7 @@ class Engine:
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
         self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._card = ""  # digest of the card of the study that runs
         self._resumed = True  # the first phase found open after a start gets a fresh deadline
 
     def has_work(self) -> bool:
@@ -208,6 +211,7 @@ class Engine:
         if self._operator.is_stopped(name):
             return
         study = await self._steps.open_study(row, config)
+        self._card = note_card(self._ledger, card_of(name, config, study.frozen), now_unix=self._clock())
         self._labels_alone.begin(study)
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
@@ -380,7 +384,7 @@ class Engine:
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
             model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure),
-            secure=secure, dp=study.config.privacy.dp)
+            secure=secure, dp=study.config.privacy.dp, card=self._card)
 
     def _asked(self, study: RunningStudy, row: RoundRow, phase: Phase) -> tuple[list[str], int]:
         """Whom a phase asks, and how many answers it needs."""

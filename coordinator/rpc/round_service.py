@@ -56,6 +56,7 @@ from semisilo.common.storage.store import PartialFile
 from semisilo.common.text.log_context import bind, request_id_in
 from semisilo.common.text.logs import log_call, printable
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
@@ -106,7 +107,8 @@ at 256 downloads."""
 Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[Any, Any]
 _AWAY_SOMEHOW = "away by its own policy"
-_AWAY = {pb.Away.REASON_OUTSIDE_HOURS: "outside working hours", pb.Away.REASON_DAILY_BUDGET: "daily budget used up"}
+_AWAY = {pb.Away.REASON_OUTSIDE_HOURS: "outside working hours", pb.Away.REASON_DAILY_BUDGET: "daily budget used up",
+         pb.Away.REASON_AWAITING_APPROVAL: "the study awaits approval there"}
 _REASONS = {
     StandbyReason.WAITING_FOR_SILOS: pb.Standby.REASON_WAITING_FOR_SILOS,
     StandbyReason.COORDINATOR_WORKING: pb.Standby.REASON_COORDINATOR_WORKING,
@@ -127,12 +129,14 @@ class RoundServicer:
     """Serves silos over mutually authenticated TLS. `add_to` puts it on a server."""
 
     def __init__(self, *, task_service: TaskService, roster: LedgerRoster, runtime: RuntimeState, meter: RoundMeter,
-                 models: SharedModels, federation: str, max_uploads: int, clock: Callable[[], float] = time.time,
+                 models: SharedModels, cards: StudyCards, federation: str, max_uploads: int,
+                 clock: Callable[[], float] = time.time,
                  upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS, rates: LinkRates | None = None,
                  audit_head: Callable[[], SignedHead | None] = lambda: None) -> None:
         """
         Args:
             models: which silo may fetch which.
+            cards: of studies, and who has signed them.
             max_uploads: updates that are received at the same time, at most one of each silo.
             upload_idle_seconds: an upload in which nothing arrives for so long gives its slot to another silo.
             rates: where the speed of downloads is noted.
@@ -140,6 +144,7 @@ class RoundServicer:
         """
         self._task_service = task_service
         self._models = models
+        self._cards = cards
         self._watch = CallWatch(roster, clock=clock)
         self._runtime = runtime
         self._meter = meter
@@ -165,6 +170,8 @@ class RoundServicer:
                 "BeginUpdate": calls.unary(self.BeginUpdate, pb.BeginUpdateRequest),
                 "DescribeStudy": calls.unary(self.DescribeStudy, pb.DescribeStudyRequest),
                 "DescribeModel": calls.unary(self.DescribeModel, pb.DescribeModelRequest),
+                "DescribeStudyCard": calls.unary(self.DescribeStudyCard, pb.DescribeStudyCardRequest),
+                "SignStudyCard": calls.unary(self.SignStudyCard, pb.SignStudyCardRequest),
                 "DownloadModel": calls.download(self.DownloadModel, pb.DownloadModelRequest),
                 "DownloadPayload": calls.download(self.DownloadPayload, pb.DownloadPayloadRequest),
                 "SubmitUpdate": calls.upload(self.SubmitUpdate),
@@ -248,6 +255,21 @@ class RoundServicer:
                 digest=bytes.fromhex(found.digest), size_bytes=found.size_bytes, round=found.round,
                 labels_alone=found.labels_alone, measure=found.measure, conclusion=found.conclusion)
         return await self._unary("DescribeModel", request, context, work)
+
+    async def DescribeStudyCard(self, request: pb.DescribeStudyCardRequest,
+                                context: _Context) -> pb.DescribeStudyCardResponse:
+        """Tells what a study asks of every silo; changes nothing."""
+        async def work(silo: str) -> pb.DescribeStudyCardResponse:
+            return pb.DescribeStudyCardResponse(card_json=self._cards.text(
+                request.study, request.digest.hex()))
+        return await self._unary("DescribeStudyCard", request, context, work)
+
+    async def SignStudyCard(self, request: pb.SignStudyCardRequest, context: _Context) -> pb.SignStudyCardResponse:
+        """Takes a silo's signature under a card."""
+        async def work(silo: str) -> pb.SignStudyCardResponse:
+            self._cards.sign(silo, request.study, request.digest.hex(), request.signature)
+            return pb.SignStudyCardResponse()
+        return await self._unary("SignStudyCard", request, context, work)
 
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: _Context) -> None:
         """Streams a model from the offset that the silo has on disk."""

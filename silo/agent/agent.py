@@ -19,7 +19,7 @@ from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, SystemTrouble, Unreachable
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
-from semisilo.common.secure_aggregation.keys import prove_identity
+from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound
@@ -40,12 +40,14 @@ from semisilo.silo.link.retrying_calls import waits
 from semisilo.silo.link.traffic import Carried, Traffic
 from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.site.audit_heads import HeadRecord
-from semisilo.silo.site.disclosures import DisclosureLog, announcement
+from semisilo.silo.site.disclosures import DisclosureLog, announcement, message
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.stores import open_cache
 from semisilo.silo.site.working_hours import closes_at
+from semisilo.silo.study_cards.agreement import Agreement
+from semisilo.silo.study_cards.book import CardBook
 
 __all__ = ["Agent", "Renewal"]
 
@@ -135,6 +137,10 @@ class Agent:
         self._secure = SecureStore(home.secure)
         self._proof = prove_identity(self._secure.private_identity(), federation=federation, silo=silo) \
             if federation else b""  # without a name there are no secure sums
+        self._agreement = Agreement(
+            CardBook(home.cards), link, approval=policy.require.approval, clock=clock, note=self._note_signature,
+            sign=lambda study, digest: sign_card(self._secure.private_identity(), federation=federation, silo=silo,
+                                                 study=study, digest=digest)) if federation else None
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
@@ -142,7 +148,7 @@ class Agent:
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,
-                                                     policy=policy))
+                                                     policy=policy), agreement=self._agreement)
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
                                     cache=self._cache, display=display, disclosures=self._disclosures, clock=clock)
         self._labelled = 0
@@ -314,7 +320,13 @@ class Agent:
                 from None
 
     def _away(self) -> Away | None:
-        return away_now(self._policy.hours, self._budget, self._clock())
+        return away_now(self._policy.hours, self._budget, self._clock(),
+                        awaits=None if self._agreement is None else self._agreement.awaits())
+
+    def _note_signature(self, study: str, digest: str, signature: bytes) -> None:
+        sent = pb.SignStudyCardRequest(study=study, digest=bytes.fromhex(digest), signature=signature)
+        self._disclosures.record(message("study_card", sent.SerializeToString(deterministic=True), study=study,
+                                         text="this silo's signature under the study's card"))
 
     def count(self, *, durably: bool = False) -> None:
         """Takes note of what the connection has carried; to be called now and then."""
@@ -385,6 +397,8 @@ class Agent:
         all."""
         text = printable(standby.text)
         study = printable(standby.study, limit=128)
+        if self._agreement is not None:
+            self._agreement.heard_of(study)
         line = _REASONS.get(standby.reason, "waiting for the coordinator")
         if (away := self._away()) is not None:
             line = f"connected, but takes no task: {away.error.text}"

@@ -27,6 +27,7 @@ from semisilo.common.errors import (
     SecureSumRefused,
     SemisiloError,
     StorageDamaged,
+    StudyNotApproved,
     TaskClosed,
 )
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
@@ -52,6 +53,7 @@ from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.memory import SiloMemory, update_id_of
 from semisilo.silo.site.policy import Policy, check_task
 from semisilo.silo.site.working_hours import closes_at, opens_at, time_text
+from semisilo.silo.study_cards.agreement import Agreement
 
 __all__ = ["OUTCOME_KINDS", "OutcomeKind", "TaskOutcome", "TaskRunner"]
 
@@ -87,9 +89,11 @@ class TaskRunner:
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
                  budget: DayBudget, privacy_folder: Path, images_folder: Path | None = None,
                  threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
-                 clock: Callable[[], float] = time.time, secure: SecureSteps | None = None) -> None:
+                 clock: Callable[[], float] = time.time, secure: SecureSteps | None = None,
+                 agreement: Agreement | None = None) -> None:
         """
         Args:
+            agreement: holds tasks against the cards of their studies; None where nothing is signed.
             secure: answers steps of secure sums; None where they are refused.
             threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
@@ -100,6 +104,7 @@ class TaskRunner:
         """
         self._silo = silo
         self._secure = secure
+        self._agreement = agreement
         self._policy = policy
         self._link = link
         self._compute = compute
@@ -143,7 +148,7 @@ class TaskRunner:
         except SemisiloError as error:
             if is_fatal(error):
                 raise
-            if error.retry:
+            if error.retry or isinstance(error, StudyNotApproved):
                 return TaskOutcome(f"put off: {error.line()}", answered=False, kind="put_off")
             return await self._refuse(task, error)
 
@@ -169,6 +174,8 @@ class TaskRunner:
             await asyncio.sleep(min(max(0.05, end - now), 30.0))
 
     async def _work(self, task: TaskSpec, watch: Watch) -> TaskOutcome:
+        if self._agreement is not None:
+            await self._agreement.check(task, check_task(self._site.policy, task))
         if not task.secure:
             answer = await answer_task(task, self._site, self._steps)
         else:

@@ -12,7 +12,7 @@ import typer
 
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
-from semisilo.silo.cli import check, data, disclosures, leave, model, move, peers
+from semisilo.silo.cli import check, data, disclosures, leave, model, move, peers, studies
 from semisilo.silo.cli.options import HomeOption, MetricsOption, NoLabelsOption, home_of
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app = typer.Typer(
       silo join --data /scans                      waits, trains, sends updates; safe to stop and restart
       silo status                                  what it is doing, from another shell
       silo disclosures                             what has left this site
+      silo studies                                 what this site has agreed to
       silo move hub.example:8443                   the coordinator has another address
       silo leave                                   end the membership and clean up
 
@@ -198,6 +199,7 @@ leave.add_to(app)
 model.add_to(app)
 move.add_to(app)
 peers.add_to(app)
+studies.add_to(app)
 
 
 def main() -> None:

@@ -180,6 +180,21 @@ class Link:
                                     conclusion=printable(answer.conclusion, limit=2000))
         return await self._calls.persist(attempt)
 
+    async def study_card(self, study: str, digest: str) -> str:
+        """The text of a study's card. Raises: StudyCardGone."""
+        async def attempt() -> str:
+            answer: pb.DescribeStudyCardResponse = await self._calls.ask(
+                "DescribeStudyCard", pb.DescribeStudyCardRequest(study=study, digest=bytes.fromhex(digest)))
+            return answer.card_json
+        return await self._calls.persist(attempt)
+
+    async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
+        """Hands in this silo's signature under a card. Raises: StudyCardGone, BadSignature."""
+        async def attempt() -> None:
+            await self._calls.ask("SignStudyCard", pb.SignStudyCardRequest(
+                study=study, digest=bytes.fromhex(digest), signature=signature))
+        await self._calls.persist(attempt)
+
     async def download_model(self, model: ModelDescription, store: PayloadStore, *,
                              on_bytes: Callable[[int], None] = lambda count: None) -> Path:
         """Brings a model into the store, as `download` does.

@@ -30,7 +30,7 @@ __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "an
 T = TypeVar("T")
 
 Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving",
-               "evaluation", "model", "secure_step"]
+               "evaluation", "model", "secure_step", "study_card"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 

@@ -83,6 +83,11 @@ class SiloHome:
         return self.folder / "secure"
 
     @property
+    def cards(self) -> Path:
+        """Cards of studies, and what became of them."""
+        return self.folder / "cards"
+
+    @property
     def status(self) -> Path:
         """What `silo status` shows."""
         return self.folder / "status.json"

@@ -174,6 +174,11 @@ class Require:
     """Silos that this one trusts, itself included, that a sum must have: see [peers]. At least 3."""
     pinned_peers: bool = False
     """Whether only silos that stand in [peers] are trusted. Without it a silo is trusted as it was first seen."""
+    no_helpers: bool = False
+    """Whether studies are refused in which this silo's weights go to other silos by themselves (FedMatch's helpers)."""
+    approval: bool = False
+    """Whether a person here must approve a study before its first task, and again when it changes: `silo approve`.
+    Without it the silo signs the cards of studies that its policy permits."""
 
     def __post_init__(self) -> None:
         if not MIN_SILOS <= self.min_silos <= MAX_SILOS:
@@ -267,7 +272,12 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
                            f"{policy.limits.max_download_bytes}.",
                            remedy="Raise [limits] max_download_bytes in silo.toml.")
-    from_dict(spec.settings, task.settings, where=f"settings of {task.method}")
+    num_helpers = getattr(from_dict(spec.settings, task.settings, where=f"settings of {task.method}"), "num_helpers", 0)
+    if policy.require.no_helpers and num_helpers:
+        raise NotPermitted(f"This site does not have its weights handed to other silos, and the study has"
+                           f" [method] num_helpers = {num_helpers}.",
+                           remedy=f"[require] no_helpers in silo.toml of '{task.silo}' says so; the study needs"
+                                  " num_helpers = 0.")
     return spec
 
 
@@ -372,6 +382,10 @@ min_silos = {Require().min_silos}
 # Whether only the silos in [peers] are trusted; otherwise each as it was first seen here. A coordinator could make
 # silos of its own.
 pinned_peers = {str(Require().pinned_peers).lower()}
+# Whether studies are refused in which this silo's weights go to other silos by themselves (helpers of FedMatch).
+no_helpers = {str(Require().no_helpers).lower()}
+# Whether a person here must approve a study before its first task, and again when it changes: silo approve STUDY.
+approval = {str(Require().approval).lower()}
 
 # Silos that this one knows, by the fingerprint that `silo peers` shows here and there: read it to each other.
 # [peers]

@@ -35,6 +35,7 @@ from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 from semisilo.common.wire.tensors_pb2 import Chunk, PayloadReference
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import AuthorityKeys, CoordinatorCertificate, create_authority
+from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
@@ -116,6 +117,7 @@ async def hub(folder: Path, *, spool_bytes: int = 0, max_uploads: int = 4, idle_
     port = listen(server, "127.0.0.1:0", server_credentials(shown, silo_authority_pem=keys.pem))
     meter = RoundMeter(coordinator.ledger, port=port)
     servicer = RoundServicer(task_service=coordinator.task_service, roster=coordinator.roster,
+                             cards=StudyCards(coordinator.ledger, federation="testing"),
                              models=SharedModels(coordinator.ledger, coordinator.folder / "studies"),
                              runtime=coordinator.runtime, meter=meter, federation="testing", max_uploads=max_uploads,
                              upload_idle_seconds=idle_seconds, audit_head=HeadSigner(

@@ -26,6 +26,7 @@ from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner
+from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
@@ -269,6 +270,7 @@ class SimulatedFederation:
             note_start(ledger)
         server = Server(life)
         RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,
+                      cards=StudyCards(ledger, federation="f", clock=lambda: time.time()),
                       models=SharedModels(ledger, _FOLDER / "studies"), federation="f", max_uploads=3,
                       audit_head=heads.current,
                       clock=lambda: time.time()).add_to(  # type: ignore[arg-type]

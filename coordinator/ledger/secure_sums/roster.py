@@ -8,7 +8,7 @@ from __future__ import annotations
 from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, Roster, RosterEntry, append, roster_of
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["note_identity", "remove_identity", "roster_entries", "roster_number"]
+__all__ = ["held_identity", "note_identity", "remove_identity", "roster_entries", "roster_number"]
 
 
 def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float) -> bool:
@@ -17,7 +17,7 @@ def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float
     Returns: whether it is new.
     Raises: BadRoster when another silo has that key.
     """
-    held = _held(ledger, silo)
+    held = held_identity(ledger, silo)
     if held == identity:
         return False
     with ledger.part():
@@ -30,7 +30,7 @@ def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float
 
 def remove_identity(ledger: Ledger, silo: str, *, now_unix: float) -> None:
     """Says in the roster that a silo takes part no more; nothing where it has no key there."""
-    if (held := _held(ledger, silo)) is not None:
+    if (held := held_identity(ledger, silo)) is not None:
         with ledger.part():
             _append(ledger, roster_of(roster_entries(ledger)), silo, held, REMOVED, now_unix=now_unix)
 
@@ -48,7 +48,7 @@ def roster_entries(ledger: Ledger, *, number: int | None = None) -> tuple[Roster
                              chain=row["chain"]) for row in rows)
 
 
-def _held(ledger: Ledger, silo: str) -> bytes | None:
+def held_identity(ledger: Ledger, silo: str) -> bytes | None:
     """The key that stands for a silo; None where none does. Asked at every call of a silo."""
     rows = ledger.query("SELECT identity, change FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
     return bytes(rows[0]["identity"]) if rows and rows[0]["change"] == ADDED else None

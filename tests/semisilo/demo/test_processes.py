@@ -103,8 +103,12 @@ def test_an_interrupt_while_a_process_starts_leaves_none(tmp_path: Path, monkeyp
         return begun[-1]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted_in_the_middle)
-    with pytest.raises(KeyboardInterrupt), Processes(logs=tmp_path, grace_seconds=5) as processes:
-        processes.start("sleeper", _python("import time; time.sleep(600)"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+    try:
+        with pytest.raises(KeyboardInterrupt), Processes(logs=tmp_path, grace_seconds=5) as processes:
+            processes.start("sleeper", _python("import time; time.sleep(600)"))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert begun[0].returncode == -signal.SIGTERM
 
 

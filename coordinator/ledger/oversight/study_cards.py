@@ -1,0 +1,71 @@
+"""Study cards and who has signed them, in the ledger.
+
+Tests: tests/coordinator/federation/test_study_cards.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semisilo.common.methods.study_card import StudyCard, card_from_text
+from semisilo.coordinator.ledger.ledger import Ledger
+
+__all__ = ["CardSignature", "card_text", "count_signatures", "latest_card", "note_card", "note_signature", "signatures"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardSignature:
+    """One silo's."""
+
+    silo: str
+    identity: bytes
+    """Its Ed25519 key, 32 bytes."""
+    signature: bytes
+    unix: float
+
+
+def note_card(ledger: Ledger, card: StudyCard, *, now_unix: float) -> str:
+    """Keeps the card of a study that is about to run; nothing where it stands there. Returns: its digest."""
+    digest = card.digest()
+    with ledger.part() as db:
+        if db.execute("INSERT OR IGNORE INTO study_card VALUES (?, ?, ?, ?)",
+                      (card.study, digest, card.text(), now_unix)).rowcount:
+            ledger.event("study_card", study=card.study, digest=digest)
+    return digest
+
+
+def latest_card(ledger: Ledger, study: str) -> StudyCard | None:
+    """The card of a study that was made last; None before it has begun."""
+    rows = ledger.query("SELECT card_json FROM study_card WHERE study = ? ORDER BY made_unix DESC, rowid DESC LIMIT 1",
+                        study)
+    return card_from_text(rows[0]["card_json"]) if rows else None
+
+
+def card_text(ledger: Ledger, study: str, digest: str) -> str | None:
+    """The text of a card; None where there is none of that digest."""
+    rows = ledger.query("SELECT card_json FROM study_card WHERE study = ? AND digest = ?", study, digest)
+    return rows[0]["card_json"] if rows else None
+
+
+def note_signature(ledger: Ledger, study: str, digest: str, signed: CardSignature) -> None:
+    """Keeps a silo's signature, which was checked; the first one stays."""
+    with ledger.part() as db:
+        if db.execute("INSERT OR IGNORE INTO card_signature VALUES (?, ?, ?, ?, ?, ?)", (
+                study, digest, signed.silo, signed.identity, signed.signature, signed.unix)).rowcount:
+            ledger.event("study_card_signed", study=study, silo=signed.silo, digest=digest,
+                         identity=signed.identity.hex(), signature=signed.signature.hex())
+
+
+def signatures(ledger: Ledger, study: str, digest: str) -> Sequence[CardSignature]:
+    """Of a card, in byte order of silos."""
+    rows = ledger.query("SELECT * FROM card_signature WHERE study = ? AND digest = ?", study, digest)
+    return [CardSignature(silo=row["silo"], identity=bytes(row["identity"]), signature=bytes(row["signature"]),
+                          unix=row["signed_unix"]) for row in sorted(rows, key=lambda row: row["silo"].encode())]
+
+
+def count_signatures(ledger: Ledger, study: str) -> int:
+    """How many silos have signed the card of a study that was made last."""
+    rows = ledger.query("SELECT count(*) AS count FROM card_signature WHERE study = ? AND digest = (SELECT digest FROM"
+                        " study_card WHERE study = ? ORDER BY made_unix DESC, rowid DESC LIMIT 1)", study, study)
+    return int(rows[0]["count"])

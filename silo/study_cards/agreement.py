@@ -1,0 +1,123 @@
+"""Before a task of a study: its card is here, is permitted and signed, and the task says what the card says.
+
+Tests: tests/silo/study_cards/test_agreement.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from semisilo.common.errors import BadPayload, NotPermitted, StudyNotApproved
+from semisilo.common.methods import MethodSpec
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.study_card import card_from_text, contradictions, digest_of
+from semisilo.common.text.describe import describe_moment
+from semisilo.common.text.logs import printable
+from semisilo.silo.study_cards.book import CardBook, CardEntry
+
+__all__ = ["Agreement", "CardCalls"]
+
+_LOG = logging.getLogger("semisilo.silo")
+
+
+class CardCalls(Protocol):
+    """What is asked of the coordinator."""
+
+    async def study_card(self, study: str, digest: str) -> str:
+        """The text of a card. Raises: StudyCardGone; what no repetition can mend."""
+
+    async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
+        """Hands in this silo's signature. Raises: what no repetition can mend."""
+
+
+class Agreement:
+    """Between this site and the studies of its federation."""
+
+    def __init__(self, book: CardBook, calls: CardCalls, *, sign: Callable[[str, str], bytes], approval: bool,
+                 note: Callable[[str, str, bytes], None], clock: Callable[[], float]) -> None:
+        """
+        Args:
+            sign: makes a signature of a study and the digest of its card.
+            approval: whether a person must approve cards; studies without one are refused then.
+            note: records a study, the digest of its card and this silo's signature before that leaves.
+            clock: Unix seconds.
+        """
+        self._book = book
+        self._calls = calls
+        self._sign = sign
+        self._approval = approval
+        self._note = note
+        self._clock = clock
+        self._said = ""
+        self._waiting = ""
+
+    async def check(self, task: TaskSpec, spec: MethodSpec) -> None:
+        """Whether a task, which the policy permits, is of a study whose card this site has signed; signs it where no
+        person must, and hands the signature in.
+
+        Raises: StudyNotApproved while a person must approve it; NotPermitted where a person has declined it, for a
+            task that says something else than the card, and for one without where this site requires one.
+        """
+        if not task.card:
+            if self._approval:
+                raise NotPermitted("This site requires study cards, and the coordinator's version has none.",
+                                   remedy="[require] approval in silo.toml says so; the coordinator must be upgraded.")
+            return
+        entry = await asyncio.to_thread(self._book.find, task.study)
+        if entry is None or entry.digest != task.card or entry.state == "waiting":
+            entry = await self._arrived(task)
+        if entry.state == "declined":
+            raise NotPermitted(_declined(entry), remedy=f"To take part after all: silo approve {entry.study}")
+        if entry.state == "waiting":
+            self._waiting = task.study
+            raise _not_approved(entry)
+        if wrong := contradictions(entry.card, task, spec):
+            raise NotPermitted(f"The task says something else than the card of study '{task.study}' that this site has"
+                               f" signed: {printable(wrong[0], limit=300)}.")
+        if entry.state == "approved":
+            signature = self._sign(task.study, entry.digest)
+            entry = await asyncio.to_thread(self._book.signed, entry, signature, now_unix=self._clock())
+            _LOG.info("signed the card of study %s (%s...), by %s", entry.study, entry.digest[:12], entry.by)
+        if not entry.told:
+            await asyncio.to_thread(self._note, task.study, entry.digest, bytes.fromhex(entry.signature))
+            await self._calls.sign_card(task.study, entry.digest, bytes.fromhex(entry.signature))
+            await asyncio.to_thread(self._book.told, entry)
+
+    def awaits(self) -> StudyNotApproved | None:
+        """What keeps this silo from a task that it was given, as long as nobody has decided; None for nothing."""
+        entry = self._book.find(self._waiting) if self._waiting else None
+        if entry is None or entry.state != "waiting":
+            self._waiting = ""
+            return None
+        return _not_approved(entry)
+
+    def heard_of(self, study: str) -> None:
+        """The coordinator works on a study now, or on none: another one is not waited for any more."""
+        if study != self._waiting:
+            self._waiting = ""
+
+    async def _arrived(self, task: TaskSpec) -> CardEntry:
+        text = await self._calls.study_card(task.study, task.card)
+        if digest_of(text) != task.card:
+            raise BadPayload("The study card is another one than the task names.")
+        card_from_text(text)
+        entry = await asyncio.to_thread(self._book.arrived, task.study, task.card, text, approval=self._approval,
+                                        now_unix=self._clock())
+        if entry.changed and self._said != entry.digest:
+            self._said = entry.digest
+            _LOG.warning("study %s has changed since this site signed it: %s", task.study,
+                         printable(entry.changed, limit=1000))
+        return entry
+
+
+def _declined(entry: CardEntry) -> str:
+    return f"This site has declined study '{entry.study}' on {describe_moment(entry.unix)}."
+
+
+def _not_approved(entry: CardEntry) -> StudyNotApproved:
+    changed = f" It has changed since it was signed: {printable(entry.changed, limit=500)}." if entry.changed else ""
+    return StudyNotApproved(f"Nobody at this site has approved study '{entry.study}' yet.{changed}",
+                            remedy=f"A person at the silo looks at it and decides: silo approve {entry.study}")

@@ -1,0 +1,140 @@
+"""Study cards that this site has signed, has yet to approve, or has declined.
+
+    home/cards/HASH.json      one file for each study: its present card, what became of it, and what was signed before
+
+A silo does no task of a study whose card it has not signed, and holds every task against that card. Where silo.toml
+says [require] approval = true, a person signs: `silo approve`.
+
+Tests: tests/silo/study_cards/test_book.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.methods.study_card import StudyCard, card_from_text, changes
+from semisilo.common.storage.durable import write_durably
+
+__all__ = ["BY_POLICY", "CardBook", "CardEntry", "CardState", "Earlier"]
+
+CardState = Literal["waiting", "approved", "signed", "declined"]
+"""Of a card: nobody has approved it yet; a person has, and the silo signs it with its next task; it is signed; a person
+has declined it."""
+BY_POLICY = "silo.toml"
+"""Who signs where no person must."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """A card of the study that was signed before."""
+
+    digest: str
+    signed_unix: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardEntry:
+    """What became of a study's present card."""
+
+    format: int = _FORMAT
+    study: str
+    digest: str
+    text: str
+    """Of the card, as it came."""
+    state: CardState
+    unix: float
+    """When it came into this state."""
+    by: str = ""
+    """Who approved, signed or declined it: an account, or `BY_POLICY`."""
+    signature: str = ""
+    """Hex; empty until it is signed."""
+    told: bool = False
+    """Whether the coordinator has the signature."""
+    earlier: tuple[Earlier, ...] = ()
+    """Oldest first."""
+    signed_text: str = ""
+    """Of the last card that was signed before this one, to say what has changed; empty where there was none."""
+
+    @property
+    def card(self) -> StudyCard:
+        """What it says."""
+        return card_from_text(self.text)
+
+    @property
+    def changed(self) -> str:
+        """What is otherwise than in the card that was signed before; empty where there was none."""
+        return changes(card_from_text(self.signed_text), self.card) if self.signed_text else ""
+
+
+class CardBook:
+    """Of one site. The agent and `silo approve` may both write, a whole file each time."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is made when something is kept."""
+        self._folder = folder
+
+    def find(self, study: str) -> CardEntry | None:
+        """The entry of a study; None where none of its cards has come. Raises: StorageDamaged."""
+        return self._read(self._path(study))
+
+    def entries(self) -> list[CardEntry]:
+        """All of them, the newest first. Raises: StorageDamaged."""
+        found = [entry for path in sorted(self._folder.glob("*.json")) if (entry := self._read(path)) is not None]
+        return sorted(found, key=lambda entry: -entry.unix)
+
+    def arrived(self, study: str, digest: str, text: str, *, approval: bool, now_unix: float) -> CardEntry:
+        """Notes a card that has come; the entry that is there already for this one.
+
+        Args:
+            approval: whether a person must approve it.
+        """
+        before = self.find(study)
+        if before is not None and before.digest == digest:
+            if before.state == "waiting" and not approval:
+                return self._keep(replace(before, state="approved", by=BY_POLICY, unix=now_unix))
+            return before
+        earlier, signed_text = ((), "") if before is None else (before.earlier, before.signed_text)
+        if before is not None and before.signature:
+            earlier = (*earlier, Earlier(digest=before.digest, signed_unix=before.unix))
+            signed_text = before.text
+        return self._keep(CardEntry(
+            study=study, digest=digest, text=text, state="waiting" if approval else "approved", unix=now_unix,
+            by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text))
+
+    def decide(self, entry: CardEntry, *, approved: bool, by: str, now_unix: float) -> CardEntry:
+        """A person's word. What is signed stays signed until it is declined."""
+        if approved and entry.state == "signed":
+            return entry
+        return self._keep(replace(entry, state="approved" if approved else "declined", by=by, unix=now_unix))
+
+    def signed(self, entry: CardEntry, signature: bytes, *, now_unix: float) -> CardEntry:
+        """Keeps this site's signature, before it leaves."""
+        return self._keep(replace(entry, state="signed", signature=signature.hex(), unix=now_unix, told=False))
+
+    def told(self, entry: CardEntry) -> CardEntry:
+        """The coordinator has the signature."""
+        return self._keep(replace(entry, told=True))
+
+    def _keep(self, entry: CardEntry) -> CardEntry:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(self._path(entry.study), canonical_json(entry).encode() + b"\n", mode=0o600)
+        return entry
+
+    def _path(self, study: str) -> Path:
+        return self._folder / f"{hashlib.sha256(study.encode()).hexdigest()[:32]}.json"
+
+    def _read(self, path: Path) -> CardEntry | None:
+        try:
+            return from_dict(CardEntry, json.loads(path.read_bytes()), where=str(path))
+        except FileNotFoundError:
+            return None
+        except (ValueError, BadConfiguration) as error:
+            raise StorageDamaged(f"{path}: cannot be read: {error}", remedy="Remove it: the card comes again, and is "
+                                 "signed or approved anew.") from None

@@ -1,0 +1,53 @@
+"""Study cards as `silo studies` shows them.
+
+Tests: tests/silo/cli/test_studies.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from semisilo.common.config import to_dict
+from semisilo.common.text.describe import counted, describe_moment
+from semisilo.common.text.logs import printable
+from semisilo.silo.study_cards.book import BY_POLICY, CardEntry
+
+__all__ = ["facts_of", "lines_of", "whole_card"]
+
+
+def facts_of(entry: CardEntry) -> dict[str, object]:
+    """Of one study, for a program."""
+    return {"study": entry.study, "state": entry.state, "by": entry.by, "unix": entry.unix, "digest": entry.digest,
+            "told": entry.told, "changed": entry.changed, "earlier": to_dict(entry.earlier),
+            "card": to_dict(entry.card)}
+
+
+def lines_of(entries: Sequence[CardEntry]) -> list[str]:
+    """For a person, the newest first."""
+    return [line for entry in entries for line in _lines(entry)] or [
+        "No study card has come yet. It comes with the first task that `silo join` is given."]
+
+
+def whole_card(entry: CardEntry) -> list[str]:
+    """All that a card says, for a person."""
+    return [*_lines(entry), *(printable(line, limit=4000) for line in json.dumps(
+        to_dict(entry.card), indent=2, ensure_ascii=False).splitlines())]
+
+
+def _lines(entry: CardEntry) -> list[str]:
+    card = entry.card
+    said = {"waiting": f"waits for a person: silo approve {entry.study}, or silo decline {entry.study}",
+            "approved": f"approved by {entry.by}, to be signed with its next task",
+            "signed": f"signed, {'by silo.toml' if entry.by == BY_POLICY else f'approved by {entry.by}'}",
+            "declined": f"declined by {entry.by}"}[entry.state]
+    dp = card.privacy.dp
+    lines = [f"{printable(entry.study, limit=128)}: {said}, {describe_moment(entry.unix)}",
+             f"  {printable(card.method, limit=64)}, {counted(card.rounds, 'round')}, network"
+             f" {printable(card.model.name, limit=128)};"
+             f" {'updates behind masks' if card.privacy.secure_aggregation else 'updates in the clear'};"
+             f" {'no differential privacy' if dp is None else f'differential privacy of {dp.unit}s'}",
+             f"  leaves: {printable(', '.join(card.sends), limit=300)}; card {entry.digest[:16]}..."]
+    if entry.changed:
+        lines.append(f"  changed since it was signed before: {printable(entry.changed, limit=1000)}")
+    return lines

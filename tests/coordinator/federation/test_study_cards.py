@@ -1,0 +1,53 @@
+"""Study cards at the coordinator: told by digest, signed by the key in the roster, kept once, checked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.errors import BadSignature, StudyCardGone
+from semisilo.common.secure_aggregation.keys import identity_of, new_identity, sign_card
+from semisilo.coordinator.federation.study_cards import StudyCards
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, latest_card, note_card, signatures
+from semisilo.coordinator.ledger.secure_sums.roster import note_identity
+from tests.study_cards import CARD
+
+KEY = new_identity()
+
+
+def test_a_signature_is_kept_once_and_stands_in_the_trail(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    cards = StudyCards(ledger, federation="f", clock=lambda: 9.0)
+    assert latest_card(ledger, "s") is None
+    assert note_card(ledger, CARD, now_unix=1.0) == note_card(ledger, CARD, now_unix=2.0) == CARD.digest()
+    assert latest_card(ledger, "s") == CARD
+    assert cards.text("s", CARD.digest()) == CARD.text()
+    right = sign_card(KEY, federation="f", silo="a", study="s", digest=CARD.digest())
+    with pytest.raises(BadSignature, match="has told no key"):
+        cards.sign("a", "s", CARD.digest(), right)
+    note_identity(ledger, "a", identity_of(KEY), now_unix=1.0)
+    for wrong in (b"", b"x" * 64, b"x" * 10_000, sign_card(KEY, federation="f", silo="b", study="s",
+                                                           digest=CARD.digest())):
+        with pytest.raises(BadSignature, match="is not that of silo 'a'"):
+            cards.sign("a", "s", CARD.digest(), wrong)
+    for _ in range(2):
+        cards.sign("a", "s", CARD.digest(), right)
+    assert [(each.silo, each.unix) for each in signatures(ledger, "s", CARD.digest())] == [("a", 9.0)]
+    assert count_signatures(ledger, "s") == 1
+    kinds = [row["kind"] for row in ledger.query("SELECT kind FROM event WHERE study = 's' ORDER BY number")]
+    assert kinds == ["study_card", "study_card_signed"]
+    assert cards.wrong("s", CARD.digest()) == []
+    ledger.query("UPDATE card_signature SET signature = ?", b"y" * 64)
+    assert cards.wrong("s", CARD.digest()) == ["a"]
+    ledger.close()
+
+
+def test_a_card_that_is_not_there_is_neither_told_nor_signed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    cards = StudyCards(ledger, federation="f")
+    for ask in (lambda: cards.text("s", "00" * 32), lambda: cards.sign("a", "s", "00" * 32, b"")):
+        with pytest.raises(StudyCardGone):
+            ask()
+    ledger.close()

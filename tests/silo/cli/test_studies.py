@@ -1,0 +1,58 @@
+"""`silo studies`, `silo approve`, `silo decline`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.study_cards.book import CardBook
+from tests.processes import run_command
+from tests.study_cards import CARD
+
+MODULE = "semisilo.silo.cli.main"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    book = CardBook(SiloHome(tmp_path).cards)
+    book.arrived("s", CARD.digest(), CARD.text(), approval=True, now_unix=1.0)
+    return tmp_path
+
+
+def test_a_study_that_waits_is_listed_with_what_to_type(home: Path) -> None:
+    status, out, _ = run_command(MODULE, "studies", "--home", str(home))
+    assert status == 0
+    assert "s: waits for a person: silo approve s, or silo decline s" in out
+    assert "semifl, 3 rounds, network small_cnn; updates in the clear; no differential privacy" in out
+    assert f"card {CARD.digest()[:16]}" in out
+
+
+def test_the_whole_card_is_shown(home: Path) -> None:
+    status, out, _ = run_command(MODULE, "studies", "--show", "s", "--home", str(home))
+    assert status == 0
+    assert '"confidence_threshold": 0.95' in out
+
+
+@pytest.mark.parametrize(("command", "state"), [("approve", "approved"), ("decline", "declined")])
+def test_a_persons_word_is_kept_with_who_gave_it(home: Path, command: str, state: str) -> None:
+    status, out, _ = run_command(MODULE, command, "s", "--home", str(home), "--json")
+    assert (status, json.loads(out)["state"]) == (0, state)
+    entry = CardBook(SiloHome(home).cards).find("s")
+    assert entry is not None
+    assert (entry.state, bool(entry.by)) == (state, True)
+    status, out, _ = run_command(MODULE, "studies", "--home", str(home))
+    assert f"{state} by {entry.by}" in out
+
+
+def test_a_study_that_nobody_knows_is_named_with_those_that_are_known(home: Path) -> None:
+    status, _, err = run_command(MODULE, "approve", "t", "--home", str(home))
+    assert status == 2
+    assert "No card of a study 't' has come to this silo. Known: s." in err
+
+
+def test_without_cards_it_says_when_they_come(tmp_path: Path) -> None:
+    status, out, _ = run_command(MODULE, "studies", "--home", str(tmp_path))
+    assert (status, "No study card has come yet" in out) == (0, True)

@@ -1,0 +1,126 @@
+"""Before a task: its card is here, permitted and signed, and the task says what it says. The coordinator is hostile."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.errors import BadPayload, BadSignature, NotPermitted, StudyNotApproved
+from semisilo.common.methods import find_method
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.secure_aggregation.keys import check_card_signature, identity_of, new_identity, sign_card
+from semisilo.silo.study_cards.agreement import Agreement
+from semisilo.silo.study_cards.book import CardBook
+from tests.study_cards import CARD, TASK
+
+KEY = new_identity()
+SPEC = find_method("semifl")
+
+
+@dataclass
+class Hub:
+    """What a silo hears."""
+
+    text: str = CARD.text()
+    asked: int = 0
+    signatures: list[tuple[str, str, bytes]] = field(default_factory=list)
+
+    async def study_card(self, study: str, digest: str) -> str:
+        self.asked += 1
+        return self.text
+
+    async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
+        self.signatures.append((study, digest, signature))
+
+
+def agreement(folder: Path, hub: Hub, *, approval: bool = False, noted: list[bytes] | None = None) -> Agreement:
+    return Agreement(CardBook(folder), hub, approval=approval, clock=lambda: 5.0,
+                     note=lambda study, digest, signature: None if noted is None else noted.append(signature),
+                     sign=lambda study, digest: sign_card(KEY, federation="f", silo="a", study=study, digest=digest))
+
+
+def check(made: Agreement, task: TaskSpec = TASK) -> None:
+    asyncio.run(made.check(task, SPEC))
+
+
+def test_a_card_is_fetched_signed_and_handed_in_once(tmp_path: Path) -> None:
+    hub, noted = Hub(), list[bytes]()
+    for _ in range(3):  # a new process each time
+        check(agreement(tmp_path, hub, noted=noted))
+    ((study, digest, signature),) = hub.signatures
+    assert (hub.asked, study, digest, noted) == (1, "s", CARD.digest(), [signature])
+    right = {"federation": "f", "silo": "a", "study": "s", "digest": digest}
+    check_card_signature(identity_of(KEY), signature, **right)
+    for name in right:
+        with pytest.raises(BadSignature):
+            check_card_signature(identity_of(KEY), signature, **{**right, name: "x"})
+
+
+def test_a_signature_that_did_not_get_through_is_handed_in_again(tmp_path: Path) -> None:
+    class Deaf(Hub):
+        async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        check(agreement(tmp_path, Deaf()))
+    hub = Hub()
+    check(agreement(tmp_path, hub))
+    assert (hub.asked, len(hub.signatures)) == (0, 1)
+
+
+def test_a_coordinator_that_shows_one_card_and_asks_for_another_thing_is_refused(tmp_path: Path) -> None:
+    hub = Hub()
+    task = replace(TASK, settings={**TASK.settings, "local_epochs": 50})
+    with pytest.raises(NotPermitted, match="local_epochs: 5, not 50"):
+        check(agreement(tmp_path, hub), task)
+    assert not hub.signatures
+    check(agreement(tmp_path, hub))
+    with pytest.raises(NotPermitted, match="local_epochs"):
+        check(agreement(tmp_path, hub), task)
+
+
+def test_a_card_of_another_digest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadPayload, match="another one than the task names"):
+        check(agreement(tmp_path, Hub(text=replace(CARD, seed=8).text())))
+
+
+def test_a_person_must_approve_where_the_site_says_so_and_again_after_a_change(tmp_path: Path) -> None:
+    hub, book = Hub(), CardBook(tmp_path)
+    made = agreement(tmp_path, hub, approval=True)
+    assert made.awaits() is None
+    with pytest.raises(StudyNotApproved, match="Nobody at this site has approved study 's' yet"):
+        check(made)
+    waits = made.awaits()
+    assert waits is not None
+    assert "silo approve s" in waits.line()
+    book.decide(book.entries()[0], approved=True, by="ann", now_unix=6.0)
+    assert made.awaits() is None
+    check(made)
+    assert len(hub.signatures) == 1
+    after = replace(CARD, rounds=9)
+    hub.text = after.text()
+    with pytest.raises(StudyNotApproved, match="It has changed since it was signed: rounds: 3 is now 9"):
+        check(made, replace(TASK, rounds=9, card=after.digest()))
+    made.heard_of("another")
+    assert made.awaits() is None, "another study runs now"
+
+
+def test_what_a_person_has_declined_is_refused(tmp_path: Path) -> None:
+    book, made = CardBook(tmp_path), agreement(tmp_path, Hub(), approval=True)
+    with pytest.raises(StudyNotApproved):
+        check(made)
+    book.decide(book.entries()[0], approved=False, by="ann", now_unix=6.0)
+    assert made.awaits() is None
+    with pytest.raises(NotPermitted, match="has declined study 's'") as caught:
+        check(made)
+    assert not isinstance(caught.value, StudyNotApproved)
+
+
+def test_a_coordinator_without_cards_is_taken_but_where_a_person_must_approve(tmp_path: Path) -> None:
+    task = replace(TASK, card="")
+    check(agreement(tmp_path, Hub()), task)
+    with pytest.raises(NotPermitted, match="requires study cards"):
+        check(agreement(tmp_path, Hub(), approval=True), task)

@@ -1,0 +1,60 @@
+"""Study cards at a silo: what became of each, and that it survives a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.errors import StorageDamaged
+from semisilo.silo.study_cards.book import BY_POLICY, CardBook
+from tests.study_cards import CARD
+
+OTHER = replace(CARD, rounds=9)
+
+
+def test_without_a_person_a_card_is_approved_by_the_policy_and_signed(tmp_path: Path) -> None:
+    entry = CardBook(tmp_path).arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    assert (entry.state, entry.by, entry.told) == ("approved", BY_POLICY, False)
+    signed = CardBook(tmp_path).signed(entry, b"x" * 64, now_unix=2.0)
+    again = CardBook(tmp_path)
+    assert again.find("s") == signed
+    assert again.arrived("s", CARD.digest(), CARD.text(), approval=True, now_unix=3.0) == signed, "signed once"
+    assert again.told(signed).told
+    assert again.find("t") is None
+
+
+def test_a_change_needs_a_new_signature_and_says_what_has_changed(tmp_path: Path) -> None:
+    book = CardBook(tmp_path)
+    first = book.signed(book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=1.0), b"x" * 64,
+                        now_unix=2.0)
+    entry = book.arrived("s", OTHER.digest(), OTHER.text(), approval=True, now_unix=3.0)
+    assert (entry.state, entry.signature, entry.changed) == ("waiting", "", "rounds: 3 is now 9")
+    assert [(each.digest, each.signed_unix) for each in entry.earlier] == [(first.digest, 2.0)]
+    assert book.decide(entry, approved=True, by="ann", now_unix=4.0).by == "ann"
+
+
+def test_a_person_may_decline_what_is_signed_and_approve_it_again(tmp_path: Path) -> None:
+    book = CardBook(tmp_path)
+    entry = book.signed(book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=1.0), b"x" * 64,
+                        now_unix=2.0)
+    assert book.decide(entry, approved=True, by="ann", now_unix=3.0) == entry
+    declined = book.decide(entry, approved=False, by="ann", now_unix=3.0)
+    assert declined.state == "declined"
+    assert book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=4.0) == declined
+    assert book.decide(declined, approved=True, by="bea", now_unix=5.0).state == "approved"
+
+
+def test_where_no_person_must_approve_any_more_what_waits_goes_on(tmp_path: Path) -> None:
+    book = CardBook(tmp_path)
+    assert book.arrived("s", CARD.digest(), CARD.text(), approval=True, now_unix=1.0).state == "waiting"
+    assert book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=2.0).state == "approved"
+
+
+def test_a_file_that_cannot_be_read_says_how_to_go_on(tmp_path: Path) -> None:
+    book = CardBook(tmp_path)
+    book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    next(tmp_path.glob("*.json")).write_text("{")
+    with pytest.raises(StorageDamaged, match="cannot be read"):
+        book.entries()
