@@ -118,7 +118,7 @@ def test_check_status_hours_budget_and_leave_against_a_live_coordinator(tmp_path
         assert at_hub(processes)["by"]["alpha"]["state"] == "left"
         assert "Removed" not in silo(processes, "alpha", "disclosures")
         kinds = {line["kind"] for line in json.loads(silo(processes, "alpha", "disclosures", "--json"))["lines"]}
-        assert kinds == {"enrolment", "check", "announcement", "update", "refusal", "leaving"}
+        assert kinds == {"enrolment", "check", "announcement", "study_card", "update", "refusal", "leaving"}
         restored = look(processes, kept, status=1)
         assert restored["by"]["coordinator"]["facts"]["code"] == "SILO_LEFT"
         processes.enroll("alpha")
