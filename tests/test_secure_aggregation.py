@@ -189,3 +189,29 @@ def test_a_rule_looks_at_groups_and_one_that_loses_a_silo_is_left_out_alone(tmp_
         group = next(group for group in split(silos, size=3, seed=3) if "gamma" not in group)
         folded = processes.query("SELECT silo FROM silo_state WHERE last_folded_round = 2 ORDER BY silo")
         assert [silo for silo, in folded] == sorted(group)
+
+
+@pytest.mark.slow
+def test_batch_norm_statistics_are_added_up_whatever_is_killed(tmp_path: Path) -> None:
+    study = MASKED.replace("local_epochs = 1", 'local_epochs = 1\nsbn_source = "coordinator+silos"')
+    digests = []
+    for kills in ((), ((1, "alpha"), (2, "coordinator"), (4, "beta"), (12, "gamma"), (13, "coordinator"))):
+        with federation(tmp_path / str(len(kills)), study=study, silos=SILOS) as processes:
+            processes.start()
+            for step, victim in kills:
+                processes.wait_for(lambda step=step: bool(processes.query(  # type: ignore[misc]
+                    f"SELECT 1 FROM phase WHERE 15 * (round - 1) + number >= {step}")))
+                processes.kill(victim)
+                if victim == "coordinator":
+                    processes.serve()
+                else:
+                    processes.join(victim)
+            digests.append(processes.finish())
+            of_rounds = processes.query("SELECT round, phase, json_extract(outcome_json, '$.silos') FROM secure_sum"
+                                        " ORDER BY round, phase")
+            assert of_rounds == [(1, "first-statistics", 4), (1, "statistics", 4), (1, "train", 4),
+                                 (2, "statistics", 4), (2, "train", 4)]
+            assert {line["phase"] for line in lines_of(processes, "beta") if line["kind"] == "update"} == {
+                "first-statistics", "statistics", "train"}
+            assert processes.query("SELECT sum(example_count) FROM declared_update") == [(0,)]
+    assert digests[0] == digests[1]

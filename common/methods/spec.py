@@ -16,9 +16,10 @@ from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
 
-__all__ = ["EPSILON", "FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec",
-           "Scenario", "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels",
-           "counts_of", "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
+__all__ = ["EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS", "STATISTICS",
+           "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least", "below_one",
+           "check_metrics", "coordinator_has_labels", "counts_of", "is_declared", "positive", "refuse_unused",
+           "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -35,8 +36,10 @@ trains. It comes down and never goes up. Strategies and trainers do not see it."
 EPSILON = "epsilon"
 """Metric of any method with differential privacy of single images: what the study has spent of those of the silo, at
 its own delta. It follows from counts alone, so no policy need permit it."""
-_STATISTICS = "statistics"
-"""Name of the phase in which silos measure batch-norm statistics and train nothing."""
+STATISTICS, FIRST_STATISTICS = "statistics", "first-statistics"
+MEASURING = (STATISTICS, FIRST_STATISTICS)
+"""Names of the phases in which silos measure batch-norm statistics and train nothing. The second is that before the
+training of round 1, where they are added up behind masks: a silo does so once for a phase of a round."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
 """What `semisilo.silo.objectives.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are
 known in simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
@@ -132,7 +135,7 @@ def is_declared(name: str, declared: Collection[str]) -> bool:
 
 def counts_of(spec: MethodSpec, phase: str) -> tuple[str, ...]:
     """`MethodSpec.counts`, as far as updates of a phase must bring them: all but where silos only measure."""
-    return () if phase == _STATISTICS else spec.counts
+    return () if phase in MEASURING else spec.counts
 
 
 def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: bool, phase: str = "") -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from semisilo.common.secure_aggregation.messages import MAX_SILOS
 from semisilo.common.secure_aggregation.totals import TOTAL_WORDS
 
-__all__ = ["EXTRA_WORDS", "MaskForm", "SumOutcome", "first_bounds", "next_bounds", "share_count", "together",
-           "weight_of"]
+__all__ = ["EXTRA_WORDS", "MOMENT_BOUND", "MaskForm", "SumOutcome", "first_bounds", "next_bounds", "share_count",
+           "together", "weight_of", "wider_bounds"]
 
 EXTRA_WORDS = 2
 """Last of all: weight, number of elements that were cut."""
@@ -28,6 +28,8 @@ _CUT_SHARE = 1e-5
 """Where a larger share of the elements was cut, the bounds grow."""
 _GROWTH, _SHRINKING = 4.0, 0.5
 _SMALLEST = 1e-9
+MOMENT_BOUND = 4096.0
+"""Of moments around a reference, which are near 0 and 1: a mean that is 64 standard deviations off it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +105,15 @@ def next_bounds(bounds: Sequence[float], outcome: SumOutcome) -> tuple[float, ..
     Args:
         bounds: of the sum that gave `outcome`.
     """
-    if outcome.cut > _CUT_SHARE * outcome.elements * outcome.silos:
-        return tuple(_GROWTH * bound for bound in bounds)
-    return tuple(max(_SMALLEST, _SHRINKING * bound, min(bound, _ROOM * largest))
+    wider = wider_bounds(bounds, outcome)
+    return wider if wider != tuple(bounds) else tuple(max(_SMALLEST, _SHRINKING * bound, min(bound, _ROOM * largest))
                  for bound, largest in zip(bounds, outcome.largest, strict=True))
+
+
+def wider_bounds(bounds: Sequence[float], outcome: SumOutcome) -> tuple[float, ...]:
+    """The bounds of the next sum where they never shrink: the same; where much was cut, four times what they were."""
+    much = outcome.cut > _CUT_SHARE * outcome.elements * outcome.silos
+    return tuple(_GROWTH * bound if much else bound for bound in bounds)
 
 
 def together(outcomes: Sequence[SumOutcome]) -> SumOutcome:

@@ -281,13 +281,12 @@ class Operations:
         study, now = self._opened(), self._load(request.state)
         phases = study.strategy.phases(now, request.round)
         for phase in phases if study.config.privacy.secure_aggregation else ():
-            for layout in study.strategy.expects(now, phase, round=request.round).values():
-                if layout.meaning is not Meaning.DIFFERENCE or any(spec.dtype != "float32" for spec in layout.tensors):
+            for name, layout in study.strategy.expects(now, phase, round=request.round).items():
+                if (layout.meaning is not Meaning.DIFFERENCE and name != BATCH_NORM) or any(
+                        spec.dtype != "float32" for spec in layout.tensors):
                     raise BadConfiguration(
                         f"[privacy] secure_aggregation: what silos send in the phase '{phase.name}' is no difference to"
-                        " the model, so it cannot be added up behind masks.", remedy='Have the coordinator measure'
-                        ' batch-norm statistics ([method] sbn_source = "coordinator"), or choose a network without them'
-                        ' ([model] normalisation = "group").')
+                        " the model, so it cannot be added up behind masks.", remedy="Choose another method.")
         return PhasesOfRound(phases=phases)
 
     def tasks(self, request: Tasks) -> WrittenTasks:

@@ -21,6 +21,7 @@ from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec
 from semisilo.common.methods.parts.secure_sum import totals_of
+from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_seconds
@@ -409,9 +410,9 @@ class Engine:
 
     def _has_masked(self, silo: str, row: RoundRow) -> bool:
         """Whether a silo says that it has had part in the sum of a round: in one that this ledger knows nothing of."""
-        study, number, phase = self._runtime.masked.get(silo, ("", 0, ""))
-        return study == row.study and (number > row.number or (
-            number == row.number and phase == method_phase(row.phases[row.phase]).name))
+        study, number, last = self._runtime.masked.get(silo, ("", 0, ""))
+        ahead = [method_phase(phase).name for phase in row.phases[row.phase:]]
+        return study == row.study and (number > row.number or (number == row.number and last in ahead))
 
     def _step_tasks(self, study: RunningStudy, row: RoundRow, phase: Phase, asked: list[str],
                     written: WrittenTasks) -> tuple[WrittenTasks, dict[str, str]]:
@@ -423,11 +424,12 @@ class Engine:
                 questions = self._sums.questions(row, phase, asked)
                 plain = WrittenTask(settings=to_dict(settings), payloads=())
                 return WrittenTasks(tasks=dict.fromkeys(asked, plain), expects={}), questions
-            by_size = getattr(settings, "weighting", "uniform") == "size"
-            form = self._sums.form(
-                row, phase, asked, largest_weights=written.largest,
-                reference=max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0,
-                totals=totals_of(settings))
+            measures = method_phase(phase).name in MEASURING
+            by_size = measures or getattr(settings, "weighting", "uniform") == "size"
+            reference = max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0
+            form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
+                if measures else self._sums.form(row, phase, asked, largest_weights=written.largest,
+                                                 reference=reference, totals=totals_of(settings))
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
 

@@ -11,19 +11,21 @@ Tests: tests/coordinator/rounds/test_secure_sums.py.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings
-from semisilo.common.methods.parts.secure_sum import threshold_of
+from semisilo.common.methods.parts.secure_sum import WORD_BITS, threshold_of
 from semisilo.common.secure_aggregation.conversion import SumQuestion, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import (
+    MOMENT_BOUND,
     MaskForm,
     SumOutcome,
     first_bounds,
     next_bounds,
     share_count,
+    wider_bounds,
 )
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, NONCE_BYTES, STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
@@ -153,19 +155,21 @@ class Sums:
             reference: examples of the largest silo; 0 where all weigh the same.
             totals: that the method has added up beside its tensors.
         """
-        name = method_phase(phase).name
-        before = last_sum(self._ledger, row.study, row.number, name)
-        bounds = first_bounds(largest_weights)
-        if before is not None and before.form is not None and before.outcome is not None \
-                and len(before.form.bounds) == len(bounds):
-            bounds = next_bounds(before.form.bounds, before.outcome)
-        there, groups = frozenset(asked), self._split(asked) if self.begins(phase) else self._groups(row, phase)
-        form = MaskForm(
-            bits=self._settings.word_bits, bounds=bounds, weight_reference=reference, totals=tuple(totals),
-            silo_count=max(len(there.intersection(group)) for group in groups),
-            random_k=self._settings.random_share)
-        note_form(self._ledger, self._row(row, phase), form)
-        return form
+        return self._noted(row, phase, asked, MaskForm(
+            bits=self._settings.word_bits, bounds=self._bounds(row, phase, first_bounds(largest_weights), next_bounds),
+            weight_reference=reference, totals=tuple(totals), silo_count=1, random_k=self._settings.random_share))
+
+    def form_of_moments(self, row: RoundRow, phase: Phase, asked: Sequence[str], *, tensors: int,
+                        reference: int) -> MaskForm:
+        """The scale of step "mask" where moments of batch-norm statistics are added up: the widest words, all of them.
+
+        Args:
+            tensors: of the update.
+            reference: examples of the largest silo.
+        """
+        return self._noted(row, phase, asked, MaskForm(
+            bits=max(WORD_BITS), bounds=self._bounds(row, phase, (MOMENT_BOUND,) * tensors, wider_bounds),
+            weight_reference=reference, silo_count=1))
 
     def questions(self, row: RoundRow, phase: Phase, asked: Collection[str], *,
                   form: MaskForm | None = None) -> dict[str, str]:
@@ -199,6 +203,21 @@ class Sums:
         Raises: SecureSumFailed where that is so of all of them.
         """
         return tuple(MaskedGroup(silos=group, seeds=()) for group in ready.groups)
+
+    def _bounds(self, row: RoundRow, phase: Phase, first: tuple[float, ...],
+                after: Callable[[Sequence[float], SumOutcome], tuple[float, ...]]) -> tuple[float, ...]:
+        """Of a sum: as they follow from the last one of that phase, if there was one."""
+        before = last_sum(self._ledger, row.study, row.number, method_phase(phase).name)
+        if before is None or before.form is None or before.outcome is None or len(before.form.bounds) != len(first):
+            return first
+        return after(before.form.bounds, before.outcome)
+
+    def _noted(self, row: RoundRow, phase: Phase, asked: Sequence[str], form: MaskForm) -> MaskForm:
+        """The form, with room for the silos that are asked; noted in the ledger."""
+        there, groups = frozenset(asked), self._split(asked) if self.begins(phase) else self._groups(row, phase)
+        form = replace(form, silo_count=max(len(there.intersection(group)) for group in groups))
+        note_form(self._ledger, self._row(row, phase), form)
+        return form
 
     def _threshold(self, num_asked: int) -> int:
         """Of a sum of which the first step asks so many."""

@@ -43,7 +43,7 @@ class SummedUpdates:
         Raises: SecureSumFailed where a sum is noise; StorageDamaged when a file is not what was accepted.
         """
         self._form, self._groups, self._paths, self._layouts = form, groups, paths, layouts
-        self._per_step = sums_per_step(settings)
+        self._per_step = STEPS in form.totals and sums_per_step(settings)
         self._seed, self._round, self._phase = seed, round, phase
         self._add_masks = add_masks
         self._elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)

@@ -41,7 +41,7 @@ from semisilo.common.methods.contract import (
     Update,
 )
 from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
-from semisilo.common.methods.spec import EPSILON, FROZEN, counts_of
+from semisilo.common.methods.spec import EPSILON, FROZEN, MEASURING, counts_of
 from semisilo.common.models.exported import read_model
 from semisilo.common.models.factory import check_model, model_builder
 from semisilo.common.numerics import numerics
@@ -170,7 +170,7 @@ class Operations:
             payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
-                                     summand=_summand(settings, update) if request.masking else None)
+                                     summand=_summand(settings, update, order.phase) if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -347,10 +347,11 @@ def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: Paylo
     return payload, Residuals(tensors=after) if after or committed or pending else None, vector
 
 
-def _summand(settings: Any, update: Update) -> Summand:
+def _summand(settings: Any, update: Update, phase: str) -> Summand:
     """What of an update enters a sum beside its tensors, where updates are added up."""
-    totals = {name: update.totals[name] for name in totals_of(settings)}
-    return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals), totals=totals)
+    totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
+    return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals) if totals else 1.0,
+                   totals=totals)
 
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:

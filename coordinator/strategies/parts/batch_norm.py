@@ -12,6 +12,11 @@ A network without static batch-norm layers needs none of it. The phase sends the
 `semisilo.silo.trainers.batch_norm_phase` is the silo's part. A strategy keeps two dictionaries in its state:
 `batch_norm`, what is used, and `own_statistics`, the coordinator's part with counts, float64.
 
+Where updates are added up behind masks, the task brings group `batch_norm` too, as a reference, and gets moments around
+it (`semisilo.common.learning.averaging.moments`): the statistics of all silos of the sum at once. The round's sample is
+asked then, since a sum has room for so many. The reference is the coordinator's own part, else what is in use, else
+what images of noise give.
+
 Source: SemiFL (Diao et al., NeurIPS 2022) section 3.4.
 """
 
@@ -19,17 +24,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.averaging.moments import from_moments, to_moments
 from semisilo.common.learning.batch_norm import LayerStatistics
 from semisilo.common.learning.robust.coordinatewise import trimmed_statistics
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import named_randomness
+from semisilo.common.methods import spec as names
 from semisilo.common.methods.contract import (
     Environment,
     GroupLayout,
@@ -46,7 +53,10 @@ __all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
-STATISTICS = Phase("statistics", asks="roster", quorum="any")
+STATISTICS = Phase(names.STATISTICS, asks="roster", quorum="any")
+_SUMMED = Phase(names.STATISTICS, quorum="any")
+_FIRST_SUMMED = Phase(names.FIRST_STATISTICS, quorum="any")
+_NOISE_IMAGES = 16
 _MOST_VALUES = 2**40
 """Of one channel at one silo: 20 million images of 224 x 224. Of 8192 silos the sum can still be counted (2^53)."""
 _LARGEST = 1e18
@@ -59,6 +69,8 @@ class StatisticsTally:
 
     statistics: dict[str, Tensor]
     """Merged so far, with counts, float64; starts as the coordinator's own, which may be nothing."""
+    reference: dict[str, Tensor] = field(default_factory=dict)
+    """That silos were sent; {} where they send their statistics by themselves."""
     settled: bool = False
     """Whether they are what a rule of [robust] made of all updates before these are folded."""
 
@@ -80,6 +92,7 @@ class StaticStatistics:
             raise BadConfiguration(
                 f'[method] sbn_source = "{source}" needs labelled or validation images at the coordinator.',
                 remedy='Set sbn_source = "silos", or [model] normalisation = "group".')
+        self._noise: batch_norm.Statistics = {}
         self._most_positions = environment.image.size**2
         """Of one image in one channel; layers behind strides have fewer."""
         self._asks_silos = bool(self._layers) and source != "coordinator"
@@ -94,8 +107,9 @@ class StaticStatistics:
         """The phases of a round whose training phases are given."""
         if not self._asks_silos:
             return train
+        first, behind = (_FIRST_SUMMED, _SUMMED) if self._environment.summed else (STATISTICS, STATISTICS)
         # Nobody has measured the weights of round 0 yet, and a silo labels with them in round 1.
-        return (STATISTICS, *train, STATISTICS) if round == 1 else (*train, STATISTICS)
+        return (first, *train, behind) if round == 1 else (*train, behind)
 
     def own(self, model: nn.Module, *, round: int, report_from: float | None = None) -> dict[str, Tensor]:
         """The coordinator's part, measured with the current weights: with counts, float64; {} where it has none.
@@ -118,21 +132,33 @@ class StaticStatistics:
         """Group `batch_norm` from the coordinator's part alone: what holds until silos have answered."""
         return batch_norm.to_tensors(batch_norm.from_tensors(own))
 
-    def task(self, model: TensorGroup) -> Task:
+    def reference(self, own: Mapping[str, Tensor], used: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Around which silos give their moments, float32; {} where nothing is added up behind masks.
+
+        Args:
+            own: the coordinator's part, of the model that is measured.
+            used: the statistics in use, of a model before it.
+        """
+        if not self._environment.summed:
+            return {}
+        return self.used(own) if own else dict(used) or batch_norm.to_tensors(self._noise_statistics())
+
+    def task(self, model: TensorGroup, reference: TensorGroup | None = None) -> Task:
         """What a silo is asked in the phase."""
-        return Task(groups={"model": model})
+        return Task(groups={"model": model} if reference is None else {"model": model, "batch_norm": reference})
 
     def expects(self) -> dict[str, GroupLayout]:
-        """What an answer of the phase must hold: mean, variance and count of every layer."""
+        """What an answer of the phase must hold: mean, variance and count of every layer; or moments."""
         layout = {name: LayerStatistics(1.0, torch.zeros(width, dtype=torch.float64),
                                         torch.zeros(width, dtype=torch.float64))
                   for name, width in self._layers.items()}
-        sent = batch_norm.to_tensors(layout, counts=True)
+        plain = batch_norm.to_tensors(layout)
+        sent = to_moments(layout, plain) if self._environment.summed else batch_norm.to_tensors(layout, counts=True)
         return {"batch_norm": GroupLayout(Meaning.VALUES, "", tensors.specs(sent))}
 
-    def begin(self, own: Mapping[str, Tensor]) -> StatisticsTally:
-        """Starts with the coordinator's own part."""
-        return StatisticsTally(statistics=dict(own))
+    def begin(self, own: Mapping[str, Tensor], used: Mapping[str, Tensor]) -> StatisticsTally:
+        """Starts with the coordinator's own part. Args: as of `reference`."""
+        return StatisticsTally(statistics=dict(own), reference=self.reference(own, used))
 
     def appraised(self, tally: StatisticsTally, updates: Updates) -> StatisticsTally:
         """With a rule of [robust] that compares silos: the trimmed mean of theirs and of the coordinator's own, each
@@ -146,7 +172,7 @@ class StaticStatistics:
             return tally
         voices = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
         for index, header in enumerate(updates.headers):
-            if (theirs := _possible(header, updates.read(index))) is not None:
+            if (theirs := self._theirs(tally, header, updates.read(index))) is not None:
                 voices.append(theirs)
         trim = robust.byzantine_silos or (len(voices) - 1) // 2
         if len(voices) <= 2 * trim:
@@ -159,7 +185,7 @@ class StaticStatistics:
             mean_C, var_C = trimmed_statistics(torch.stack([layer.mean for layer in layers]),
                                                torch.stack([layer.var for layer in layers]), trim=trim)
             merged[name] = LayerStatistics(min(layer.count for layer in layers), mean_C, var_C)
-        return StatisticsTally(statistics=_float64_form(merged), settled=True)
+        return replace(tally, statistics=_float64_form(merged), settled=True)
 
     def fold(self, tally: StatisticsTally, header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> StatisticsTally:
         """Merges one silo's statistics.
@@ -168,7 +194,7 @@ class StaticStatistics:
         Impossible ones (a negative variance, say, or a count with which those of the others vanish or can no longer be
         added) are left out with a warning: one silo must not stop the study, and the others' are as good without them.
         """
-        if tally.settled or (theirs := _possible(header, groups)) is None:
+        if tally.settled or (theirs := self._theirs(tally, header, groups)) is None:
             return tally
         so_far = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
         try:
@@ -176,7 +202,7 @@ class StaticStatistics:
         except BadPayload as error:
             _left_out(header, error)
             return tally
-        return StatisticsTally(statistics=_float64_form(merged))
+        return replace(tally, statistics=_float64_form(merged))
 
     def finish(self, tally: StatisticsTally, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Group `batch_norm` from now on; what was used `before` when nobody has measured anything."""
@@ -185,24 +211,46 @@ class StaticStatistics:
             return dict(before)
         return self.used(tally.statistics)
 
+    def _theirs(self, tally: StatisticsTally, header: UpdateHeader,
+                groups: Mapping[str, TensorGroup]) -> batch_norm.Statistics | None:
+        """What one silo, or the silos of one sum, measured; None, with a warning, where it cannot be."""
+        found = groups["batch_norm"].tensors
+        try:
+            return _possible(from_moments(found, tally.reference, {
+                name: header.num_examples * positions for name, positions in self._positions().items()})
+                if tally.reference else batch_norm.from_tensors(found))
+        except BadPayload as error:
+            _left_out(header, error)
+            return None
+
+    def _positions(self) -> dict[str, float]:
+        """Values of a channel that one image gives, by layer."""
+        return {name: layer.count / _NOISE_IMAGES for name, layer in self._noise_statistics().items()}
+
+    def _noise_statistics(self) -> batch_norm.Statistics:
+        """Those of the network as it is made, on images of noise: right to an order of magnitude or two."""
+        if not self._noise:
+            form, seed = self._environment.image, self._environment.seed
+            with named_randomness(seed, "unused_weights"):
+                model = self._environment.build_model()
+            images_NCHW = torch.randint(0, 256, (_NOISE_IMAGES, form.channels, form.size, form.size), dtype=torch.uint8,
+                                        generator=torch_generator(seed, "noise_images"))
+            self._noise = batch_norm.measure(model, images_NCHW, form=form,
+                                             generator=torch_generator(seed, "noise_images"))
+        return self._noise
+
 
 def _weighing_no_more(statistics: batch_norm.Statistics, most: int) -> batch_norm.Statistics:
     """With counts of at most so many values of a channel, at least one."""
     return {name: replace(layer, count=min(layer.count, max(1, most))) for name, layer in statistics.items()}
 
 
-def _possible(header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> batch_norm.Statistics | None:
-    """What one silo measured; None, with a warning, where it cannot be."""
-    try:
-        theirs = batch_norm.from_tensors(groups["batch_norm"].tensors)
-        if any(layer.count > _MOST_VALUES for layer in theirs.values()):
-            raise BadPayload(f"They claim more than {_MOST_VALUES} values of a channel.")
-        if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any())
-               for layer in theirs.values()):
-            raise BadPayload("Merged with others, mean or variance could overflow.")
-    except BadPayload as error:
-        _left_out(header, error)
-        return None
+def _possible(theirs: batch_norm.Statistics) -> batch_norm.Statistics:
+    """The same. Raises: BadPayload where they can be nobody's."""
+    if any(layer.count > _MOST_VALUES for layer in theirs.values()):
+        raise BadPayload(f"They claim more than {_MOST_VALUES} values of a channel.")
+    if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any()) for layer in theirs.values()):
+        raise BadPayload("Merged with others, mean or variance could overflow.")
     return theirs
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.parts.imbalance import ImbalanceSettings
-from semisilo.common.methods.spec import StatisticsSource
+from semisilo.common.methods.spec import MEASURING, StatisticsSource
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, difference_to
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS, StaticStatistics, StatisticsTally
+from semisilo.coordinator.strategies.parts.batch_norm import StaticStatistics, StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints
 from semisilo.coordinator.strategies.parts.robust import RobustAveraging
 from semisilo.coordinator.strategies.parts.served import ServedGroups
@@ -136,8 +136,10 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
 
     def task(self, state: StateT, phase: Phase, silo: str, kept: KeptT | None, *, round: int) -> Task:
         """As `train_task`; in the statistics phase the model to be measured."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.task(self.sent_model(state))
+        if phase.name in MEASURING:
+            reference = self._statistics.reference(state.own_statistics, state.batch_norm)
+            return self._statistics.task(self.sent_model(state), state.served.group(
+                "batch-norm reference", lambda: reference, digest=False) if reference else None)
         task = self.train_task(state, silo, kept, round=round)
         if not self._hints.wanted:
             return task
@@ -147,13 +149,13 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
 
     def expects(self, state: StateT, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
         """As `train_expects`; or batch-norm statistics with counts."""
-        return self._statistics.expects() if phase.name == STATISTICS.name else self.train_expects(state)
+        return self._statistics.expects() if phase.name in MEASURING else self.train_expects(state)
 
     def begin(self, state: StateT, phase: Phase, headers: tuple[UpdateHeader, ...], *,
               round: int) -> TallyT | StatisticsTally:
         """As `train_begin`; statistics start with the coordinator's own."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.begin(state.own_statistics)
+        if phase.name in MEASURING:
+            return self._statistics.begin(state.own_statistics, state.batch_norm)
         return self.train_begin(state, headers, round=round)
 
     def appraise(self, state: StateT, phase: Phase, tally: TallyT | StatisticsTally, updates: Updates, *,

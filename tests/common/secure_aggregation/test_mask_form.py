@@ -14,6 +14,7 @@ from semisilo.common.secure_aggregation.mask_form import (
     share_count,
     together,
     weight_of,
+    wider_bounds,
 )
 
 
@@ -33,6 +34,11 @@ def test_bounds_never_rise_without_a_cut_and_grow_fourfold_with_one() -> None:
     assert next_bounds((1.0, 1.0), outcome(largest=(9.0, 9.0))) == (1.0, 1.0)
     assert next_bounds((1.0, 1.0), outcome(cut=5)) == (4.0, 4.0)
     assert next_bounds((1.0, 1.0), outcome(cut=4, largest=(9.0, 9.0))) == (1.0, 1.0)  # 1e-5 of all elements
+
+
+def test_bounds_of_moments_stay_but_where_much_was_cut() -> None:
+    assert wider_bounds((4096.0, 4096.0), outcome(largest=(0.1, 1.0))) == (4096.0, 4096.0)
+    assert wider_bounds((4096.0, 4096.0), outcome(cut=5)) == (16384.0, 16384.0)
 
 
 def test_bounds_of_a_tensor_that_nobody_changes_stay_above_zero() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings
-from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.mask_form import MOMENT_BOUND, MaskForm, SumOutcome
 from semisilo.common.secure_aggregation.messages import STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
@@ -73,3 +73,21 @@ def test_the_threshold_of_a_sum_that_is_open_stays_whoever_answers(tmp_path: Pat
         assert sums.fewest(row, phase, None) == 4
     assert sums.fewest(row, shares, 3) == 4
     assert sums.fewest(row, TRAIN, 3) == 0
+
+
+def test_moments_of_statistics_have_the_widest_words_and_bounds_that_do_not_shrink(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
+    sums, asked = Sums(filled.ledger, filled.roster), ["a", "b", "c", "d"]
+    sums.begin(PrivacySettings(secure_aggregation=True, random_k="10%"), seed=1)
+
+    def form_of(number: int) -> MaskForm:
+        row = filled.ledger.open_round("first", number, start_digest="", sample=tuple(asked), phases=sums.phases(
+            (Phase("statistics"),)))
+        sums.open(row, row.phases[0], asked)
+        found = sums.form_of_moments(row, row.phases[0], asked, tensors=2, reference=60)
+        sums.made(row, SumOutcome(silos=4, weight=4.0, cut=0, elements=8, largest=(0.1, 1.0)))
+        filled.ledger.fail_round(row, reason="of the test")
+        return found
+
+    expected = MaskForm(bits=32, bounds=(MOMENT_BOUND, MOMENT_BOUND), silo_count=4, weight_reference=60)
+    assert [form_of(2), form_of(3)] == [expected, expected]

@@ -67,7 +67,7 @@ def _task(build: Any = _net, *, round: int = 1, silo: str = "a", policy: Any = "
     w = initial_model(build, 3)
     sent = {"model": TensorGroup(w)}
     statistics = _statistics(build, w)
-    if statistics:
+    if statistics and phase == "train":
         sent["batch_norm"] = TensorGroup(statistics)
     if correction is not None:
         sent["correction"] = TensorGroup(correction)

@@ -174,7 +174,7 @@ def test_fed_pseudo_is_fed_shvr_without_its_regularisers_penalty_and_correction(
 
 
 def test_the_statistics_phase_measures_all_images_of_the_silo() -> None:
-    update, _ = _train(_task(phase="statistics"))
+    update, _ = _train(_task(phase="statistics", groups={"model": _groups(_net)["model"]}))
     assert update.groups["batch_norm"].tensors["1.count"].tolist() == [38 * 2 * 2]
 
 

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.averaging.moments import to_moments
 from semisilo.common.learning.batch_norm import StaticBatchNorm
-from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, Phase, TensorGroup, UpdateHeader
 from semisilo.common.methods.parts.robust import RobustSettings
+from semisilo.common.methods.spec import StatisticsSource
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.strategies.parts.batch_norm import StaticStatistics
 
@@ -33,10 +37,10 @@ def _of(count: int, mean: float, var: float = 1.0) -> dict[str, Tensor]:
 
 def _merged(answers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     statistics = _statistics()
-    tally = statistics.begin({})
-    for silo, tensors in answers.items():
+    tally = statistics.begin({}, {})
+    for silo, sent in answers.items():
         header = UpdateHeader(silo, 50, {})
-        tally = statistics.fold(tally, header, {"batch_norm": TensorGroup(dict(tensors), Meaning.VALUES)})
+        tally = statistics.fold(tally, header, {"batch_norm": TensorGroup(dict(sent), Meaning.VALUES)})
     return statistics.finish(tally, _of(1, 9.0))
 
 
@@ -75,7 +79,7 @@ def _robust(answers: Mapping[str, Mapping[str, Tensor]], robust: RobustSettings,
     headers = tuple(UpdateHeader(silo, 50, {}) for silo in answers)
     groups = [{"batch_norm": TensorGroup(dict(each), Meaning.VALUES)} for each in answers.values()]
     with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as updates:
-        tally = statistics.appraised(statistics.begin(own), updates)
+        tally = statistics.appraised(statistics.begin(own, {}), updates)
     for header, each in zip(headers, groups, strict=True):
         tally = statistics.fold(tally, header, each)
     return statistics.finish(tally, _of(1, 9.0))
@@ -100,3 +104,89 @@ def test_with_too_few_answers_the_coordinators_own_statistics_stay() -> None:
     robust, own = RobustSettings(rule="multi_krum", byzantine_silos=2), _of(50, 4.0)
     assert _robust(HONEST, robust, own)["1.mean"].tolist() == [4.0, 4.0]
     assert _robust(HONEST, robust, {})["1.mean"].tolist() == [9.0, 9.0]
+
+
+# Added up behind masks --------------------------------------------------------------------------------------------
+
+
+def _summing(robust: RobustSettings | None = None, source: StatisticsSource = "silos") -> StaticStatistics:
+    generator = torch.Generator().manual_seed(2)
+    images = ImageSet(torch.randint(0, 256, (30, 1, 4, 4), dtype=torch.uint8, generator=generator), labels_N=None,
+                      names=("",) * 30)
+    return StaticStatistics(Environment(
+        seed=1, rounds=1, num_silos=3, data=CoordinatorData(validation=images), build_model=_net, summed=True,
+        robust=robust or RobustSettings(), augmentation=AugmentationSettings(),
+        image=ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))), source)
+
+
+def _sum_of(silos: Mapping[int, Mapping[str, Tensor]], reference: Mapping[str, Tensor]
+            ) -> tuple[UpdateHeader, dict[str, TensorGroup]]:
+    """The mean of the moments of silos, by how many images each has, as the sum of masked updates gives it."""
+    total = sum(silos)
+    moments = {images: to_moments(batch_norm.from_tensors(dict(each)), reference) for images, each in silos.items()}
+    mean = {name: torch.stack([images / total * moments[images][name] for images in silos]).sum(0)
+            for name in next(iter(moments.values()))}
+    return UpdateHeader("silos", total, {}), {"batch_norm": TensorGroup(mean, Meaning.VALUES)}
+
+
+def _of_images(images: int, mean: float, var: float) -> dict[str, Tensor]:
+    return _of(4 * images, mean, var)  # each image of 4 x 4 gives 2 x 2 values behind a convolution of 3 x 3
+
+
+@pytest.mark.parametrize("source", ["silos", "coordinator+silos"])
+def test_a_sum_of_moments_is_merged_as_each_silos_statistics_are(source: StatisticsSource) -> None:
+    summing = _summing(source=source)
+    torch.manual_seed(0)
+    own = summing.own(_net(), round=1)
+    assert bool(own) == (source == "coordinator+silos")
+    silos = {25: _of_images(25, 1.0, 2.0), 75: _of_images(75, 3.0, 0.5)}
+    reference = summing.reference(own, {})
+    assert set(reference) == {"1.mean", "1.var"}
+    task = summing.task(TensorGroup({}), TensorGroup(reference))
+    assert task.groups["batch_norm"].tensors is reference
+    header, groups = _sum_of(silos, reference)
+    assert summing.expects()["batch_norm"].tensors == tensors.specs(groups["batch_norm"].tensors)
+    found = summing.finish(summing.fold(summing.begin(own, {}), header, groups), {})
+    parts = [batch_norm.from_tensors(each) for each in (*([own] if own else []), *silos.values())]
+    expected = batch_norm.to_tensors(batch_norm.merge(parts))
+    assert all(torch.allclose(found[name], expected[name], rtol=1e-4) for name in expected)
+
+
+def test_the_reference_is_the_coordinators_own_then_what_is_in_use_then_noise() -> None:
+    summing = _summing()
+    used = {"1.mean": torch.ones(2), "1.var": torch.ones(2)}
+    own = {"1.mean": torch.zeros(2).double(), "1.var": torch.ones(2).double(), "1.count": torch.tensor([8])}
+    assert torch.equal(summing.reference(own, used)["1.mean"], torch.zeros(2))
+    assert summing.reference({}, used) == used
+    noise, again = summing.reference({}, {}), _summing().reference({}, {})
+    assert all(torch.equal(noise[name], again[name]) for name in ("1.mean", "1.var"))
+    assert bool((noise["1.var"] > 0).all())
+    assert _statistics().reference(own, used) == {}, "in the clear silos are sent none"
+
+
+def test_a_sum_has_phases_of_its_own_names_and_asks_the_sample() -> None:
+    train = Phase("train")
+    assert [phase.name for phase in _summing().phases(train, round=1)] == ["first-statistics", "train", "statistics"]
+    assert [(phase.asks, phase.quorum) for phase in _summing().phases(train, round=2)] == [
+        ("sample", "study"), ("sample", "any")]
+
+
+def test_under_a_rule_a_group_with_a_liar_moves_no_statistics_out_of_the_honest_range() -> None:
+    summing = _summing(RobustSettings(rule="trimmed_mean", byzantine_silos=1))
+    used = {"1.mean": torch.full((2,), 2.0), "1.var": torch.full((2,), 2.0)}
+    sums = [_sum_of({30: _of_images(30, mean, 2.0), 31: _of_images(31, mean, 2.0)}, used) for mean in (1.0, 2.0, 60.0)]
+    headers = tuple(header for header, _ in sums)
+    with SpooledUpdates(headers, lambda index: sums[index][1], norms=[None] * 3, scratch=Path()) as updates:
+        tally = summing.appraised(summing.begin({}, used), updates)
+    for header, groups in sums:
+        tally = summing.fold(tally, header, groups)
+    found = summing.finish(tally, {})
+    assert found["1.mean"].tolist() == pytest.approx([2.0, 2.0], rel=1e-4)
+
+
+def test_a_sum_that_is_not_finite_is_left_out() -> None:
+    summing = _summing()
+    used = {"1.mean": torch.ones(2), "1.var": torch.ones(2)}
+    broken = {"batch_norm": TensorGroup({"1.mean": torch.full((2,), torch.nan), "1.square": torch.ones(2)})}
+    tally = summing.fold(summing.begin({}, used), UpdateHeader("silos", 9, {}), broken)
+    assert summing.finish(tally, used) == used
