@@ -37,6 +37,8 @@ _PARTICIPATION = "tests/coordinator/studies/test_participation.py"
 _METER = "tests/common/rpc/test_meter.py"
 _BUDGET = "tests/silo/agent/test_daily_budget.py"
 _STORE = "tests/common/storage/test_store.py"
+_CARDS = "tests/silo/study_cards/test_agreement.py"
+_MOMENTS = "tests/common/learning/averaging/test_moments.py"
 _CHUNKS = "tests/common/rpc/test_chunks.py"
 _LABELS = "tests/common/learning/imbalance/test_labels.py"
 _PSEUDO_LABELS = "tests/common/learning/imbalance/test_pseudo_labels.py"
@@ -806,8 +808,41 @@ _SECURE_SUMS = _mutants(
     ("wrong-secrets-are-taken", "coordinator/secure_aggregation/sum.py",
      "if candidate and publish(candidate) == published:", "if candidate:",
      f"{_SECURE_SUM}::test_a_wrong_share_without_others_to_spare_ends_the_sum"),
+    ("totals-weigh-alike", "common/secure_aggregation/totals.py", "whole = round(weight * value * level)",
+     "whole = round(value * level)", f"{_SECURE}/test_totals.py"),
+    ("noise-passes-for-totals", "common/secure_aggregation/totals.py",
+     "if any(not 0 <= each <= silos * (level - 1) for each in digits):", "if False:",
+     f"{_SECURE}/test_totals.py::test_noise_is_no_sum_of_digits"),
+    ("groups-go-by-name", "coordinator/secure_aggregation/groups.py",
+     'key=lambda silo: derive_seed(seed, "secure groups", silo=silo))', "key=str.encode)",
+     "tests/coordinator/secure_aggregation/test_groups.py"),
+    ("variance-between-silos-is-lost", "common/learning/averaging/moments.py",
+     "((biased_C + away_C.square()) / s_C.square())", "(biased_C / s_C.square())", _MOMENTS),
+    ("variances-have-another-divisor", "common/learning/averaging/moments.py",
+     "biased_C = found.var * (1 - 1 / found.count)", "biased_C = found.var", _MOMENTS),
+    ("moments-have-narrow-words", "coordinator/rounds/secure_sums.py", "bits=max(WORD_BITS),",
+     "bits=self._settings.word_bits,", "tests/coordinator/rounds/test_secure_sums.py"),
     ("a-fork-of-the-roster-is-taken", "common/secure_aggregation/roster.py",
      "            if entry.chain != known.chain:", "            if False:", f"{_SECURE}/test_roster.py"),
+)
+
+_STUDY_CARDS = _mutants(
+    "study cards",
+    ("another-card-is-signed", "silo/study_cards/agreement.py", "if digest_of(text) != task.card:", "if False:",
+     f"{_CARDS}::test_a_card_of_another_digest_is_refused"),
+    ("tasks-are-not-held-against-the-card", "silo/study_cards/agreement.py",
+     "if wrong := contradictions(entry.card, task, spec):",
+     "if wrong := contradictions(entry.card, task, spec)[:0]:",
+     f"{_CARDS}::test_a_coordinator_that_shows_one_card_and_asks_for_another_thing_is_refused"),
+    ("nobody-need-approve", "silo/study_cards/agreement.py", "text, approval=self._approval,", "text, approval=False,",
+     f"{_CARDS}::test_a_person_must_approve_where_the_site_says_so_and_again_after_a_change"),
+    ("what-was-declined-runs", "silo/study_cards/agreement.py", 'if entry.state == "declined":', "if False:",
+     f"{_CARDS}::test_what_a_person_has_declined_is_refused"),
+    ("a-signature-that-was-lost-is-not-handed-in-again", "silo/study_cards/agreement.py",
+     "        if not entry.told:", '        if entry.state == "approved":',
+     f"{_CARDS}::test_a_signature_that_did_not_get_through_is_handed_in_again"),
+    ("updates-in-the-clear-pass", "common/methods/study_card.py", "if bool(task.secure) != secure:", "if False:",
+     "tests/common/methods/test_study_card.py::test_a_task_that_says_something_else_is_found"),
 )
 
 _PRIVACY = _mutants(
@@ -865,4 +900,4 @@ _PRIVACY = _mutants(
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
-    *_INSIDERS, *_SECURE_SUMS, *_PRIVACY, *_EQUIVALENT)
+    *_INSIDERS, *_SECURE_SUMS, *_STUDY_CARDS, *_PRIVACY, *_EQUIVALENT)
