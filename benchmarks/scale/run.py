@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import processor_name
 from benchmarks.scale import bare_grpc
 from benchmarks.scale.results import write_results
 from benchmarks.wire import many_silos, semisilo_rounds
@@ -63,7 +64,7 @@ def measure(*, quick: bool, say: Callable[[str], None], seconds: float) -> dict[
         large.append({"semisilo": semisilo_rounds.measure(shape, say=say, seconds=seconds),
                       "floor": _floor(silos, parameters, rounds, say)})
     say("simulations")
-    machine = {"cpu": _processor(), "cores": usable_processors(), "kernel": platform.release(),
+    machine = {"cpu": processor_name(), "cores": usable_processors(), "kernel": platform.release(),
                "python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
                "load_before": load, "version": __version__}
     return {"machine": machine, "quick": quick, "sizes": sizes, "rosters": rosters, "large": large,
@@ -85,14 +86,6 @@ def _simulations(names: str) -> dict[str, Any]:
         if figures.startswith("{"):
             found[name] = json.loads(figures)
     return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def main() -> int:

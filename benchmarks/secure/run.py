@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import processor_name
 from benchmarks.secure.measure import measure_bytes_of_messages, measure_protocol, measure_vectors
 from benchmarks.secure.results import write_results
 from semisilo.common import __version__
@@ -37,18 +38,10 @@ def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
                 vectors.append(measure_vectors(parameters=parameters, silos=silos, bits=bits, repeats=repeats))
     protocol = [measure_protocol(silos=silos, repeats=repeats) | {"bytes": measure_bytes_of_messages(silos)}
                 for silos in _SILOS]
-    machine = {"cpu": _processor(), "cores": usable_processors(), "kernel": platform.release(),
+    machine = {"cpu": processor_name(), "cores": usable_processors(), "kernel": platform.release(),
                "python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
                "load_before": load, "load_after": os.getloadavg()[0], "version": __version__}
     return {"machine": machine, "quick": quick, "vectors": vectors, "protocol": protocol}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def main() -> int:

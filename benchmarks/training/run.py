@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.machine import processor_name
 from benchmarks.training.measure import VARIANTS
 from benchmarks.training.results import Measured, write_results
 from semisilo.common.process.processors import usable_processors
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found.append(_measured(case, variant, turn))
                 print(f"{case.network}, batch {case.batch}, {variant}: {found[-1].images_per_second:.1f} images/s",
                       flush=True)
-    machine = {"processor": _processor(), "processors": usable_processors(), "torch": str(torch.__version__),
+    machine = {"processor": processor_name(), "processors": usable_processors(), "torch": str(torch.__version__),
                "cpu_capability": torch.backends.cpu.get_cpu_capability(),
                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
     chosen.measurements.write_text(json.dumps({"machine": machine, "turns": chosen.turns,
@@ -70,14 +70,6 @@ def _measured(case: Case, variant: str, turn: int) -> Measured:
     said = json.loads(answer.stdout.splitlines()[-1])
     return Measured(network=case.network, size=case.size, batch=case.batch, variant=variant, turn=turn,
                     images_per_second=said["images_per_second"], threads=said.get("threads", 0))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import processor_name
 from benchmarks.wire.cells import FULL, QUICK, SYSTEMS, Cell, Plan, command, order
 from benchmarks.wire.results import write_results
 from benchmarks.wire.watch import Processes
@@ -146,10 +147,8 @@ def _limits(plan: Plan, kept: Path) -> dict[str, Any]:
 
 def _machine(load: tuple[float, float, float]) -> dict[str, Any]:
     """Where this was measured."""
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), "unknown")
     memory = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_bytes": memory,
+    return {"cpu": processor_name(), "cores": len(os.sched_getaffinity(0)), "memory_bytes": memory,
             "kernel": platform.release(), "python": platform.python_version(), "load_before": load, "date": _now()}
 
 
