@@ -17,6 +17,7 @@ from rich.text import Text
 
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
+    counted,
     describe_bytes,
     describe_metric,
     describe_moment,
@@ -78,6 +79,11 @@ def render(console: Console, facts: StatusFacts) -> None:
         if study.name in facts.rollbacks:
             console.print(Text.assemble((f"{study.name} ", "dim"), (printable(facts.rollbacks[study.name], limit=800),
                                                                     "yellow")), soft_wrap=True)
+        if (card := facts.cards.get(study.name)) is not None and card.signed < card.silos:
+            console.print(Text.assemble(
+                (f"{study.name}: ", "dim"), f"{card.signed} of {counted(card.silos, 'silo')}",
+                (" have signed its study card; the others do so with their first task. Who: ", "dim"),
+                f"coordinator card {study.name}{folder_option(facts.folder)}"), soft_wrap=True)
         if study.state == StudyState.FAILED:
             console.print(Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"),
                           soft_wrap=True)

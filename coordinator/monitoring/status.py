@@ -10,6 +10,7 @@ from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import notices_of
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
+from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, latest_card
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
@@ -23,7 +24,7 @@ from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.studies.participation import participation_of
 
-__all__ = ["NoticeLine", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather"]
+__all__ = ["CardFacts", "NoticeLine", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather"]
 
 _DAY = 86400.0
 
@@ -82,6 +83,16 @@ class NoticeLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CardFacts:
+    """The study card of a study."""
+
+    signed: int
+    """Silos that have signed it."""
+    silos: int
+    """Members of the federation; those that no task has reached have not been asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RoundFacts:
     """The open round of the running study."""
 
@@ -137,6 +148,8 @@ class StatusFacts:
     """Of the study that runs, and of silos since it was queued."""
     rollbacks: dict[str, str]
     """Study -> when, why and how far it last went back to an earlier round."""
+    cards: dict[str, CardFacts]
+    """Study that has begun and has not ended -> who has signed its card."""
     current_round: RoundFacts | None
     costs: tuple[StatusCost, ...]
 
@@ -159,9 +172,15 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
         running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
         invitations=open_invitations(ledger, now), refusals=_refusals(ledger),
-        notices=_notices(ledger, rows), rollbacks={
+        notices=_notices(ledger, rows), cards=_cards(ledger, rows), rollbacks={
             row.name: found[-1].text for row in rows if (found := rollbacks_of(ledger, row.name))},
         current_round=current, costs=tuple(costs))
+
+
+def _cards(ledger: Ledger, rows: list[StudyRow]) -> dict[str, CardFacts]:
+    members = len(LedgerRoster(ledger).members())
+    return {row.name: CardFacts(signed=count_signatures(ledger, row.name), silos=members) for row in rows
+            if row.ended_unix is None and latest_card(ledger, row.name) is not None}
 
 
 def _notices(ledger: Ledger, rows: list[StudyRow]) -> tuple[NoticeLine, ...]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from rich.console import Console
 
 from semisilo.common.config import to_dict
 from semisilo.coordinator.cli.status import render
+from semisilo.coordinator.ledger.oversight.study_cards import CardSignature, note_card, note_signature
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.status import StatusFacts, gather
 from semisilo.coordinator.rounds.live_file import LiveStatus
@@ -28,6 +31,7 @@ from tests.coordinator.ledger_fixture import (
     study_config,
     uneven_after,
 )
+from tests.study_cards import CARD
 
 
 def _text(facts: StatusFacts, *, width: int = 80) -> str:
@@ -79,6 +83,19 @@ def test_a_study_shows_its_accuracy_beside_the_labelled_only_line(running: Fille
     assert (study.name, study.state, study.method, study.round, study.rounds) == ("first", "running", "semifl", 5, 9)
     assert (study.accuracy, study.labelled_only_accuracy) == (accuracy_after(4), LABELLED_ONLY)
     assert study.seconds_left == pytest.approx(5 * 4 - 2, abs=1.0), "five rounds of 4 s, of which 2 s have passed"
+
+
+def test_how_many_have_signed_the_card_of_a_study_until_all_have(running: Filled) -> None:
+    def text() -> str:
+        return _text(gather(running.federation, running.ledger, None), width=200)
+
+    members = LedgerRoster(running.ledger).members()
+    assert "study card" not in text(), "it has none yet"
+    digest = note_card(running.ledger, replace(CARD, study="first"), now_unix=1.0)
+    for signed, silo in enumerate(members):
+        assert f"first: {signed} of {len(members)} silos have signed its study card" in text()
+        note_signature(running.ledger, "first", digest, CardSignature(silo=silo, identity=b"", signature=b"", unix=2.0))
+    assert "study card" not in text()
 
 
 def test_silos_are_revoked_connected_away_or_only_enrolled(running: Filled) -> None:
