@@ -10,7 +10,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ def _tree(pid: int) -> list[int]:
 
 @contextmanager
 def _no_more_files(*pids: int) -> Iterator[None]:
-    """Meanwhile no file can be opened there: EMFILE."""
+    """Meanwhile no file can be opened there: EMFILE. A compute process may end of it, and another takes its place."""
     before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
     for pid, (_, hard) in before.items():
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, hard))
@@ -38,7 +38,8 @@ def _no_more_files(*pids: int) -> Iterator[None]:
         yield
     finally:
         for pid, limit in before.items():
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
 
 
 def _collects(processes: FederationOfProcesses, number: int) -> bool:

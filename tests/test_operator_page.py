@@ -66,6 +66,16 @@ def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) ->
         time.sleep(0.05)
 
 
+def waits_for(browser: Browser, silo: str, seconds: float = 2) -> bool:
+    """The open round waits for that silo alone, and goes on doing so: nothing that it had sent is still on its way."""
+    first = browser.get("/api/studies/first")["open_round"]
+    if not first or first["waiting_for"] != [silo]:
+        return False
+    time.sleep(seconds)
+    later = browser.get("/api/studies/first")["open_round"]
+    return bool(later) and (later["number"], later["waiting_for"]) == (first["number"], [silo])
+
+
 @pytest.mark.slow
 def test_a_study_is_followed_paused_extended_resumed_and_stopped_from_the_page(
         running: FederationOfProcesses) -> None:
@@ -87,7 +97,7 @@ def test_a_study_is_followed_paused_extended_resumed_and_stopped_from_the_page(
     # One silo hangs: the round waits for it, and its deadline can be moved on.
     beta = running.running["beta"].pid
     os.killpg(beta, signal.SIGSTOP)
-    until(lambda: (browser.get("/api/studies/first")["open_round"] or {}).get("waiting_for") == ["beta"])
+    until(lambda: waits_for(browser, "beta"))
     deadline = browser.get("/api/studies/first")["open_round"]["deadline_unix"]
     assert browser.act("extend", study="first", seconds=600)["deadline_unix"] == pytest.approx(deadline + 600)
     assert browser.get("/api/studies/first")["open_round"]["deadline_unix"] == pytest.approx(deadline + 600)
