@@ -234,7 +234,8 @@ def dp_from_proto(message: round_pb.DifferentialPrivacy) -> DifferentialPrivacy:
     """The differential privacy of a message, checked. Raises: BadConfiguration."""
     return _build(DifferentialPrivacy, {
         "unit": message.unit, "noise_multiplier": message.noise_multiplier, "target_epsilon": message.target_epsilon,
-        "clip_norm": message.clip_norm, "delta": message.delta}, "differential privacy")
+        "clip_norm": message.clip_norm, "delta": message.delta, "honest_silos": message.honest_silos},
+        "differential privacy")
 
 
 def evaluation_to_proto(found: SiteEvaluation) -> round_pb.SiteEvaluation:

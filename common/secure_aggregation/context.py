@@ -40,4 +40,6 @@ def told_alike(task: TaskSpec, *, phase: str, form: MaskForm, roster: bytes) -> 
         "settings": task.settings, "model": to_dict(task.model), "image": to_dict(task.image),
         "augmentation": to_dict(task.augmentation), "seed": task.seed, "card": task.card, "groups": groups,
         "form": to_dict(form), "roster": roster.hex()}
+    if task.dp is not None and task.dp.unit == "silo":  # what each adds protects the others
+        told = {**told, "dp": to_dict(task.dp)}
     return hashlib.sha256(b"semisilo told alike v1\0" + canonical_json(told).encode()).digest()

@@ -200,18 +200,20 @@ class Task(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ..., study_card: _Optional[bytes] = ...) -> None: ...
 
 class DifferentialPrivacy(_message.Message):
-    __slots__ = ("unit", "noise_multiplier", "target_epsilon", "clip_norm", "delta")
+    __slots__ = ("unit", "noise_multiplier", "target_epsilon", "clip_norm", "delta", "honest_silos")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
     TARGET_EPSILON_FIELD_NUMBER: _ClassVar[int]
     CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
+    HONEST_SILOS_FIELD_NUMBER: _ClassVar[int]
     unit: str
     noise_multiplier: float
     target_epsilon: float
     clip_norm: float
     delta: float
-    def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., target_epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
+    honest_silos: int
+    def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., target_epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., delta: _Optional[float] = ..., honest_silos: _Optional[int] = ...) -> None: ...
 
 class Uplink(_message.Message):
     __slots__ = ("aim", "values", "top_k", "rounding", "error_feedback")

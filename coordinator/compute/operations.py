@@ -218,7 +218,7 @@ class Operations:
                 batch=getattr(settings.method.settings, "labelled_batch", 10)), processors=usable_processors())
             record = numerics.apply(replace(now, threads=threads), device=device)
         environment, strategy = strategy_of(settings, data, folder=folder, num_silos=request.num_silos, device=device,
-                                            progress=self._progress, noise=silo_noise(settings.privacy.dp, folder))
+                                            progress=self._progress, noise=silo_noise(settings.privacy, folder))
         half = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()

@@ -13,7 +13,7 @@ from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.learning.privacy.example_gradients import mixes_images
 from semisilo.common.learning.training import unloaded_model
 from semisilo.common.methods.contract import ModelBuilder
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, SiloNoise
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, SiloNoise
 from semisilo.common.storage.durable import write_secret
 from semisilo.coordinator.ledger.records import NOISE_KEY
 
@@ -32,14 +32,16 @@ def check_network(dp: DifferentialPrivacy | None, build: ModelBuilder, *, seed: 
                    " trained weights.")
 
 
-def silo_noise(dp: DifferentialPrivacy | None, folder: Path) -> SiloNoise | None:
-    """What a strategy averages with; None for a study without differential privacy of silos.
+def silo_noise(privacy: PrivacySettings, folder: Path) -> SiloNoise | None:
+    """What a strategy averages with; None for a study without differential privacy of silos, and where silos clip and
+    add the noise themselves, behind masks.
 
     The secret is made at the first call, from the system's generator. A lost one is made anew: later rounds have other
     noise then, as good as that of before.
     Raises: StorageDamaged where it is there and no such secret.
     """
-    if dp is None or dp.unit != "silo":
+    dp = privacy.dp
+    if dp is None or dp.unit != "silo" or privacy.secure_aggregation:
         return None
     path = folder / NOISE_KEY
     try:

@@ -53,7 +53,7 @@ from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
-from semisilo.coordinator.rounds.secure_sums import STEP_SECONDS, Sums, masked_layout, method_phase
+from semisilo.coordinator.rounds.secure_sums import STEP_SECONDS, Sums, elements_of, masked_layout, method_phase
 from semisilo.coordinator.rounds.study_lifecycle import (
     OperatorRequests,
     StudyLifecycle,
@@ -428,8 +428,9 @@ class Engine:
             by_size = measures or getattr(settings, "weighting", "uniform") == "size"
             reference = max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0
             form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
-                if measures else self._sums.form(row, phase, asked, largest_weights=written.largest,
-                                                 reference=reference, totals=totals_of(settings))
+                if measures else self._sums.form(
+                    row, phase, asked, largest_weights=written.largest, elements=elements_of(written.expects),
+                    reference=reference, totals=totals_of(settings))
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TensorSpec
-from semisilo.common.methods.parts.privacy import PrivacySettings
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, noise_shares
 from semisilo.common.methods.parts.secure_sum import WORD_BITS, threshold_of
+from semisilo.common.secure_aggregation.clipped import bits_of_clip, bound_of_clip
 from semisilo.common.secure_aggregation.conversion import SumQuestion, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import (
     MOMENT_BOUND,
@@ -44,7 +45,7 @@ from semisilo.coordinator.ledger.secure_sums.sums import (
 )
 from semisilo.coordinator.secure_aggregation.groups import MaskedGroup, largest_group, split
 
-__all__ = ["STEP_SECONDS", "Ready", "Sums", "masked_layout", "method_phase", "with_steps", "word_count"]
+__all__ = ["STEP_SECONDS", "Ready", "Sums", "elements_of", "masked_layout", "method_phase", "with_steps", "word_count"]
 
 STEP_SECONDS: Mapping[SumStep, float] = {"keys": 60.0, "shares": 60.0, "confirm": 10.0, "unmask": 10.0}
 """How long a step waits beyond its quorum for silos that have not answered it: none of them trains. From step "shares"
@@ -65,8 +66,12 @@ def method_phase(phase: Phase) -> Phase:
 
 def word_count(expects: Mapping[str, GroupLayout], form: MaskForm) -> int:
     """Words of a masked update: of every element that is sent, and those behind them."""
-    elements = sum(spec.num_elements for layout in expects.values() for spec in layout.tensors)
-    return share_count(form.random_k, elements) + form.extra_words
+    return share_count(form.random_k, elements_of(expects)) + form.extra_words
+
+
+def elements_of(expects: Mapping[str, GroupLayout]) -> int:
+    """Numbers of an update in the clear."""
+    return sum(spec.num_elements for layout in expects.values() for spec in layout.tensors)
 
 
 def masked_layout(expects: Mapping[str, GroupLayout], form: MaskForm) -> dict[str, GroupLayout]:
@@ -146,18 +151,24 @@ class Sums:
                      threshold=self._threshold(len(asked)))
 
     def form(self, row: RoundRow, phase: Phase, asked: Sequence[str], *, largest_weights: Sequence[float],
-             reference: int, totals: Sequence[str] = ()) -> MaskForm:
-        """The scale of step "mask", from the last sum of that phase; noted in the ledger.
+             elements: int, reference: int, totals: Sequence[str] = ()) -> MaskForm:
+        """The scale of step "mask": from the last sum of that phase or, where silos clip and add noise, from that;
+        noted in the ledger.
 
         Args:
             asked: silos that are.
             largest_weights: of each tensor of the update the largest magnitude in the model.
+            elements: of the update.
             reference: examples of the largest silo; 0 where all weigh the same.
             totals: that the method has added up beside its tensors.
         """
-        return self._noted(row, phase, asked, MaskForm(
+        dp, silos = self._settings.dp, self._room(row, phase, asked)
+        if dp is not None and dp.unit == "silo":
+            return self._noted(row, phase, self._form_of_clipped(row, phase, dp, tensors=len(largest_weights),
+                                                                 elements=elements, silos=silos))
+        return self._noted(row, phase, MaskForm(
             bits=self._settings.word_bits, bounds=self._bounds(row, phase, first_bounds(largest_weights), next_bounds),
-            weight_reference=reference, totals=tuple(totals), silo_count=1, random_k=self._settings.random_share))
+            weight_reference=reference, totals=tuple(totals), silo_count=silos, random_k=self._settings.random_share))
 
     def form_of_moments(self, row: RoundRow, phase: Phase, asked: Sequence[str], *, tensors: int,
                         reference: int) -> MaskForm:
@@ -167,9 +178,9 @@ class Sums:
             tensors: of the update.
             reference: examples of the largest silo.
         """
-        return self._noted(row, phase, asked, MaskForm(
+        return self._noted(row, phase, MaskForm(
             bits=max(WORD_BITS), bounds=self._bounds(row, phase, (MOMENT_BOUND,) * tensors, wider_bounds),
-            weight_reference=reference, silo_count=1))
+            weight_reference=reference, silo_count=self._room(row, phase, asked)))
 
     def questions(self, row: RoundRow, phase: Phase, asked: Collection[str], *,
                   form: MaskForm | None = None) -> dict[str, str]:
@@ -212,10 +223,20 @@ class Sums:
             return first
         return after(before.form.bounds, before.outcome)
 
-    def _noted(self, row: RoundRow, phase: Phase, asked: Sequence[str], form: MaskForm) -> MaskForm:
-        """The form, with room for the silos that are asked; noted in the ledger."""
+    def _form_of_clipped(self, row: RoundRow, phase: Phase, dp: DifferentialPrivacy, *, tensors: int, elements: int,
+                         silos: int) -> MaskForm:
+        """One scale for all tensors, with room for the noise of all silos; bits as many as rounding needs."""
+        bound = bound_of_clip(dp.clip_norm, noise_multiplier=dp.noise_multiplier, silo_count=silos,
+                              shares=noise_shares(dp, self._row(row, phase).threshold))
+        bits = bits_of_clip(self._settings.word_bits, elements, clip_norm=dp.clip_norm, bound=bound, silo_count=silos)
+        return MaskForm(bits=bits, bounds=(bound,) * tensors, silo_count=silos)
+
+    def _room(self, row: RoundRow, phase: Phase, asked: Sequence[str]) -> int:
+        """Silos that a sum may have."""
         there, groups = frozenset(asked), self._split(asked) if self.begins(phase) else self._groups(row, phase)
-        form = replace(form, silo_count=max(len(there.intersection(group)) for group in groups))
+        return max(len(there.intersection(group)) for group in groups)
+
+    def _noted(self, row: RoundRow, phase: Phase, form: MaskForm) -> MaskForm:
         note_form(self._ledger, self._row(row, phase), form)
         return form
 

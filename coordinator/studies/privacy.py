@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from semisilo.common.config import from_dict
 from semisilo.common.methods.parts.privacy import PrivacySettings, Unit
 from semisilo.common.methods.spec import EPSILON
+from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.states import TaskState
 
 __all__ = ["AnsweredRound", "SiloEpsilon", "StudyPrivacy", "masked_sentence", "privacy_of"]
@@ -53,6 +54,10 @@ class StudyPrivacy:
     """None where every silo works out its own."""
     target_epsilon: float | None
     delta: float
+    behind_masks: bool = False
+    """Whether updates are added up behind masks, so that with unit = "silo" silos clip and add noise themselves."""
+    honest_silos: int = 0
+    """As set; see `semisilo.common.methods.parts.privacy.DifferentialPrivacy`."""
     silos: tuple[SiloEpsilon, ...]
     """Those with an accepted update, in byte order of names."""
 
@@ -68,6 +73,11 @@ class StudyPrivacy:
             return ("Each silo clips the gradient of every image and adds noise before anything leaves it: epsilon"
                     " bounds what anybody outside, the coordinator included, learns of one image. The numbers are the"
                     " silos' own, for this study; a site's ledger counts all its studies.")
+        if self.behind_masks:
+            honest = counted(self.honest_silos, "silo") if self.honest_silos else "more than half of its threshold"
+            return ("Every silo clips its update and adds a share of the noise behind its masks: epsilon bounds what"
+                    " anybody, the coordinator included, learns of one whole silo, as long as so many silos of every"
+                    f" sum add theirs: {honest}.")
         return ("The coordinator clips every silo's update and adds noise to their sum: epsilon bounds what whoever"
                 " sees the models, but not the coordinator, learns of one whole silo.")
 
@@ -91,7 +101,8 @@ def masked_sentence(config: Mapping[str, Any]) -> str:
 def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *,
                up_to: int | None = None) -> StudyPrivacy | None:
     """Of the settings and rounds of a study, up to one of them; None where it has no differential privacy."""
-    dp = from_dict(PrivacySettings, config.get("privacy", {})).dp
+    settings = from_dict(PrivacySettings, config.get("privacy", {}))
+    dp = settings.dp
     if dp is None:
         return None
     epsilons: dict[str, float] = {}
@@ -111,6 +122,7 @@ def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *,
                                      dp.delta) for silo, count in updates.items()}
     return StudyPrivacy(
         unit=dp.unit, clip_norm=dp.clip_norm, noise_multiplier=dp.noise_multiplier or None,
-        target_epsilon=dp.target_epsilon or None, delta=dp.delta, silos=tuple(
+        target_epsilon=dp.target_epsilon or None, delta=dp.delta, behind_masks=settings.secure_aggregation,
+        honest_silos=dp.honest_silos, silos=tuple(
             SiloEpsilon(silo=silo, epsilon=epsilons[silo], updates=updates[silo])
             for silo in sorted(updates, key=str.encode)))

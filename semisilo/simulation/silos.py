@@ -254,4 +254,4 @@ def _without_masks(task: TaskSpec) -> Masking | None:
         return None
     question = question_from_hex(task.secure)
     assert question.form is not None
-    return Masking(form=question.form, phase=question.phase, seeds=())
+    return Masking(form=question.form, phase=question.phase, threshold=question.threshold, seeds=())

@@ -19,6 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from semisilo.common.errors import DailyBudget
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.privacy import spends_at_site
 from semisilo.common.methods.spec import EPSILON
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.reader import read_manifest
@@ -186,7 +187,7 @@ def _recorded(site: Site, task: TaskSpec, pending: PendingUpdate) -> None:
 def _budget_spent(site: Site, task: TaskSpec) -> dict[str, object]:
     """What the record of disclosures says of the privacy budget; nothing for a study without differential privacy of
     images."""
-    if task.dp is None or task.dp.unit != "example":
+    if not spends_at_site(task.dp, secure=bool(task.secure)):
         return {}
     line = PrivacyLedger(site.privacy_folder).of_task(task.task_id)
     return {} if line is None else {

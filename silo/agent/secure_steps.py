@@ -93,7 +93,7 @@ class SecureSteps:
         context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.head.digest())
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
         self._store.keep(task.study, after, masks=True)
-        return Masking(form=question.form, phase=question.phase, seeds=seeds)
+        return Masking(form=question.form, phase=question.phase, threshold=question.threshold, seeds=seeds)
 
     def masked(self, task: TaskSpec, question: SumQuestion, vector: bytes) -> None:
         """Remembers what was masked, before it leaves: the masks are for one vector.

@@ -11,6 +11,7 @@ from typing import Any
 from semisilo.common.config import from_dict
 from semisilo.common.errors import SemisiloError
 from semisilo.common.methods import find_method, silos_have_labels
+from semisilo.common.methods.parts.privacy import spends_at_site
 from semisilo.common.text.describe import counted
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
@@ -29,7 +30,7 @@ def look_at_privacy(home: SiloHome, policy: Policy, needs: StudyNeeds | None, *,
         labelled, unlabelled: images of this silo, as they were counted.
     """
     try:
-        if needs is not None and needs.task.dp is not None and needs.task.dp.unit == "example":
+        if needs is not None and spends_at_site(needs.task.dp, secure=bool(needs.task.secure)):
             return [_of_study(home, policy, needs, labelled=labelled, unlabelled=unlabelled)]
         last = PrivacyLedger(home.privacy).last()
     except SemisiloError as error:

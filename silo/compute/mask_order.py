@@ -20,5 +20,7 @@ class Masking:
     form: MaskForm
     phase: str
     """Of the method."""
+    threshold: int
+    """Silos that the sum has at least."""
     seeds: tuple[MaskSeed, ...] = field(repr=False)
     """Of the masks, secret; none in a simulation."""

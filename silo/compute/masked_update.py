@@ -3,16 +3,21 @@
     words = round(a ((w_k - w) / c + e) level / bound) + sum of masks   modulo 2^bits
     behind them the totals, round(a level), and how many elements were cut
 
+Where whole silos are hidden, all together are clipped, and noise is added before the masks:
+
+    words = round(clip(w_k - w, C) level / bound) + round(N(0, (sigma C level / bound)^2 / shares)) + sum of masks
+
 a is the silo's weight (`semisilo.common.secure_aggregation.mask_form.weight_of`), c its number of steps where the
 method averages normalised (`semisilo.common.methods.parts.secure_sum.divisor_of`), else 1. With a random share
 of the elements, e is what was not sent so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
 
-Tests: tests/silo/compute/test_masked_update.py.
+Tests: tests/silo/compute/test_masked_update.py, test_shared_noise.py.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,13 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisilo.common.errors import ComputeFailed
+from semisilo.common.errors import ComputeFailed, SecureSumRefused
+from semisilo.common.learning.privacy.gaussian import SecretStream
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import PayloadRef, TensorGroup, TensorSpec
+from semisilo.common.methods.parts.privacy import SharedNoise
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.secure_aggregation.clipped import clipped_levels, length_in_levels
 from semisilo.common.secure_aggregation.fixed_point import largest_level, quantise, to_words
-from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, weight_of
+from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, weight_of
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
 from semisilo.common.secure_aggregation.positions import chosen_positions
 from semisilo.common.secure_aggregation.totals import total_words
@@ -36,6 +44,10 @@ from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
 
 __all__ = ["Summand", "plain_words", "write_masked"]
+
+_LEAST_DEVIATION = 8.0
+"""In levels. A sum of Gaussians that were rounded one by one says no more than the Gaussian that they add up to, but
+for a probability of exp(-pi^2 deviation^2) a word: docs/decisions/0049-noise-shared-behind-masks.md."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +60,8 @@ class Summand:
     """c: what its tensors are divided by."""
     totals: Mapping[str, float] = field(default_factory=dict)
     """See `semisilo.common.methods.contract.Update.totals`."""
+    noise: SharedNoise | None = None
+    """Where whole silos are hidden."""
 
 
 def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, summand: Summand,
@@ -62,7 +76,7 @@ def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking
         add_masks: adds the masks of seeds to words, in place.
     Returns: (the payload, the residuals of what was not sent: empty where all elements are, SHA-256 of the words before
         they were masked).
-    Raises: ComputeFailed when training has diverged.
+    Raises: ComputeFailed and SecureSumRefused as `plain_words`.
     """
     words, left = plain_words(groups, masking, summand=summand, sender=sender, residuals=residuals)
     vector = hashlib.sha256(words.data).digest()
@@ -80,7 +94,8 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, summand:
     tensors of a group in its own order), of the totals, then weight and number of elements that were cut. And the
     residuals.
 
-    Raises: ComputeFailed when training has diverged, or the form is not that of the update.
+    Raises: ComputeFailed when training has diverged, or the form is not that of the update; SecureSumRefused for a form
+        in which noise would not hide the update.
     """
     form = masking.form
     if set(form.totals) != set(summand.totals):
@@ -93,6 +108,8 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, summand:
     generator = numpy_generator(sender.seed, f"secure rounding\n{sender.phase}", round=sender.round, silo=sender.silo)
     if len(form.bounds) != len(places):
         raise ComputeFailed(f"The secure sum has bounds for {len(form.bounds)} tensors, and the update {len(places)}.")
+    if summand.noise is not None:
+        return _noised(flat, form, summand.noise, sender=sender, generator=generator), {}
     words = np.empty((len(flat) if positions is None else len(positions)) + form.extra_words, np.uint32)
     cut, kept_back = 0, None if positions is None else flat.copy()
     for (start, end), bound in zip(places, form.bounds, strict=True):
@@ -111,6 +128,34 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, summand:
     words[len(words) - form.extra_words:-EXTRA_WORDS] = totals
     words[-2:] = np.uint32(round(weight * level)), np.uint32(min(cut + over, level))
     return words, {} if kept_back is None else _left(groups, kept_back, sender)
+
+
+def _noised(flat: np.ndarray, form: MaskForm, noise: SharedNoise, *, sender: Sender,
+            generator: np.random.Generator) -> np.ndarray:
+    """The words of an update that is clipped and has this silo's share of the noise.
+
+    The noise follows from a secret key, its deviation and the whole numbers that it is added to: the same update has
+    the same words, and any other has other noise.
+    Raises: SecureSumRefused for a form in which one silo could move the sum by more than the clip, or with a scale that
+        is too coarse.
+    """
+    if form.weight_reference or form.random_k < 1 or form.totals or len(set(form.bounds)) != 1:
+        raise SecureSumRefused("The sum's form is none in which a silo is hidden: that has all numbers, of equal"
+                               " weight, on one scale, and nothing besides.")
+    level, bound = largest_level(form.bits, form.silo_count), form.bounds[0]
+    length = length_in_levels(noise.clip_norm, bits=form.bits, bound=bound, silo_count=form.silo_count)
+    if (deviation := noise.noise_multiplier * length) < _LEAST_DEVIATION:
+        raise SecureSumRefused(f"The sum's scale is too coarse for noise: {deviation:.2g} levels.")
+    try:
+        levels = clipped_levels(flat, length, scale=level / bound, generator=generator)
+    except ValueError as error:
+        raise SecureSumRefused(f"The sum's scale is too coarse: {error}") from None
+    key = hmac.digest(noise.key, deviation.hex().encode() + hashlib.sha256(levels.data).digest(), "sha256")
+    levels += SecretStream(key).noise("update", sender.round, len(levels), deviation).numpy().astype(np.int64)
+    words = np.empty(len(levels) + EXTRA_WORDS, np.uint32)
+    words[:-EXTRA_WORDS] = levels.astype(np.uint32)  # modulo 2^32; sums have room for all silos
+    words[-EXTRA_WORDS:] = level, 0
+    return words
 
 
 def _flat(groups: Mapping[str, TensorGroup], sender: Sender, residuals: Mapping[str, Tensor], *,

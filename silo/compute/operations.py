@@ -40,6 +40,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
+from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, noise_shares
 from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
 from semisilo.common.methods.spec import EPSILON, FROZEN, MEASURING, counts_of
 from semisilo.common.models.exported import read_model
@@ -157,9 +158,9 @@ class Operations:
             study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
             seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
             image=order.image, device=device, progress=self._progress, last_folded_round=order.last_folded_round,
-            private=private)
+            private=private if order.dp is not None and order.dp.unit == "example" else None)
         update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
-        if private is not None:
+        if asked.private is not None:
             _assert_private(spec, update)
         metrics = _finite(spec, update)
         files = StateFiles(request.memory_folder)
@@ -170,7 +171,8 @@ class Operations:
             payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
-                                     summand=_summand(settings, update, order.phase) if request.masking else None)
+                                     summand=_summand(settings, update, order.phase, noise=_shared_noise(
+                                         order, request.masking, private)) if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -347,11 +349,21 @@ def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: Paylo
     return payload, Residuals(tensors=after) if after or committed or pending else None, vector
 
 
-def _summand(settings: Any, update: Update, phase: str) -> Summand:
+def _shared_noise(order: TaskSpec, masking: Masking, private: PrivateTask | None) -> SharedNoise | None:
+    """This silo's share of the noise, where whole silos are hidden."""
+    if order.dp is None or order.dp.unit != "silo":
+        return None
+    assert private is not None, "noise without a line in the ledger"
+    return SharedNoise(
+        noise_multiplier=order.dp.noise_multiplier / math.sqrt(noise_shares(order.dp, masking.threshold)),
+        clip_norm=private.clip_norm, key=private.key)
+
+
+def _summand(settings: Any, update: Update, phase: str, *, noise: SharedNoise | None) -> Summand:
     """What of an update enters a sum beside its tensors, where updates are added up."""
     totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
     return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals) if totals else 1.0,
-                   totals=totals)
+                   totals=totals, noise=noise)
 
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:

@@ -1,5 +1,8 @@
 """Before a task with differential privacy begins: is it defined, does it fit this site's budget, and is it counted?
 
+Of a study that hides whole silos behind masks a round is one step, of all images at once: an image that is replaced
+changes a contribution of length C by at most 2 C, so what is counted is the noise over that.
+
 What is decided here rests on nothing that the coordinator says of epsilon: steps, sampling rate and images are this
 silo's own. Only after the line of the ledger is on disk does a trainer get the key of its noise.
 
@@ -26,7 +29,7 @@ from semisilo.common.learning.privacy.example_gradients import mixes_images
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord, SiloData, TaskSpec, TensorGroup
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, refused_dp
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, refused_dp, spends_at_site
 from semisilo.silo.objectives import usable_data
 from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
@@ -56,7 +59,7 @@ class Requested:
 
 
 def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder: Path | None) -> PrivateTask | None:
-    """What the trainer needs, once the task is counted; None for a study without differential privacy of images.
+    """What the noise of a task needs, once it is counted; None for a study in which this silo adds none.
 
     Args:
         data: what the task would be trained on.
@@ -66,7 +69,7 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         when it cannot be known what was spent.
     """
     dp = asked.order.dp
-    if dp is None or dp.unit != "example":
+    if dp is None or not spends_at_site(dp, secure=bool(asked.order.secure)):
         return None
     assert folder is not None, "a task with differential privacy is asked of a silo that keeps no ledger of it"
     if why := refused_dp(dp, method=asked.order.method, allowed=asked.spec.dp_units, settings=asked.settings,

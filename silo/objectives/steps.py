@@ -64,12 +64,15 @@ def noisy_steps_of(settings: ObjectiveSettings, dp: DifferentialPrivacy, *, roun
     """What one round spends of the privacy of a silo's images: the counts are of those that its objective uses.
 
     A silo without such images spends nothing. With `target_epsilon` the noise is such that all `rounds` together spend
-    no more.
+    no more. Where whole silos are hidden, a round is one step of all images, and one image, replaced, moves what is
+    clipped to C by at most 2 C.
     Raises: NotPermitted for more steps than can be counted, and where the accountant is not installed;
         BadConfiguration for a target that cannot be reached.
     """
     if not num_labelled + num_unlabelled:
         return NoisySteps(noise_multiplier=dp.noise_multiplier or 1.0, sampling_rate=0.0, steps=0)
+    if dp.unit == "silo":
+        return NoisySteps(noise_multiplier=dp.noise_multiplier / 2, sampling_rate=1.0, steps=1)
     plan = plan_of(settings, num_labelled=num_labelled, num_unlabelled=num_unlabelled)
     if plan.steps * rounds > MAX_STEPS:
         raise NotPermitted(f"{plan.steps} noisy steps in each of {rounds} rounds are more than can be counted.",

@@ -13,7 +13,7 @@ from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selectio
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
-from semisilo.common.methods.parts.privacy import DEFAULT_DELTA
+from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, spends_at_site
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
@@ -262,11 +262,11 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted("This site requires secure aggregation, and the study sends updates in the clear.",
                            remedy=f"[require] secure_aggregation in silo.toml of '{task.silo}' says so; the study has"
                                   " [privacy] secure_aggregation.")
-    if policy.privacy.max_epsilon and (task.dp is None or task.dp.unit != "example"):
-        has = "has no differential privacy" if task.dp is None else "hides whole silos, not single images"
+    if policy.privacy.max_epsilon and not spends_at_site(task.dp, secure=bool(task.secure)):
+        has = "has no differential privacy" if task.dp is None else "leaves clipping and noise to the coordinator"
         raise NotPermitted(f"This silo requires differential privacy of single images, [privacy] max_epsilon ="
                            f" {policy.privacy.max_epsilon:g} in silo.toml; the study {has}.",
-                           remedy='The study needs [privacy.dp] unit = "example".')
+                           remedy='The study needs [privacy.dp] unit = "example", or secure aggregation as well.')
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "

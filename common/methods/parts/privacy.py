@@ -2,7 +2,8 @@
 
 [privacy.dp] is differential privacy. With unit = "example" every silo clips the gradient of each image and adds noise
 before anything leaves it; its own ledger counts what that spends. With unit = "silo" the coordinator clips the update
-of each silo and adds noise to their sum: that protects from those who see the model, not from the coordinator.
+of each silo and adds noise to their sum: that protects from those who see the model, not from the coordinator. With
+secure aggregation silos clip and add a share of that noise behind their masks: that protects from the coordinator, too.
 
 What differs between two neighbouring data sets: one image (or, with "silo", one silo) is replaced by one that
 contributes nothing. How many images a silo has is not hidden; docs/privacy.md says what else is not.
@@ -21,7 +22,8 @@ from typing import Any, Literal
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_BITS
 
 __all__ = ["DEFAULT_DELTA", "FEWEST_SILOS", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
-           "PrivateTask", "SiloNoise", "Unit", "refused_dp", "too_few_silos"]
+           "PrivateTask", "SharedNoise", "SiloNoise", "Unit", "noise_shares", "refused_dp", "spends_at_site",
+           "too_few_silos"]
 
 Unit = Literal["example", "silo"]
 DEFAULT_DELTA = 1e-5
@@ -42,8 +44,8 @@ class DifferentialPrivacy:
 
     unit: Unit = "example"
     """Whose presence is hidden. "example": that of one image at a silo, from everybody outside it, the coordinator
-    included (DP-SGD: Abadi et al., CCS 2016). "silo": that of a whole silo, from whoever sees the model, not from the
-    coordinator (McMahan et al., ICLR 2018)."""
+    included (DP-SGD: Abadi et al., CCS 2016). "silo": that of a whole silo, from whoever sees the model (McMahan et
+    al., ICLR 2018); from the coordinator only where updates are added up behind masks."""
     noise_multiplier: float = 0.0
     """Standard deviation of the noise over `clip_norm`. Give this or `target_epsilon`."""
     target_epsilon: float = 0.0
@@ -55,6 +57,9 @@ class DifferentialPrivacy:
     delta: float = DEFAULT_DELTA
     """The delta that epsilon is told at: the probability with which the promise may fail. It should be well below one
     over the number of images; a silo that has 1 / delta images or more refuses."""
+    honest_silos: int = 0
+    """With unit = "silo" and secure aggregation: so many silos of a sum at least add their share of the noise; all
+    others may work together with the coordinator. Fewer make shares larger. 0: more than half of the threshold."""
 
     def __post_init__(self) -> None:
         if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
@@ -70,6 +75,11 @@ class DifferentialPrivacy:
             raise ValueError("give noise_multiplier or target_epsilon, one of the two.")
         if self.unit == "silo" and self.target_epsilon:
             raise ValueError('target_epsilon is for unit = "example"; with unit = "silo" give noise_multiplier.')
+        if not 0 <= self.honest_silos <= MAX_SILOS:
+            raise ValueError(f"honest_silos = {self.honest_silos}: must be between 1 and {MAX_SILOS}, or 0.")
+        if self.honest_silos and self.unit != "silo":
+            raise ValueError('honest_silos is for unit = "silo": with unit = "example" every silo is covered by its own'
+                             ' noise alone.')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,9 +123,22 @@ class PrivacySettings:
             for each in fields(self):
                 if each.name != "dp" and getattr(self, each.name) != each.default:
                     raise ValueError(f"{each.name} has no effect without secure_aggregation = true.")
+            if self.dp is not None and self.dp.honest_silos:
+                raise ValueError("[privacy.dp] honest_silos has no effect without secure_aggregation = true: the"
+                                 " coordinator adds the noise.")
         elif self.dp is not None and self.dp.unit == "silo":
-            raise ValueError('secure_aggregation hides from the coordinator what [privacy.dp] unit = "silo" would clip.'
-                             ' Leave one of the two out, or choose unit = "example".')
+            self._check_shared_noise(self.dp)
+
+    def _check_shared_noise(self, dp: DifferentialPrivacy) -> None:
+        if self.random_share < 1:
+            raise ValueError('random_k has no meaning with [privacy.dp] unit = "silo": what is clipped would be sent'
+                             " later, without end. Leave it out.")
+        if self.group_size:
+            raise ValueError('group_size is not possible with [privacy.dp] unit = "silo": the sum of a group would have'
+                             " the noise of a group alone. Leave it out.")
+        if self.threshold and dp.honest_silos > self.threshold:
+            raise ValueError(f"[privacy.dp] honest_silos = {dp.honest_silos} is more than threshold ="
+                             f" {self.threshold}: sums of fewer silos could not have their noise.")
 
     @property
     def random_share(self) -> float:
@@ -126,10 +149,11 @@ class PrivacySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrivateTask:
-    """What a trainer needs to do a task with differential privacy of single images; made once its silo has counted
-    what that spends."""
+    """What a trainer needs to do a task with differential privacy of single images, or a silo to add its share of
+    noise; made once its silo has counted what that spends."""
 
     noise_multiplier: float
+    """Over what one image can change."""
     clip_norm: float
     epsilon: float
     """What the study has spent of this silo's images at its own delta, this task included."""
@@ -145,6 +169,32 @@ class SiloNoise:
     clip_norm: float
     key: bytes = field(repr=False)
     """32 secret bytes of the coordinator's for this study; never sent or logged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedNoise:
+    """What a silo clips its update to and adds to it, behind its masks."""
+
+    noise_multiplier: float
+    """Of this silo's share: that of the study over the root of `noise_shares`."""
+    clip_norm: float
+    key: bytes = field(repr=False)
+    """32 secret bytes of this silo's for this task; never sent, logged or written."""
+
+
+def noise_shares(dp: DifferentialPrivacy, threshold: int) -> int:
+    """How many silos' noise together is that of `noise_multiplier`: each adds a Gaussian of variance
+    (sigma C)^2 / shares. With more silos the sum has more noise, never less.
+
+    Args:
+        threshold: silos that a sum has at least.
+    """
+    return min(dp.honest_silos or threshold // 2 + 1, threshold)
+
+
+def spends_at_site(dp: DifferentialPrivacy | None, *, secure: bool) -> bool:
+    """Whether a site's own noise covers its images, so that its own ledger counts them."""
+    return dp is not None and (dp.unit == "example" or secure)
 
 
 def too_few_silos(dp: DifferentialPrivacy | None, silos: int) -> str:

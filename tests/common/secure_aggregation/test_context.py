@@ -9,6 +9,7 @@ import pytest
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 
@@ -49,6 +50,14 @@ def test_so_has_one_with_another_scale_phase_or_roster() -> None:
     found = {context(), context(form=replace(FORM, bounds=(1.0, 2.5))), context(roster=b"q"), context(phase="other"),
              context(form=replace(FORM, silo_count=4))}
     assert len(found) == 5
+
+
+def test_whoever_is_asked_for_less_noise_than_the_others_has_another() -> None:
+    """The noise of each protects all. That of images is a silo's own affair."""
+    dp = DifferentialPrivacy(unit="silo", noise_multiplier=1.0)
+    asked = [None, dp, replace(dp, noise_multiplier=0.1), replace(dp, clip_norm=2.0), replace(dp, honest_silos=9)]
+    assert len({context(replace(TASK, dp=each)) for each in asked}) == 5
+    assert context(replace(TASK, dp=DifferentialPrivacy(noise_multiplier=1.0))) == context()
 
 
 def test_a_group_without_its_digest_is_refused() -> None:

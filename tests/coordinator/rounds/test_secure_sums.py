@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
-from semisilo.common.methods.parts.privacy import PrivacySettings
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
+from semisilo.common.secure_aggregation.clipped import bound_of_clip
 from semisilo.common.secure_aggregation.mask_form import MOMENT_BOUND, MaskForm, SumOutcome
 from semisilo.common.secure_aggregation.messages import STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
@@ -91,3 +92,21 @@ def test_moments_of_statistics_have_the_widest_words_and_bounds_that_do_not_shri
 
     expected = MaskForm(bits=32, bounds=(MOMENT_BOUND, MOMENT_BOUND), silo_count=4, weight_reference=60)
     assert [form_of(2), form_of(3)] == [expected, expected]
+
+
+@pytest.mark.parametrize(("elements", "bits"), [(10_000, 18), (25_000_000, 20)])
+def test_where_silos_add_noise_the_scale_follows_from_it_alone(tmp_path: Path, elements: int, bits: int) -> None:
+    """No sum of before has a part in it, and sizes have none; words grow where rounding so many numbers needs it."""
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
+    sums, asked = Sums(filled.ledger, filled.roster), ["a", "b", "c", "d", "e"]
+    dp = DifferentialPrivacy(unit="silo", noise_multiplier=2.0, clip_norm=0.5, honest_silos=3)
+    sums.begin(PrivacySettings(secure_aggregation=True, threshold=4, dp=dp), seed=1)
+    bound = bound_of_clip(0.5, noise_multiplier=2.0, silo_count=5, shares=3)
+    for number in (2, 3):
+        row = filled.ledger.open_round("first", number, start_digest="", sample=tuple(asked),
+                                       phases=sums.phases((TRAIN,)))
+        sums.open(row, row.phases[0], asked)
+        form = sums.form(row, TRAIN, asked, largest_weights=(1.0, 7.0), elements=elements, reference=0)
+        assert form == MaskForm(bits=bits, bounds=(bound, bound), silo_count=5)
+        sums.made(row, SumOutcome(silos=5, weight=5.0, cut=0, elements=8, largest=(0.1, 9.0)))
+        filled.ledger.fail_round(row, reason="of the test")

@@ -45,7 +45,8 @@ def summed(folder: Path, groups: dict[tuple[str, ...], MaskSeed | None], *, per_
         for silo in group:
             payload, _, _ = write_masked(
                 store, {"model": TensorGroup({"weight": update_of(silo)}, Meaning.DIFFERENCE, "11" * 32)},
-                Masking(form=FORM, phase="train", seeds=() if mask is None or silo != group[0] else (mask,)),
+                Masking(form=FORM, phase="train", threshold=3,
+                        seeds=() if mask is None or silo != group[0] else (mask,)),
                 summand=Summand(num_examples=EXAMPLES[silo], divisor=STEPS[silo] if per_step else 1.0,
                                 totals={"steps": STEPS[silo]}),
                 sender=Sender(seed=7, round=1, phase="train", silo=silo), residuals={}, add_masks=add_masks)
@@ -102,8 +103,9 @@ def test_noise_is_found_before_anything_is_folded(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path)
     payload, _, _ = write_masked(
         store, {"model": TensorGroup({"weight": update_of("a")}, Meaning.DIFFERENCE, "11" * 32)},
-        Masking(form=FORM, phase="train", seeds=(one,)), summand=Summand(num_examples=1, totals={"steps": 1.0}),
-        sender=Sender(seed=7, round=1, phase="train", silo="a"), residuals={}, add_masks=add_masks)
+        Masking(form=FORM, phase="train", threshold=3, seeds=(one,)),
+        summand=Summand(num_examples=1, totals={"steps": 1.0}), sender=Sender(seed=7, round=1, phase="train", silo="a"),
+        residuals={}, add_masks=add_masks)
     with pytest.raises(SecureSumFailed, match="noise"):
         SummedUpdates(FORM, (MaskedGroup(silos=("a",), seeds=()),), {"a": store.path(payload.digest)}, LAYOUT,
                       settings=Settings(), seed=7, round=1, phase="train", add_masks=add_masks)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.studies.privacy import privacy_of
@@ -53,6 +55,17 @@ def test_of_silos_it_follows_from_how_many_of_their_updates_were_taken_in() -> N
     assert [each.epsilon for each in found.silos] == [
         epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1.0, steps=count)], 1e-6) for count in (2, 1)]
     assert "not the coordinator" in found.promise
+
+
+@pytest.mark.parametrize(("dp", "honest"), [
+    ({}, "more than half of its threshold."), ({"honest_silos": 5}, "5 silos.")])
+def test_behind_masks_silos_are_hidden_from_the_coordinator_as_well(dp: dict[str, Any], honest: str) -> None:
+    tables = config(unit="silo", **dp)
+    found = privacy_of({"privacy": {**tables["privacy"], "secure_aggregation": True}}, rounds())
+    assert found is not None
+    assert found.epsilon == privacy_of(config(unit="silo"), rounds()).epsilon  # type: ignore[union-attr]
+    assert "the coordinator included" in found.promise
+    assert found.promise.endswith(honest)
 
 
 def test_a_target_is_told_as_such() -> None:

@@ -57,6 +57,23 @@ def test_silos_are_hidden_by_noise_on_the_sum_that_can_be_repeated(tmp_path: Pat
     assert other.digest != first.digest
 
 
+@pytest.mark.timeout(200)
+def test_behind_masks_every_silo_adds_a_share_of_the_noise_and_counts_it(tmp_path: Path) -> None:
+    def study(**dp: Any) -> dict[str, Any]:
+        found = tables(silos=10, unit="silo", method={"weighting": "uniform"}, **dp)
+        return {**found, "privacy": {**found["privacy"], "secure_aggregation": True}}
+
+    first = run(study(), out=tmp_path / "a", engine="process", device="cpu")
+    assert run(study(), out=tmp_path / "b", engine="process", device="cpu").digest == first.digest
+    found = ledgers(tmp_path / "a")
+    assert len(found) == 10
+    for lines in found.values():
+        counted = [(line["steps"], line["sampling_rate"], line["noise_multiplier"]) for line in lines]
+        assert counted == [(1, 1.0, 0.5)] * 2
+        assert lines[-1]["epsilon"] == epsilon_of([NoisySteps(noise_multiplier=0.5, sampling_rate=1.0, steps=2)], 1e-5)
+    assert run(study(honest_silos=1), out=tmp_path / "c", engine="process", device="cpu").digest != first.digest
+
+
 def test_too_few_silos_to_hide_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"there are 9: with fewer than 10"):
         run(tables(silos=9, unit="silo", method={"weighting": "uniform"}), out=tmp_path / "a")

@@ -66,6 +66,16 @@ def test_images_that_the_study_does_not_use_cost_nothing(tmp_path: Path) -> None
     assert (found.facts["sampling_rate"], found.facts["steps_per_round"]) == (0.5, 2)
 
 
+def test_noise_behind_masks_counts_one_step_a_round_of_half_the_noise(tmp_path: Path) -> None:
+    """An image that is replaced moves a contribution of the clip's length by at most twice that."""
+    silos = needs(replace(DP, unit="silo"))
+    assert look_at_privacy(SiloHome(tmp_path), policy(0.0), silos, labelled=40, unlabelled=60) == []
+    found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), replace(silos, task=replace(silos.task, secure=b"x")),
+                             labelled=40, unlabelled=60)
+    assert found.facts["epsilon_after_study"] == epsilon_of(
+        [NoisySteps(noise_multiplier=0.5, sampling_rate=1.0, steps=8)], 1e-5)
+
+
 def test_without_such_a_study_it_says_what_is_spent_or_nothing(tmp_path: Path) -> None:
     home = SiloHome(tmp_path)
     assert look_at_privacy(home, policy(0.0), needs(None), labelled=1, unlabelled=1) == []

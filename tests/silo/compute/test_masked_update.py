@@ -47,11 +47,15 @@ def seeds_of(silo: str) -> tuple[MaskSeed, ...]:
     return tuple(MaskSeed(seed=seed, sign=1 if silo == pair[0] else -1) for pair, seed in PAIR.items() if silo in pair)
 
 
+def masking_of(form: MaskForm, seeds: tuple[MaskSeed, ...] = ()) -> Masking:
+    return Masking(form=form, phase="train", threshold=3, seeds=seeds)
+
+
 def written(folder: Path, silo: str, form: MaskForm, *, num_examples: int = 1, masked: bool = True) -> Path:
     store = PayloadStore(folder / silo)
-    payload, _, _ = write_masked(store, update_of(silo), Masking(
-        form=form, phase="train", seeds=seeds_of(silo) if masked else ()), summand=Summand(num_examples=num_examples),
-        sender=sender(silo), residuals={}, add_masks=add_masks)
+    payload, _, _ = write_masked(store, update_of(silo), masking_of(
+        form, seeds_of(silo) if masked else ()), summand=Summand(num_examples=num_examples), sender=sender(silo),
+        residuals={}, add_masks=add_masks)
     return store.path(payload.digest)
 
 
@@ -121,7 +125,7 @@ def test_a_random_share_is_the_same_at_all_silos_and_the_rest_comes_later(tmp_pa
         for silo in SILOS:
             store = PayloadStore(tmp_path / silo)
             payload, left[silo], _ = write_masked(
-                store, update_of(silo), Masking(form=form, phase="train", seeds=seeds_of(silo)), summand=SUMMAND,
+                store, update_of(silo), masking_of(form, seeds_of(silo)), summand=SUMMAND,
                 sender=sender(silo, number), residuals=left[silo], add_masks=add_masks)
             paths.append(store.path(payload.digest))
         total = add_up(paths, form, elements=ELEMENTS)
@@ -137,7 +141,7 @@ def test_a_random_share_is_the_same_at_all_silos_and_the_rest_comes_later(tmp_pa
 
 
 def test_the_same_update_gives_the_same_words_and_another_round_others() -> None:
-    masking = Masking(form=FORM, phase="train", seeds=())
+    masking = masking_of(FORM)
 
     def words(silo: str, number: int) -> bytes:
         found, _ = plain_words(update_of("a"), masking, summand=SUMMAND, sender=sender(silo, number), residuals={})
@@ -149,7 +153,7 @@ def test_the_same_update_gives_the_same_words_and_another_round_others() -> None
 
 def test_a_file_has_nothing_but_words_and_its_digest_is_of_the_plain_ones(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path)
-    masking = Masking(form=FORM, phase="train", seeds=seeds_of("a"))
+    masking = masking_of(FORM, seeds_of("a"))
     payload, left, vector = write_masked(store, update_of("a"), masking, summand=SUMMAND, sender=sender("a"),
                                          residuals={}, add_masks=add_masks)
     plain, _ = plain_words(update_of("a"), masking, summand=SUMMAND, sender=sender("a"), residuals={})
@@ -166,14 +170,14 @@ def test_a_silo_that_has_diverged_sends_nothing() -> None:
     groups = update_of("a")
     groups["model"].tensors["bias"][3] = float("nan")
     with pytest.raises(ComputeFailed, match="Training diverged: 'bias'"):
-        plain_words(groups, Masking(form=FORM, phase="train", seeds=()), summand=SUMMAND, sender=sender("a"),
+        plain_words(groups, masking_of(FORM), summand=SUMMAND, sender=sender("a"),
                     residuals={})
 
 
 def test_a_form_for_other_tensors_is_refused() -> None:
     form = MaskForm(bits=20, bounds=(0.5,), silo_count=3)
     with pytest.raises(ComputeFailed, match="bounds for 1 tensors"):
-        plain_words(update_of("a"), Masking(form=form, phase="train", seeds=()), summand=SUMMAND, sender=sender("a"),
+        plain_words(update_of("a"), masking_of(form), summand=SUMMAND, sender=sender("a"),
                     residuals={})
 
 
@@ -188,4 +192,4 @@ def test_a_damaged_file_of_the_spool_is_found(tmp_path: Path) -> None:
 
 
 def test_the_secrets_of_masks_are_not_shown() -> None:
-    assert "seeds" not in repr(Masking(form=FORM, phase="train", seeds=seeds_of("a")))
+    assert "seeds" not in repr(masking_of(FORM, seeds_of("a")))

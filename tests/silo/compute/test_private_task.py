@@ -17,7 +17,10 @@ from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec, 
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.secure_aggregation.clipped import bound_of_clip
+from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
@@ -51,7 +54,7 @@ class Site:
         np.savez(self.scans, train_images=images)
 
     def train(self, *, policy: PrivacyPolicy | None = None, weights: dict[str, torch.Tensor] | None = None,
-              **changes: Any) -> Trained:
+              masking: Masking | None = None, **changes: Any) -> Trained:
         cache, outgoing = PayloadStore(self.folder / "cache"), PayloadStore(self.folder / "outgoing")
         task = TaskSpec(
             task_id="s/1/0-train/a", study="s", round=1, rounds=4, phase="train", silo="a", method="fedavg",
@@ -64,7 +67,8 @@ class Site:
             payloads={ref.digest: cache.path(ref.digest) for ref in payloads}, cache_folder=cache.folder,
             choice=JoinChoice(source=str(self.scans)), memory=None, residuals=None, pending_residuals=None,
             outgoing_folder=outgoing.folder, memory_folder=self.folder / "memory",
-            privacy=policy or PrivacyPolicy(), privacy_folder=self.folder / "privacy"))
+            privacy=policy or PrivacyPolicy(), privacy_folder=self.folder / "privacy",
+            masking=masking))
 
     def update(self, trained: Trained) -> torch.Tensor:
         assert trained.payload is not None
@@ -215,3 +219,38 @@ def test_a_trainer_that_ignores_it_is_found_before_anything_leaves(site: Site,
                                                                                *rest))
     with pytest.raises(AssertionError, match="differential privacy"):
         site.train()
+
+
+WHOLE = DifferentialPrivacy(unit="silo", noise_multiplier=1.0, clip_norm=0.5)
+
+
+def masks() -> Masking:
+    bound = bound_of_clip(0.5, noise_multiplier=1.0, silo_count=10, shares=4)
+    bounds = (bound,) * len(initial_model(model_builder(MODEL, FORM), 1))
+    return Masking(form=MaskForm(bits=20, bounds=bounds, silo_count=10), phase="train", threshold=7, seeds=())
+
+
+def test_a_study_in_which_the_coordinator_adds_the_noise_counts_nothing(site: Site) -> None:
+    trained = site.train(dp=WHOLE)
+    assert site.ledger.lines() == ()
+    assert "epsilon" not in trained.metrics
+
+
+def test_behind_masks_a_silo_counts_one_step_of_half_the_noise_once(site: Site) -> None:
+    """An image that is replaced moves a contribution of the clip's length by at most twice that."""
+    secure = {"dp": WHOLE, "secure": b"masks", "settings": SETTINGS | {"weighting": "uniform"}}
+    first = site.train(masking=masks(), **secure)
+    assert site.train(masking=masks(), **secure).payload == first.payload
+    line, = site.ledger.lines()
+    expected = epsilon_of([NoisySteps(noise_multiplier=0.5, sampling_rate=1.0, steps=1)], 1e-5)
+    assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 1, 1.0, 0.5)
+    assert line.epsilon == expected
+    assert site.train(masking=masks(), **secure, study="t").payload != first.payload
+    assert len(site.ledger.lines()) == 2
+
+
+def test_a_budget_holds_behind_masks_as_well(site: Site) -> None:
+    with pytest.raises(NotPermitted, match="max_epsilon"):
+        site.train(masking=masks(), dp=WHOLE, secure=b"masks", settings=SETTINGS | {"weighting": "uniform"},
+                   policy=PrivacyPolicy(max_epsilon=0.5))
+    assert site.ledger.lines() == ()

@@ -161,7 +161,7 @@ def test_only_declared_and_permitted_groups_and_metrics_leave() -> None:
 
 @pytest.mark.parametrize(("dp", "said"), [
     (None, "has no differential privacy"),
-    (DifferentialPrivacy(unit="silo", noise_multiplier=1.0), "hides whole silos, not single images")])
+    (DifferentialPrivacy(unit="silo", noise_multiplier=1.0), "leaves clipping and noise to the coordinator")])
 def test_a_site_with_a_budget_refuses_studies_that_do_not_hide_single_images(dp: DifferentialPrivacy | None,
                                                                             said: str) -> None:
     """Such a study would spend without end; it is refused before a byte is fetched."""
@@ -172,6 +172,8 @@ def test_a_site_with_a_budget_refuses_studies_that_do_not_hide_single_images(dp:
     assert "[privacy] max_epsilon = 3 in silo.toml" in error.value.text
     assert check_task(Policy(), replace(TASK, dp=dp)).name == "semifl"
     assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(noise_multiplier=1.0))).name == "semifl"
+    assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(unit="silo", noise_multiplier=1.0),
+                                      secure=b"masks")).name == "semifl", "silos add the noise behind their masks"
 
 
 def test_epsilon_needs_no_permission_and_other_numbers_do() -> None:

@@ -9,7 +9,7 @@ import pytest
 from semisilo.common.config import to_dict
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.methods import METHODS
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, noise_shares, spends_at_site
 from semisilo.common.rpc.convert import dp_from_proto, dp_to_proto
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -90,9 +90,46 @@ def test_it_survives_the_ledger() -> None:
 
 
 def test_it_survives_the_wire_and_is_checked_there() -> None:
-    dp = DifferentialPrivacy(noise_multiplier=1.25, clip_norm=0.5, delta=1e-6)
+    dp = DifferentialPrivacy(unit="silo", noise_multiplier=1.25, clip_norm=0.5, delta=1e-6, honest_silos=3)
     assert dp_from_proto(dp_to_proto(dp)) == dp
     hostile = dp_to_proto(dp)
     hostile.delta = 2.0
     with pytest.raises((BadConfiguration, BadPayload), match="delta"):
         dp_from_proto(hostile)
+
+
+SILOS: dict[str, Any] = {"unit": "silo", "noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(("privacy", "said"), [
+    ({"dp": SILOS | {"honest_silos": 3}}, "no effect without secure_aggregation"),
+    ({"secure_aggregation": True, "dp": {"noise_multiplier": 1.0, "honest_silos": 3}}, 'for unit = "silo"'),
+    ({"secure_aggregation": True, "dp": SILOS | {"honest_silos": -1}}, "or 0"),
+    ({"secure_aggregation": True, "dp": SILOS | {"honest_silos": 33}}, "between 1 and 32"),
+    ({"secure_aggregation": True, "threshold": 6, "dp": SILOS | {"honest_silos": 7}}, "more than threshold = 6"),
+    ({"secure_aggregation": True, "random_k": "10%", "dp": SILOS}, "random_k has no meaning"),
+    ({"secure_aggregation": True, "group_size": 5, "dp": SILOS}, "group_size is not possible")])
+def test_noise_that_could_not_hide_a_silo_behind_masks_is_refused(privacy: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"\[privacy\]") as error:
+        config_from_dict(study(method={"weighting": "uniform"}) | {"privacy": privacy}, where="study.toml")
+    assert said in error.value.line()
+
+
+def test_noise_of_silos_goes_with_secure_aggregation() -> None:
+    tables = study(method={"weighting": "uniform"}) | {
+        "privacy": {"secure_aggregation": True, "threshold": 8, "dp": SILOS | {"honest_silos": 8}}}
+    assert config_from_dict(tables, where="study.toml").privacy.dp == DifferentialPrivacy(
+        unit="silo", noise_multiplier=1.0, honest_silos=8)
+
+
+@pytest.mark.parametrize(("honest", "threshold", "shares"), [(0, 7, 4), (0, 10, 6), (3, 7, 3), (7, 7, 7), (9, 7, 7)])
+def test_the_noise_has_as_many_shares_as_silos_that_are_honest(honest: int, threshold: int, shares: int) -> None:
+    """More than half of the silos that a sum has at least; never more of them than that."""
+    dp = DifferentialPrivacy(unit="silo", noise_multiplier=1.0, honest_silos=honest)
+    assert noise_shares(dp, threshold) == shares
+
+
+def test_a_site_counts_what_its_own_noise_covers() -> None:
+    images, silos = DifferentialPrivacy(noise_multiplier=1.0), DifferentialPrivacy(unit="silo", noise_multiplier=1.0)
+    assert [spends_at_site(dp, secure=secure) for dp in (None, images, silos) for secure in (False, True)] == [
+        False, False, True, True, False, True]
