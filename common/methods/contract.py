@@ -298,6 +298,10 @@ class Update:
     totals: Mapping[str, float] = field(default_factory=dict)
     """Of methods that have any (`semisilo.common.methods.parts.secure_sum.totals_of`): numbers of at least 0 that are
     added up behind masks, where updates are, and leave the silo in no other way."""
+    exact: Tensors | None = field(default=None, repr=False)
+    """Where `PrivateTask.shared`: the group `model` before it became float32, float64 by parameter and without noise.
+    What one image moves of it is bounded exactly. It leaves with this silo's share of the noise behind masks, or not
+    at all."""
 
 
 class Updates(Protocol):

@@ -13,7 +13,7 @@ from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selectio
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
-from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, spends_at_site
+from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, shares_noise, spends_at_site
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
@@ -267,6 +267,12 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted(f"This silo requires differential privacy of single images, [privacy] max_epsilon ="
                            f" {policy.privacy.max_epsilon:g} in silo.toml; the study {has}.",
                            remedy='The study needs [privacy.dp] unit = "example", or secure aggregation as well.')
+    if policy.privacy.max_epsilon and shares_noise(task.dp, secure=bool(task.secure)) and not (
+            policy.peers or policy.require.pinned_peers or (task.dp is not None and task.dp.honest_silos == 1)):
+        raise NotPermitted("What covers this site's images in this study is the noise of several silos together, and"
+                           " nobody here has compared whose silos these are: the coordinator's own would add none.",
+                           remedy="Pin them in [peers] of silo.toml, as `silo peers` shows them; or the study has"
+                                  ' [privacy.dp] unit = "example" without honest_silos.')
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.errors import NotPermitted, StorageDamaged
+from semisilo.common.errors import ComputeFailed, NotPermitted, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec, TensorGroup
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
-from semisilo.common.secure_aggregation.clipped import bound_of_clip
+from semisilo.common.secure_aggregation.clipped import bound_of_clip, bound_of_step
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute.mask_order import Masking
@@ -254,3 +254,41 @@ def test_a_budget_holds_behind_masks_as_well(site: Site) -> None:
         site.train(masking=masks(), dp=WHOLE, secure=b"masks", settings=SETTINGS | {"weighting": "uniform"},
                    policy=PrivacyPolicy(max_epsilon=0.5))
     assert site.ledger.lines() == ()
+
+
+IMAGES_SHARED = DifferentialPrivacy(noise_multiplier=2.0, clip_norm=0.5, honest_silos=5)
+
+
+def step_masks(**changes: Any) -> Masking:
+    one = 0.1 * 0.5 / 20
+    bound = bound_of_step(one, images=20, noise_multiplier=2.0, silo_count=10, shares=5)
+    bounds = (bound,) * len(initial_model(model_builder(MODEL, FORM), 1))
+    return replace(Masking(form=MaskForm(bits=20, bounds=bounds, silo_count=10), phase="train", threshold=7, seeds=()),
+                   **changes)
+
+
+def test_where_silos_share_the_noise_of_images_a_round_counts_one_sampled_step_of_all_their_noise(site: Site) -> None:
+    secure = {"dp": IMAGES_SHARED, "secure": b"masks", "settings": SETTINGS | {"weighting": "uniform"}}
+    first = site.train(masking=step_masks(), **secure)
+    assert site.train(masking=step_masks(), **secure).payload == first.payload
+    line, = site.ledger.lines()
+    assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 1, 1 / 3, 2.0)
+    assert line.epsilon == epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1 / 3, steps=1)], 1e-5)
+    assert site.train(masking=step_masks(threshold=8), **secure).payload != first.payload
+    assert len(site.ledger.lines()) == 2, "of another sum the noise is another, and it counts"
+
+
+@pytest.mark.parametrize("changes", [{}, {"secure": b"masks"}])
+def test_noise_that_silos_share_is_never_asked_of_an_update_in_the_clear(site: Site, changes: dict[str, Any]) -> None:
+    with pytest.raises(NotPermitted, match="share noise behind masks"):
+        site.train(dp=IMAGES_SHARED, settings=SETTINGS | {"weighting": "uniform"}, **changes)
+    assert site.ledger.lines() == ()
+
+
+def test_behind_masks_a_silo_that_diverges_adds_its_noise_and_tells_nobody(site: Site) -> None:
+    secure = {"dp": WHOLE, "secure": b"masks", "masking": masks()}
+    found = site.train(**secure, settings=SETTINGS | {"weighting": "uniform", "round_lr": 3e38, "lambda_s": 1e6})
+    assert found.payload is not None
+    assert not found.metrics
+    with pytest.raises(ComputeFailed, match="diverged"):
+        site.train(dp=WHOLE, settings=SETTINGS | {"weighting": "uniform", "round_lr": 3e38, "lambda_s": 1e6})
