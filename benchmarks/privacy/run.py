@@ -51,11 +51,11 @@ SETS = {
 }
 
 TEN = "digits at ten silos: "
-SHARED_ROUNDS = 40
+SHARED_ROUNDS = 20
 SHARED: dict[str, dict[str, Any]] = {
-    "each silo's own noise": {"noise_multiplier": 7.8},
-    "shared by 4 of a threshold of 7": {"noise_multiplier": 7.8, "honest_silos": 4},
-    "shared by 7 of a threshold of 7": {"noise_multiplier": 7.8, "honest_silos": 7},
+    "each silo's own noise": {"noise_multiplier": 5.5},
+    "shared by 4 of a threshold of 7": {"noise_multiplier": 5.5, "honest_silos": 4},
+    "shared by 7 of a threshold of 7": {"noise_multiplier": 5.5, "honest_silos": 7},
     "whole silos, noise at the coordinator": {"unit": "silo", "noise_multiplier": 1.0},
     "whole silos, shared by 4 of a threshold of 7": {"unit": "silo", "noise_multiplier": 1.0},
 }

@@ -37,6 +37,7 @@ from semisilo.common.methods.parts.privacy import (
     refused_dp,
     shares_noise,
     spends_at_site,
+    trained_with,
 )
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.objectives import usable_data
@@ -95,10 +96,11 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
                            " a batch changes what all others contribute.",
                            remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
-    labelled, unlabelled, _ = usable_data(asked.settings, data)
+    settings = trained_with(asked.settings)
+    labelled, unlabelled, _ = usable_data(settings, data)
     labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))
     _check_delta(dp, policy, labelled_count + unlabelled_count)
-    each = noisy_steps_of(asked.settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
+    each = noisy_steps_of(settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
                           num_unlabelled=unlabelled_count)
     ledger = PrivacyLedger(folder)
     before = ledger.lines()

@@ -24,7 +24,7 @@ from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_
 
 __all__ = ["DEFAULT_DELTA", "FEWEST_SILOS", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
            "PrivateTask", "SharedNoise", "SiloNoise", "Unit", "contribution_of", "noise_shares", "refused_dp",
-           "shares_noise", "spends_at_site", "too_few_silos"]
+           "shares_noise", "spends_at_site", "too_few_silos", "trained_with"]
 
 Unit = Literal["example", "silo"]
 DEFAULT_DELTA = 1e-5
@@ -218,6 +218,12 @@ def spends_at_site(dp: DifferentialPrivacy | None, *, secure: bool) -> bool:
     return dp is not None and (dp.unit == "example" or secure)
 
 
+def trained_with(settings: Any) -> Any:
+    """Settings that silos train with under differential privacy of images: those of a local objective. Of methods that
+    have other settings, the property `under_privacy` of these."""
+    return getattr(settings, "under_privacy", settings)
+
+
 def too_few_silos(dp: DifferentialPrivacy | None, silos: int) -> str:
     """Why one silo cannot be hidden among so many updates of a round, with what to do; empty where it can."""
     if dp is None or dp.unit != "silo" or silos >= FEWEST_SILOS:
@@ -245,7 +251,8 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         return ""
     if dp.unit not in allowed:
         why = f"it has: {', '.join(allowed)}" if allowed else (
-            "what its silos send does not follow from sums over single images alone; use fedavg, fedprox or fednova")
+            "what its silos send does not follow from sums over single images alone; use fedavg with objective ="
+            ' "fixmatch", fedprox, fednova or self_training')
         return f'unit = "{dp.unit}" is not defined for the method {method}; {why}.'
     if dp.unit == "example" and dp.honest_silos and (why := _why_not_one_step(method, allowed, settings)):
         return f"honest_silos = {dp.honest_silos} has silos share noise, for rounds of one step: {why}"
@@ -263,10 +270,19 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         return ""
     if precision not in ("fp32", "tf32"):
         return f'[numerics] precision = "{precision}" is not defined with it. Use "fp32" or "tf32".'
+    scenario = getattr(settings, "scenario", "labels-at-silo")
+    if trained_with(settings) is not settings and scenario != "labels-at-coordinator":
+        return (f'{method} mixes the labelled images of a silo in pairs, and [method] scenario = "{scenario}". With'
+                ' labels at silos use fedavg with objective = "fixmatch".')
+    if tied := [name for name, value in _TIES_IMAGES if getattr(settings, name, value) != value]:
+        wanted = ", ".join(f"{name} = {_text(value)}" for name, value in _TIES_IMAGES if name in tied)
+        return (f"[method] {', '.join(tied)}: the images of a silo would be tied to each other, by MixUp or by their"
+                f" class shares. Set {wanted}.")
     for name, harmless, why in _ACROSS_IMAGES:
         value = getattr(settings, name, harmless)
-        at_silo = getattr(settings, "scenario", "labels-at-silo") == "labels-at-silo"
-        if value != harmless and (at_silo or name not in _OF_LABELS):
+        if name == "clip_norm" and trained_with(settings) is not settings:
+            continue  # it is the coordinator's as well, and silos do without
+        if value != harmless and (scenario == "labels-at-silo" or name not in _OF_LABELS):
             return f"[method] {name} = {_text(value)}: {why}. Leave it out."
     return ""
 
@@ -275,7 +291,7 @@ def _why_not_one_step(method: str, allowed: Sequence[Unit], settings: Any) -> st
     """Why the sum of a study's updates is not a sum of clipped gradients of one step, with what to do; empty where it
     is. The reasons in full: docs/decisions/0050-noise-shared-behind-masks.md."""
     if "silo" not in allowed:
-        return f"{method} divides every update by its silo's steps. Use fedavg."
+        return f"updates of {method} are more than the gradients of a step. Use fedavg."
     for name, needed, because in _ONE_STEP:
         if (value := getattr(settings, name, needed)) != needed:
             return f"[method] {name} = {_text(value)}, and {because}. Set {name} = {_text(needed)}."
@@ -290,6 +306,9 @@ _ONE_STEP: tuple[tuple[str, object, str], ...] = (
     ("weight_decay", 0.0, "what is added up are gradients alone"),
     ("weighting", "uniform", "noise is for equal weights: every image counts alike already"))
 """Settings of a study whose silos share the noise of single images: the value that is needed, and why."""
+_TIES_IMAGES: tuple[tuple[str, object], ...] = (
+    ("mix_weight", 0.0), ("silo_prior", "model"), ("local_logit_adjustment", 0.0))
+"""Settings of self_training: with these values what it makes of an image hangs on that image alone."""
 _ACROSS_IMAGES: tuple[tuple[str, object, str], ...] = (
     ("mask_mean", "batch", "it divides by how many images are kept, which depends on all of them"),
     ("distribution_alignment", "none", "it follows a mean over the silo's images, which is neither clipped nor noised"),

@@ -299,3 +299,14 @@ def test_behind_masks_a_silo_that_diverges_adds_its_noise_and_tells_nobody(site:
     assert not found.metrics
     with pytest.raises(ComputeFailed, match="diverged"):
         site.train(dp=WHOLE, settings=uniform)
+
+
+def test_self_training_counts_as_the_steps_that_its_silos_take(site: Site) -> None:
+    """60 images in steps of 20: three a pass."""
+    own = {"scenario": "labels-at-coordinator", "unlabelled_batch": 20, "local_epochs": 2, "round_lr": 0.1,
+           "mix_weight": 0.0, "silo_prior": "model", "local_logit_adjustment": 0.0, "model_prior": [0.1] * 10}
+    assert site.train(method="self_training", settings=own).metrics.keys() == {"steps", "epsilon"}
+    line, = site.ledger.lines()
+    assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 6, 1 / 3, 1.0)
+    with pytest.raises(NotPermitted, match=r"silo_prior: the images of a silo would be tied"):
+        site.train(method="self_training", settings=own | {"silo_prior": "estimated"})

@@ -43,7 +43,20 @@ def test_settings_that_cannot_be_are_refused_by_name(dp: dict[str, Any], said: s
     assert said in error.value.line()
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - SAID))
+@pytest.mark.parametrize(("method", "said"), [
+    ({}, 'Set mix_weight = 0.0, silo_prior = "model", local_logit_adjustment = 0.0.'),
+    ({"mix_weight": 0, "silo_prior": "model"}, "Set local_logit_adjustment = 0.0."),
+    ({"scenario": "labels-at-both"}, 'use fedavg with objective = "fixmatch"')])
+def test_self_training_has_it_without_what_looks_at_many_images_at_once(method: dict[str, Any], said: str) -> None:
+    """One line names all that has to be set; then it is allowed, and its clip_norm stays the coordinator's."""
+    with pytest.raises(BadConfiguration) as error:
+        config_from_dict(study(method={"name": "self_training"} | method), where="study.toml")
+    assert said in error.value.line()
+    alone = {"name": "self_training", "mix_weight": 0, "silo_prior": "model", "local_logit_adjustment": 0}
+    assert config_from_dict(study(method=alone), where="study.toml").privacy.dp is not None
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - SAID - {"self_training"}))
 def test_methods_whose_updates_are_no_sums_over_images_refuse_it(method: str) -> None:
     with pytest.raises(BadConfiguration, match=f"not defined for the method {method}"):
         config_from_dict(study(method={"name": method}), where="study.toml")
@@ -147,7 +160,7 @@ def test_a_site_counts_what_its_own_noise_covers() -> None:
 @pytest.mark.parametrize(("method", "said"), [
     ({"local_epochs": 2}, "local_epochs = 2"), ({"momentum": 0.9}, "momentum = 0.9"),
     ({"weight_decay": 1e-4}, "weight_decay = 0.0001"), ({"weighting": "size"}, 'weighting = "size"'),
-    ({"name": "fednova", "weighting": "uniform"}, "divides every update by its silo's steps"),
+    ({"name": "fednova", "weighting": "uniform"}, "are more than the gradients of a step"),
     ({"objective": "mean_teacher"}, "mean_teacher")])
 def test_silos_share_the_noise_of_images_in_rounds_of_one_step_alone(method: dict[str, Any], said: str) -> None:
     tables = {"privacy": {"secure_aggregation": True, "dp": IMAGES}}
