@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec, 
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
-from semisilo.common.secure_aggregation.clipped import bound_of_clip, bound_of_step
+from semisilo.common.secure_aggregation.clipped import bound_of_clip, bound_of_step, length_in_levels
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.secure_aggregation.masked_updates import add_up
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.compute.operations import Operations
@@ -310,3 +312,19 @@ def test_self_training_counts_as_the_steps_that_its_silos_take(site: Site) -> No
     assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 6, 1 / 3, 1.0)
     with pytest.raises(NotPermitted, match=r"silo_prior: the images of a silo would be tied"):
         site.train(method="self_training", settings=own | {"silo_prior": "estimated"})
+
+
+@pytest.mark.parametrize("unit", ["silo", "example"])
+def test_the_words_of_a_silo_have_its_share_of_the_noise(site: Site, unit: str) -> None:
+    """sigma over the root of the shares, in units of the clip or of what one image moves at most; what it is added to
+    is far smaller in any one word."""
+    dp, masking = (WHOLE, masks()) if unit == "silo" else (IMAGES_SHARED, step_masks())
+    found = site.train(dp=dp, secure=b"masks", masking=masking, settings=SETTINGS | {"weighting": "uniform"})
+    assert found.payload is not None
+    elements = sum(each.numel() for each in site.model.values())
+    words = add_up([PayloadStore(site.folder / "outgoing").path(found.payload.digest)], masking.form, elements=elements)
+    levels = (words[:elements] << np.uint32(12)).view(np.int32) >> np.int32(12)
+    one = 0.5 if unit == "silo" else 0.05 * 0.5 / 20  # lr C / images of a step
+    length = length_in_levels(one, bits=20, bound=masking.form.bounds[0], silo_count=10)
+    share = 1.0 / math.sqrt(4) if unit == "silo" else 2.0 / math.sqrt(5)
+    assert float(np.std(levels)) == pytest.approx(share * length, rel=0.1)
