@@ -215,7 +215,7 @@ def load_policy(path: Path) -> Policy:
     """
     if not path.exists():
         return Policy()
-    policy = from_dict(Policy, load_toml(path), where=str(path))
+    policy = from_dict(Policy, _with_budget(load_toml(path), path), where=str(path))
     plugins = [name for name in policy.permit.methods if name not in METHODS]
     installed = plugin_names() if plugins else ()
     specs = [*METHODS.values(), *(find_method(name) for name in plugins if name in installed)]
@@ -229,6 +229,19 @@ def load_policy(path: Path) -> Policy:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
     return policy
+
+
+def _with_budget(tables: Mapping[str, object], path: Path) -> Mapping[str, object]:
+    """A budget may stand in [require], too, beside what else a study must have; none in [privacy], 0, says nothing
+    against it. Raises: BadConfiguration for two of them."""
+    require, privacy = tables.get("require"), tables.get("privacy", {})
+    if not isinstance(require, dict) or "max_epsilon" not in require or not isinstance(privacy, dict):
+        return tables
+    if privacy.get("max_epsilon") and privacy["max_epsilon"] != require["max_epsilon"]:
+        raise BadConfiguration(f"{path}: max_epsilon stands in [privacy] and, with another value, in [require].",
+                               remedy="Leave one of the two out; they mean the same.")
+    rest = {name: value for name, value in require.items() if name != "max_epsilon"}
+    return {**tables, "require": rest, "privacy": {**privacy, "max_epsilon": require["max_epsilon"]}}
 
 
 def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:

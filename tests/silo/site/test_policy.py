@@ -268,3 +268,17 @@ def test_a_listed_plug_in_that_is_broken_stops_the_silo_at_its_start(site: Path)
     install(site, method="raise ValueError('too old')\n")
     with pytest.raises(BadConfiguration, match="too old"):
         _policy(site / "silo.toml", "methods = ['gossip']")
+
+
+def test_a_budget_may_stand_beside_what_else_a_site_requires(tmp_path: Path) -> None:
+    path = tmp_path / "silo.toml"
+    path.write_text("[require]\nmax_epsilon = 3.0\nsecure_aggregation = true\n"
+                    "[privacy]\nmax_epsilon = 0.0\ndelta = 1e-6\n")
+    assert load_policy(path).privacy == PrivacyPolicy(max_epsilon=3.0, delta=1e-6)
+    assert load_policy(path).require == Require(secure_aggregation=True)
+    path.write_text("[require]\nmax_epsilon = 3.0\n[privacy]\nmax_epsilon = 2.0\n")
+    with pytest.raises(BadConfiguration, match=r"in \[privacy\] and, with another value, in \[require\]"):
+        load_policy(path)
+    path.write_text('[require]\nmax_epsilon = "few"\n')
+    with pytest.raises(BadConfiguration, match="max_epsilon"):
+        load_policy(path)
