@@ -49,6 +49,10 @@ from semisilo.silo.compute.mask_order import Masking
 
 __all__ = ["Summand", "plain_words", "write_masked"]
 
+_SMALLEST_CLIP = 1e-100
+"""And its inverse the largest: which numbers of an update overflow a float follows from that silo alone, not from the
+sum that noise is added to."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summand:
@@ -176,6 +180,11 @@ def _scale(form: MaskForm, noise: SharedNoise) -> tuple[int, float, float, float
                                " weight, on one scale, and nothing besides.")
     level, bound = largest_level(form.bits, form.silo_count), form.bounds[0]
     length = length_in_levels(noise.clip_norm, bits=form.bits, bound=bound, silo_count=form.silo_count)
+    if not _SMALLEST_CLIP < noise.clip_norm < 1 / _SMALLEST_CLIP:
+        raise SecureSumRefused(f"One contribution moves the sum by up to {noise.clip_norm:g}, which floats cannot"
+                               " carry: the study's learning rate or clip_norm is out of all reason.")
+    if length > level:  # then whole numbers could leave what an int64 holds, silo by silo
+        raise SecureSumRefused("The sum's scale is too fine: the clip alone would not fit into a word.")
     if (deviation := noise.noise_multiplier * length) < LEAST_DEVIATION:
         raise SecureSumRefused(f"The sum's scale is too coarse for noise: {deviation:.2g} levels.")
     return level, bound, length, deviation

@@ -73,13 +73,13 @@ def train_privately(task: SiloTask, private: PrivateTask, model: nn.Module, opti
             sets.add_labelled(found, number, epoch)
             sets.add_unlabelled(found, model, number, epoch)
             if private.shared:
-                # Of a step at the received weights, so a term that looks at these alone has no gradient yet.
-                unit = grid_of(private.clip_norm) / settings.expected_images
-                exact = {name: each.cpu() * (-optimiser.lr * unit) for name, each in found.total.items()}
-                by_name = {name: (each * unit).float() for name, each in found.total.items()}
-            else:
-                by_name = found.with_noise(stream, step=number, noise_multiplier=private.noise_multiplier,
-                                           expected=sets.expected)
+                # The model itself stays as it was received: as float32 weights the step would be rounded by as much as
+                # one image may change, and might diverge. A term that looks at the weights alone has no gradient yet.
+                scale = -optimiser.lr * (grid_of(private.clip_norm) / settings.expected_images)
+                exact = {name: each.cpu() * scale for name, each in found.total.items()}
+                continue
+            by_name = found.with_noise(stream, step=number, noise_multiplier=private.noise_multiplier,
+                                       expected=sets.expected)
             if penalty is not None:
                 _add_gradient(by_name, penalty(model), optimiser)
             descend(optimiser, by_name)

@@ -856,9 +856,9 @@ _PRIVACY = _mutants(
     ("every-step-has-the-same-noise", "silo/objectives/private_training.py",
      "with_noise(stream, step=number,", "with_noise(stream, step=0,", f"{_PRIVATE}::test_a_round_is_dp_sgd_by_hand"),
     ("an-empty-step-is-left-out", "silo/objectives/private_training.py",
-     "            else:\n                by_name = found.with_noise(",
-     "            elif not any(bool(each.any()) for each in found.total.values()):\n                continue\n"
-     "            else:\n                by_name = found.with_noise(", f"{_PRIVATE}::test_an_empty_step_is_a_step"),
+     "            by_name = found.with_noise(",
+     "            if not any(bool(each.any()) for each in found.total.values()):\n                continue\n"
+     "            by_name = found.with_noise(", f"{_PRIVATE}::test_an_empty_step_is_a_step"),
     ("the-noise-is-half", "common/learning/privacy/example_gradients.py",
      "noise_multiplier * self._clip_norm / self._grid", "noise_multiplier * self._clip_norm / self._grid / 2",
      f"{_EXAMPLES}::test_the_noise_of_a_step_has_the_deviation_that_is_counted"),

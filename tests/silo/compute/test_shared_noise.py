@@ -135,9 +135,10 @@ def test_whatever_is_otherwise_has_other_noise(what: str) -> None:
 
 @pytest.mark.parametrize("form", [
     replace(FORM, bounds=(BOUND, 2 * BOUND)), replace(FORM, weight_reference=100), replace(FORM, random_k=0.5),
-    replace(FORM, bounds=(1e4, 1e4)), replace(FORM, bits=16, silo_count=32, bounds=(20.0, 20.0))])
+    replace(FORM, bounds=(1e4, 1e4)), replace(FORM, bits=16, silo_count=32, bounds=(20.0, 20.0)),
+    replace(FORM, bounds=(0.4, 0.4)), replace(FORM, bounds=(1e-300, 1e-300))])
 def test_forms_in_which_noise_would_not_hide_a_silo_are_refused(form: MaskForm) -> None:
-    with pytest.raises(SecureSumRefused, match=r"form is none|too coarse"):
+    with pytest.raises(SecureSumRefused, match=r"form is none|too coarse|too fine"):
         words(update(0.1), noise(), form=form)
 
 
@@ -245,10 +246,20 @@ def test_a_step_that_is_too_large_wraps_and_is_cut_to_nothing() -> None:
 
 @pytest.mark.parametrize("form", [
     replace(STEP, bounds=(STEP_BOUND, 2 * STEP_BOUND)), replace(STEP, weight_reference=100),
-    replace(STEP, random_k=0.5), replace(STEP, bounds=(1e4, 1e4))])
+    replace(STEP, random_k=0.5), replace(STEP, bounds=(1e4, 1e4)), replace(STEP, bounds=(ONE / 2, ONE / 2)),
+    replace(STEP, bounds=(1e-300, 1e-300))])
 def test_forms_in_which_noise_would_not_hide_an_image_are_refused(form: MaskForm) -> None:
-    with pytest.raises(SecureSumRefused, match=r"form is none|too coarse"):
+    with pytest.raises(SecureSumRefused, match=r"form is none|too coarse|too fine"):
         step_words(exact(1), step_noise(), form=form)
+
+
+@pytest.mark.parametrize("lr", [1e300, 1e-300])
+def test_a_learning_rate_with_which_floats_overflow_is_refused_before_it_tells_whose_gradients_are_large(
+        lr: float) -> None:
+    """The scale fits it, and so would everything else."""
+    form = replace(STEP, bounds=tuple(bound / ONE * lr * CLIP / IMAGES for bound in STEP.bounds))
+    with pytest.raises(SecureSumRefused, match="floats cannot carry"):
+        step_words(exact(1), replace(step_noise(), clip_norm=lr * CLIP / IMAGES), form=form)
 
 
 def test_the_key_is_not_shown() -> None:
