@@ -298,6 +298,10 @@ class Update:
     totals: Mapping[str, float] = field(default_factory=dict)
     """Of methods that have any (`semisilo.common.methods.parts.secure_sum.totals_of`): numbers of at least 0 that are
     added up behind masks, where updates are, and leave the silo in no other way."""
+    exact: Tensors | None = field(default=None, repr=False)
+    """Where `PrivateTask.shared`: in place of the group `model`, which is zeros, its numbers without noise, float64 by
+    parameter. What one image moves of them is bounded exactly. They leave with this silo's share of the noise behind
+    masks, or not at all."""
 
 
 class Updates(Protocol):

@@ -20,6 +20,9 @@ it of a few classes, trains on them after its pseudo-labels, from the first roun
 
 Nothing but what SemiFL tells leaves a silo: the estimate stays there.
 
+With differential privacy of images (labels at the coordinator) silos train FixMatch, each image by itself: steps 2 and
+3 without class shares and MixUp, which look at many images at once. Steps 1 and 4 touch no image of a silo.
+
 Tests: tests/test_contract.py.
 """
 
@@ -29,6 +32,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.robust import RULES
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
@@ -174,6 +178,16 @@ class SelfTrainingSettings:
         return self.confidence_threshold
 
     @property
+    def under_privacy(self) -> ObjectiveSettings:
+        """What silos train with where the study has differential privacy of images: pseudo-labels of each image by
+        itself, made anew in every step, and the fix loss; without MixUp and without class shares."""
+        return ObjectiveSettings(
+            scenario="labels-at-coordinator", objective="fixmatch", local_epochs=self.local_epochs,
+            unlabelled_batch=self.unlabelled_batch, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov,
+            weight_decay=self.weight_decay, lambda_u=self.fix_weight, confidence_threshold=self.threshold,
+            round_lr=self.round_lr)
+
+    @property
     def passes_side_by_side(self) -> int:
         """Those of the fix and of the mix loss."""
         return 2 if self.fix_weight and self.mix_weight and not self.joined_passes else 1
@@ -191,6 +205,7 @@ SELF_TRAINING = MethodSpec(
     set_by_strategy=("round_lr", "model_prior"),
     robust_rules=RULES,
     summed=True,
+    dp_units=("example",),
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "

@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AwaitTaskRequest(_message.Message):
-    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations", "process", "secure_identity", "masked_round", "masked_study", "masked_phase", "secure_identity_proof")
+    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations", "process", "secure_identity", "masked_round", "masked_study", "masked_phase", "secure_identity_proof", "capabilities")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     LABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class AwaitTaskRequest(_message.Message):
     MASKED_STUDY_FIELD_NUMBER: _ClassVar[int]
     MASKED_PHASE_FIELD_NUMBER: _ClassVar[int]
     SECURE_IDENTITY_PROOF_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     version: str
     methods: _containers.RepeatedScalarFieldContainer[str]
     labelled_count: int
@@ -49,7 +50,8 @@ class AwaitTaskRequest(_message.Message):
     masked_study: str
     masked_phase: str
     secure_identity_proof: bytes
-    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ..., process: _Optional[bytes] = ..., secure_identity: _Optional[bytes] = ..., masked_round: _Optional[int] = ..., masked_study: _Optional[str] = ..., masked_phase: _Optional[str] = ..., secure_identity_proof: _Optional[bytes] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ..., process: _Optional[bytes] = ..., secure_identity: _Optional[bytes] = ..., masked_round: _Optional[int] = ..., masked_study: _Optional[str] = ..., masked_phase: _Optional[str] = ..., secure_identity_proof: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiteEvaluation(_message.Message):
     __slots__ = ("study", "round", "labels_alone", "classes")

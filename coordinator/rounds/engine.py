@@ -20,6 +20,7 @@ from semisilo.common.errors import SecureSumFailed, SemisiloError, SystemTrouble
 from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec
+from semisilo.common.methods.parts.privacy import contribution_of
 from semisilo.common.methods.parts.secure_sum import totals_of
 from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
@@ -427,10 +428,11 @@ class Engine:
             measures = method_phase(phase).name in MEASURING
             by_size = measures or getattr(settings, "weighting", "uniform") == "size"
             reference = max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0
+            images, contribution = _of_one_step(study, written)
             form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
                 if measures else self._sums.form(
                     row, phase, asked, largest_weights=written.largest, elements=elements_of(written.expects),
-                    reference=reference, totals=totals_of(settings))
+                    reference=reference, totals=totals_of(settings), images=images, contribution=contribution)
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
 
@@ -618,3 +620,12 @@ class Engine:
 def _timeout_seconds(study: RunningStudy, step: SumStep) -> float:
     """From the opening of a phase to its deadline."""
     return min(study.config.participation.timeout_seconds, STEP_SECONDS.get(step, math.inf))
+
+
+def _of_one_step(study: RunningStudy, written: WrittenTasks) -> tuple[int, float]:
+    """Where silos share the noise of a step: images that it expects, and what one of them moves an update at most."""
+    dp, settings = study.config.privacy.dp, study.config.method.settings
+    if dp is None or dp.unit != "example" or not dp.honest_silos:
+        return 0, 0.0
+    lr = next(float(str(task.settings["round_lr"])) for task in written.tasks.values())
+    return settings.expected_images, contribution_of(dp, settings, lr=lr)

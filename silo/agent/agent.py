@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, SystemTrouble, Unreachable
+from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
@@ -284,7 +285,7 @@ class Agent:
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
             process=self._process, secure_identity=self._secure.identity() if self._proof else b"",
             masked_study=self._secure.last_study,
-            secure_identity_proof=self._proof)
+            secure_identity_proof=self._proof, capabilities=sorted(CAPABILITIES))
         request.masked_round, request.masked_phase = self._secure.last_masked(self._secure.last_study)
         now, away = self._clock(), self._away()
         self._said_away = away is not None
@@ -307,6 +308,7 @@ class Agent:
         Raises: SemisiloError when that cannot be; it must not be sent then.
         """
         content = {"version": request.version, "methods": list(request.methods),
+                   "capabilities": list(request.capabilities),
                    "labelled_count": request.labelled_count, "unlabelled_count": request.unlabelled_count}
         if request.HasField("away"):
             content |= {"away": pb.Away.Reason.Name(request.away.reason).removeprefix("REASON_").lower(),

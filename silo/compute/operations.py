@@ -40,7 +40,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
-from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, noise_shares
+from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, contribution_of, noise_shares, shares_noise
 from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
 from semisilo.common.methods.spec import EPSILON, FROZEN, MEASURING, counts_of
 from semisilo.common.models.exported import read_model
@@ -151,7 +151,7 @@ class Operations:
         data = images.data(round=order.round, scenario=settings.scenario)
         private = admitted(
             Requested(order=order, spec=spec, settings=settings, groups=groups, frozen=ready.frozen,
-                      memory=request.memory, numerics=record, network=ready.build()),
+                      memory=request.memory, numerics=record, network=ready.build(), masking=request.masking),
             data, policy=request.privacy, folder=request.privacy_folder) if order.dp is not None else None
         trainer = load_trainer(order.method)()
         asked = SiloTask(
@@ -159,10 +159,19 @@ class Operations:
             seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
             image=order.image, device=device, progress=self._progress, last_folded_round=order.last_folded_round,
             private=private if order.dp is not None and order.dp.unit == "example" else None)
-        update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+        hidden = private is not None and asked.private is None
+        try:
+            update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+        except ComputeFailed as error:
+            if not hidden:
+                raise
+            # Whether it diverges follows from the images, and no noise covers a refusal.
+            _LOG.warning("%s %s This silo adds nothing but its noise; the coordinator is not told.", error.text,
+                         error.remedy)
+            update, keep = _nothing(groups), None
         if asked.private is not None:
-            _assert_private(spec, update)
-        metrics = _finite(spec, update)
+            _assert_private(spec, update, shared=asked.private.shared)
+        metrics = {} if hidden else _finite(spec, update)
         files = StateFiles(request.memory_folder)
         payload, left, vector = None, None, b""
         if not update.abstention:
@@ -172,7 +181,7 @@ class Operations:
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
                                      summand=_summand(settings, update, order.phase, noise=_shared_noise(
-                                         order, request.masking, private)) if request.masking else None)
+                                         order, settings, request.masking, private)) if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -349,21 +358,29 @@ def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: Paylo
     return payload, Residuals(tensors=after) if after or committed or pending else None, vector
 
 
-def _shared_noise(order: TaskSpec, masking: Masking, private: PrivateTask | None) -> SharedNoise | None:
-    """This silo's share of the noise, where whole silos are hidden."""
-    if order.dp is None or order.dp.unit != "silo":
+def _shared_noise(order: TaskSpec, settings: Any, masking: Masking, private: PrivateTask | None) -> SharedNoise | None:
+    """This silo's share of the noise, where silos share it."""
+    dp = order.dp
+    if dp is None or not shares_noise(dp, secure=True):
         return None
     assert private is not None, "noise without a line in the ledger"
     return SharedNoise(
-        noise_multiplier=order.dp.noise_multiplier / math.sqrt(noise_shares(order.dp, masking.threshold)),
-        clip_norm=private.clip_norm, key=private.key)
+        noise_multiplier=dp.noise_multiplier / math.sqrt(noise_shares(dp, masking.threshold)), key=private.key,
+        clip_norm=dp.clip_norm if dp.unit == "silo" else contribution_of(dp, settings, lr=settings.round_lr))
 
 
 def _summand(settings: Any, update: Update, phase: str, *, noise: SharedNoise | None) -> Summand:
     """What of an update enters a sum beside its tensors, where updates are added up."""
     totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
     return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals) if totals else 1.0,
-                   totals=totals, noise=noise)
+                   totals=totals, noise=noise, exact=update.exact)
+
+
+def _nothing(groups: Mapping[str, TensorGroup]) -> Update:
+    """An update that changes nothing."""
+    sent = groups["model"]
+    return Update(groups={"model": TensorGroup({name: torch.zeros_like(each) for name, each in sent.tensors.items()},
+                                               Meaning.DIFFERENCE, group_digest(sent))})
 
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
@@ -377,8 +394,9 @@ def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
     return {name: float(value) for name, value in update.metrics.items()}
 
 
-def _assert_private(spec: MethodSpec, update: Update) -> None:
+def _assert_private(spec: MethodSpec, update: Update, *, shared: bool) -> None:
     """What was trained without noise must never leave as if it had been; it would be this program's own mistake."""
+    assert bool(update.abstention) or shared == (update.exact is not None), f"trainer {spec.name}: where is the noise?"
     assert update.metrics.keys() == (set() if update.abstention else {"steps", EPSILON}), (
         f"trainer {spec.name}: with differential privacy it tells {sorted(update.metrics)}")
 

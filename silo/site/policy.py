@@ -13,7 +13,7 @@ from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selectio
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
-from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, spends_at_site
+from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, shares_noise, spends_at_site
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
@@ -215,7 +215,7 @@ def load_policy(path: Path) -> Policy:
     """
     if not path.exists():
         return Policy()
-    policy = from_dict(Policy, load_toml(path), where=str(path))
+    policy = from_dict(Policy, _with_budget(load_toml(path), path), where=str(path))
     plugins = [name for name in policy.permit.methods if name not in METHODS]
     installed = plugin_names() if plugins else ()
     specs = [*METHODS.values(), *(find_method(name) for name in plugins if name in installed)]
@@ -229,6 +229,19 @@ def load_policy(path: Path) -> Policy:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
     return policy
+
+
+def _with_budget(tables: Mapping[str, object], path: Path) -> Mapping[str, object]:
+    """A budget may stand in [require], too, beside what else a study must have; none in [privacy], 0, says nothing
+    against it. Raises: BadConfiguration for two of them."""
+    require, privacy = tables.get("require"), tables.get("privacy", {})
+    if not isinstance(require, dict) or "max_epsilon" not in require or not isinstance(privacy, dict):
+        return tables
+    if privacy.get("max_epsilon") and privacy["max_epsilon"] != require["max_epsilon"]:
+        raise BadConfiguration(f"{path}: max_epsilon stands in [privacy] and, with another value, in [require].",
+                               remedy="Leave one of the two out; they mean the same.")
+    rest = {name: value for name, value in require.items() if name != "max_epsilon"}
+    return {**tables, "require": rest, "privacy": {**privacy, "max_epsilon": require["max_epsilon"]}}
 
 
 def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
@@ -267,6 +280,12 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted(f"This silo requires differential privacy of single images, [privacy] max_epsilon ="
                            f" {policy.privacy.max_epsilon:g} in silo.toml; the study {has}.",
                            remedy='The study needs [privacy.dp] unit = "example", or secure aggregation as well.')
+    if policy.privacy.max_epsilon and shares_noise(task.dp, secure=bool(task.secure)) and not (
+            policy.peers or policy.require.pinned_peers or (task.dp is not None and task.dp.honest_silos == 1)):
+        raise NotPermitted("What covers this site's images in this study is the noise of several silos together, and"
+                           " nobody here has compared whose silos these are: the coordinator's own would add none.",
+                           remedy="Pin them in [peers] of silo.toml, as `silo peers` shows them; or the study has"
+                                  ' [privacy.dp] unit = "example" without honest_silos.')
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 
 from semisilo.common.config import to_dict
+from semisilo.common.methods.parts.privacy import shares_noise
 from semisilo.common.text.describe import counted, describe_moment
 from semisilo.common.text.logs import printable
 from semisilo.silo.study_cards.book import BY_POLICY, CardEntry
@@ -46,7 +47,8 @@ def _lines(entry: CardEntry) -> list[str]:
              f"  {printable(card.method, limit=64)}, {counted(card.rounds, 'round')}, network"
              f" {printable(card.model.name, limit=128)};"
              f" {'updates behind masks' if card.privacy.secure_aggregation else 'updates in the clear'};"
-             f" {'no differential privacy' if dp is None else f'differential privacy of {dp.unit}s'}",
+             f" {'no differential privacy' if dp is None else f'differential privacy of {dp.unit}s'}"
+             f"{', whose noise silos share' if shares_noise(dp, secure=card.privacy.secure_aggregation) else ''}",
              f"  leaves: {printable(', '.join(card.sends), limit=300)}; card {entry.digest[:16]}..."]
     if entry.changed:
         lines.append(f"  changed since it was signed before: {printable(entry.changed, limit=1000)}")

@@ -8,7 +8,7 @@ Shapes: N unlabelled images, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settin
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.silo.objectives import make_objective, train_locally
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.fix_and_mix import logits_of_weak_views, train_fix_and_mix
@@ -75,6 +76,9 @@ class SelfTrainingTrainer:
         report, sums = PseudoLabelReport(), StepSums()
         momentum = momentum_to_go_on_from(task, memory, received, persist=settings.persist_local_momentum,
                                           max_age_rounds=settings.momentum_max_age_rounds)
+        if task.private is not None:
+            assert unlabelled is not None, "with labels at the coordinator a silo has no others"
+            return _trained_privately(task, model, unlabelled, momentum)
         kept = 0
         if unlabelled is not None:
             labels, num_classes = _labels(task, model, unlabelled)
@@ -98,6 +102,20 @@ class SelfTrainingTrainer:
         group = difference(task, trained_parameters(task, model))
         return (Update(groups={"model": group}, num_examples=size, metrics=told),
                 SelfTrainingMemory(momentum=momentum, round=task.round))
+
+
+def _trained_privately(task: SiloTask, model: nn.Module, unlabelled: ImageSet,
+                       momentum: Mapping[str, Tensor] | None) -> tuple[Update, SelfTrainingMemory]:
+    """A round with differential privacy of images: FixMatch, whatever the images look like. That none got a confident
+    label is no reason to abstain, for it would say so."""
+    settings: SelfTrainingSettings = task.settings
+    alone = replace(task, settings=settings.under_privacy)
+    optimiser = make_optimiser(model, sgd_settings(alone.settings, settings.round_lr, nesterov=settings.nesterov),
+                               momentum)
+    found = train_locally(alone, model, optimiser, make_objective(alone, model, None, unlabelled), None, unlabelled)
+    group = difference(task, trained_parameters(task, model))
+    return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=found.metrics),
+            SelfTrainingMemory(momentum=momentum_of(optimiser), round=task.round))
 
 
 def _some(images: ImageSet | None) -> ImageSet | None:

@@ -147,6 +147,12 @@ class ObjectiveSettings(ImbalanceSettings):
         return 2 if self.scenario == "labels-at-silo" and self.objective != "sl" else 1
 
     @property
+    def expected_images(self) -> int:
+        """Images of a silo that a step expects, whatever the silo has of them."""
+        return (self.labelled_batch if self.scenario == "labels-at-silo" else 0) + (
+            self.unlabelled_batch if self.objective != "sl" else 0)
+
+    @property
     def threshold(self) -> float:
         """`confidence_threshold`, or the objective's own where it is left out; 0 for objectives without one."""
         chosen = self.confidence_threshold

@@ -20,6 +20,7 @@ from semisilo.silo.site.policy import (
     Permit,
     Policy,
     PrivacyPolicy,
+    Require,
     check_task,
     check_update,
     load_policy,
@@ -172,8 +173,21 @@ def test_a_site_with_a_budget_refuses_studies_that_do_not_hide_single_images(dp:
     assert "[privacy] max_epsilon = 3 in silo.toml" in error.value.text
     assert check_task(Policy(), replace(TASK, dp=dp)).name == "semifl"
     assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(noise_multiplier=1.0))).name == "semifl"
-    assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(unit="silo", noise_multiplier=1.0),
-                                      secure=b"masks")).name == "semifl", "silos add the noise behind their masks"
+
+
+@pytest.mark.parametrize("dp", [DifferentialPrivacy(unit="silo", noise_multiplier=1.0),
+                                DifferentialPrivacy(noise_multiplier=1.0, honest_silos=3)])
+def test_a_budget_counts_on_the_noise_of_others_only_where_it_is_known_who_they_are(dp: DifferentialPrivacy) -> None:
+    """The coordinator can make up silos that add none."""
+    task, budget = replace(TASK, dp=dp, secure=b"masks"), PrivacyPolicy(max_epsilon=3.0)
+    with pytest.raises(NotPermitted, match="noise of several silos together") as error:
+        check_task(Policy(privacy=budget), task)
+    assert "[peers]" in error.value.remedy
+    assert check_task(Policy(privacy=budget, peers={"b": "x"}), task).name == "semifl"
+    assert check_task(Policy(privacy=budget, require=Require(pinned_peers=True)), task).name == "semifl"
+    assert check_task(Policy(), task).name == "semifl", "without a budget nothing is promised"
+    alone = replace(task, dp=DifferentialPrivacy(noise_multiplier=1.0, honest_silos=1))
+    assert check_task(Policy(privacy=budget), alone).name == "semifl", "its own noise is the whole"
 
 
 def test_epsilon_needs_no_permission_and_other_numbers_do() -> None:
@@ -254,3 +268,17 @@ def test_a_listed_plug_in_that_is_broken_stops_the_silo_at_its_start(site: Path)
     install(site, method="raise ValueError('too old')\n")
     with pytest.raises(BadConfiguration, match="too old"):
         _policy(site / "silo.toml", "methods = ['gossip']")
+
+
+def test_a_budget_may_stand_beside_what_else_a_site_requires(tmp_path: Path) -> None:
+    path = tmp_path / "silo.toml"
+    path.write_text("[require]\nmax_epsilon = 3.0\nsecure_aggregation = true\n"
+                    "[privacy]\nmax_epsilon = 0.0\ndelta = 1e-6\n")
+    assert load_policy(path).privacy == PrivacyPolicy(max_epsilon=3.0, delta=1e-6)
+    assert load_policy(path).require == Require(secure_aggregation=True)
+    path.write_text("[require]\nmax_epsilon = 3.0\n[privacy]\nmax_epsilon = 2.0\n")
+    with pytest.raises(BadConfiguration, match=r"in \[privacy\] and, with another value, in \[require\]"):
+        load_policy(path)
+    path.write_text('[require]\nmax_epsilon = "few"\n')
+    with pytest.raises(BadConfiguration, match="max_epsilon"):
+        load_policy(path)
