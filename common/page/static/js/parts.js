@@ -5,7 +5,7 @@ import { icon } from "./icons.js";
 import * as format from "./format.js";
 import { changed, now, store } from "./store.js";
 
-/** State of a study, round, task or silo -> [word, tone]; those of silos are listed in monitoring/silo_state.py. A tone is a colour and a shape, so that nobody depends on the colour. */
+/** State of a study, round, task or silo -> [word, tone]; those of silos are listed in coordinator/monitoring/silo_state.py. A tone is a colour and a shape, so that nobody depends on the colour. */
 const STATES = {
   queued: ["queued", "idle"], preparing: ["preparing", "work"], waiting: ["waiting for silos", "warn"],
   running: ["running", "work"], paused: ["paused", "warn"], completed: ["completed", "good"], failed: ["failed", "bad"],
