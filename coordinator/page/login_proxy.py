@@ -1,6 +1,4 @@
-"""A proxy's word for who acts on the page.
-
-The page's own token is in `semisilo.common.page.token`, those of named operators are in `semisilo.coordinator.ledger.oversight.operators`.
+"""A proxy's word for who acts on the page; its own token is in `semisilo.common.page.token`.
 
 Tests: tests/coordinator/page/test_operators.py.
 """
