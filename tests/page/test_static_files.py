@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.page.requests import SHARED
-from tests.page.kit import STATIC
+from tests.page.kit import SILO_STATIC, STATIC
 
-PAGES = (STATIC,)
+PAGES = (STATIC, SILO_STATIC)
 SCRIPTS = sorted(script for folder in (SHARED, *PAGES) for script in (folder / "js").rglob("*.js"))
 STYLES = sorted(style for folder in (SHARED, *PAGES) for style in (folder / "css").glob("*.css"))
 every_page = pytest.mark.parametrize("own", PAGES, ids=lambda folder: folder.parts[-3])

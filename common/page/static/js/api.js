@@ -38,8 +38,10 @@ async function call(path, options) {
   return body;
 }
 
-export function get(path) {
-  return call(path, { headers: { Accept: "application/json" } });
+/** Facts; `signed` where more is told to who has the token. */
+export function get(path, { signed = false } = {}) {
+  const key = signed ? token() : "";
+  return call(path, { headers: { Accept: "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) } });
 }
 
 function post(path, body, key) {
