@@ -3,6 +3,8 @@
 Times are seconds since 1970. A field that is marked private names files of this site, or may: where it has something to
 say it is None for who has not given the token, for the page is open to everyone who can reach it. Private too is what
 is wrong: `identity_error` and the like, empty where nothing is.
+
+Tests: tests/silo/page/test_page.py.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ function doing(here) {
     h("div", null,
       h("h2", { id: "now", class: "now-title" }, agent.study ? [agent.running ? "Takes part in " : "Took part in ", h("a", { href: to.study(agent.study) }, agent.study)] : "No study at the moment"),
       agent.study && agent.round ? h("p", null, h("span", { class: "now-number" }, agent.round), h("span", { class: "now-of" }, agent.rounds ? ` of ${format.plural(agent.rounds, "round")}` : " round")) : null,
-      agent.stage ? h("div", { class: "activity" }, h("span", null, [agent.stage, agent.stage_text ? ` · ${agent.stage_text}` : ""]), bar([[agent.stage_fraction, "first"]]), h("span", { class: "digits" }, format.progress(agent.stage_fraction)))
+      agent.stage ? h("div", { class: "activity" }, h("span", null, agent.stage_text.startsWith(agent.stage) ? agent.stage_text : [agent.stage, agent.stage_text ? ` · ${agent.stage_text}` : ""]), bar([[agent.stage_fraction, "first"]]), h("span", { class: "digits" }, format.progress(agent.stage_fraction)))
         : h("p", { class: "now-state" }, agent.state)),
     h("div", { class: "now-silos" }, h("dl", { class: "facts" },
       fact("Coordinator last answered", ago(agent.last_contact_unix || null)),
