@@ -166,6 +166,15 @@ def test_looking_at_a_folder_of_which_hardly_anything_is_there_makes_nothing_eit
     assert list(tmp_path.iterdir()) == []
 
 
+def test_looking_makes_no_key_for_a_silo_that_has_enrolled_and_never_joined(home: SiloHome) -> None:
+    shutil.rmtree(home.secure)
+
+    async def work(page: Page) -> None:
+        assert (await page.get("/api/trust"))["peers"] == []
+    asking(home, work)
+    assert not home.secure.exists()
+
+
 def test_it_follows_an_agent_that_runs_and_does_not_keep_one_from_starting(home: SiloHome) -> None:
     async def work(page: Page) -> None:
         for _ in range(20):
