@@ -17,6 +17,7 @@ import grpc.aio
 from rich.console import Console
 
 from semisilo.common.errors import SemisiloError, SystemTrouble
+from semisilo.common.page.token import page_token
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
@@ -40,7 +41,6 @@ from semisilo.coordinator.monitoring.terminal import Display
 from semisilo.coordinator.page import server as page_server
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import operator_token
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
@@ -200,7 +200,7 @@ class _Server:
             PageSource(federation=federation.name, address=federation.config.address.public,
                        ledger=federation.ledger, read_only=False, folder=federation.folder),
             live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
-            token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
+            token=lambda: page_token(federation.page_token), acted=self._runtime.notify)
 
     def _left(self, silo: str) -> None:
         """A silo has left: nobody waits for it any more."""

@@ -5,7 +5,6 @@ Tests: tests/coordinator/page/test_server.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -13,28 +12,27 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from semisilo.common.errors import SemisiloError, UsageError
-from semisilo.common.text.system_errors import explained
+from semisilo.common.errors import UsageError
+from semisilo.common.page.guard import Guard
+from semisilo.common.page.requests import bearer_of, failures, read_body, static_files, whole_number
+from semisilo.common.page.responses import failure, json_answer, to_json
+from semisilo.common.page.token import is_token
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.federation.audit_export import ExportFormat
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
-from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
 from semisilo.coordinator.page.hand_over import FILES
-from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
+from semisilo.coordinator.page.login_proxy import PAGE_TOKEN, LoginProxy
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import PAGE_TOKEN, LoginProxy, is_token
 
 __all__ = ["STATIC", "page_app"]
 
 STATIC = Path(__file__).parent / "static"
-_NUMBER_DIGITS = 15
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -56,38 +54,11 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
         *(Route(f"/api/actions/{name}", routes.action(name), methods=["POST"]) for name in _ACTIONS),
-        Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
-    ], exception_handlers={HTTPException: _http_failure, SemisiloError: _catalogue_failure, TooLarge: _too_large,
-                           ClientDisconnect: _gone, Exception: _unexpected})
+        Mount("/static", static_files(STATIC)),
+    ], exception_handlers=failures("The coordinator's log says why."))
     app.router.redirect_slashes = False
-    return Guard(app, listen_host=listen_host, hosts=hosts)
-
-
-async def _http_failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP")
-    return failure(error.status_code, code, f"{error.detail}.")
-
-
-async def _catalogue_failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SemisiloError)
-    return failure_of(error)
-
-
-async def _too_large(request: Request, error: Exception) -> Response:
-    return failure(*TOO_LARGE)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody hears it: the caller has hung up within its request, which is no news for the log either."""
-    return failure(400, "BAD_REQUEST", "The request broke off.")
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the guard has it in the log. Or an error of the system, of which it has a line."""
-    if (trouble := explained(error)) is not None:
-        return failure_of(trouble)
-    return failure(500, "INTERNAL", "The page could not answer.", "The coordinator's log says why.")
+    return Guard(app, page="operator page", log="semisilo.coordinator", listen_host=listen_host, hosts=hosts,
+                 unknown_host="Add the name to [page] hosts in federation.toml, and restart coordinator serve.")
 
 
 class _Routes:
@@ -127,7 +98,7 @@ class _Routes:
 
     async def round(self, request: Request) -> Response:
         """GET /api/studies/NAME/rounds/N."""
-        name, number = request.path_params["study"], _number(request.path_params["number"], "round")
+        name, number = request.path_params["study"], whole_number(request.path_params["number"], "round")
         return json_answer(await self._service.facts(f"round {number} {name}",
                                                      lambda reader, live: reader.round(name, number, live)))
 
@@ -144,8 +115,8 @@ class _Routes:
         if unknown:
             raise HTTPException(400, f"Events cannot be asked for by {unknown[0][:100]!r}")
         study, silo, kind = (query.get(name, "")[:200] for name in ("study", "silo", "kind"))
-        before = _number(query.get("before") or "0", "before")
-        limit = min(MOST_EVENTS, _number(query.get("limit") or "100", "limit"))
+        before = whole_number(query.get("before") or "0", "before")
+        limit = min(MOST_EVENTS, whole_number(query.get("limit") or "100", "limit"))
         return json_answer(await self._service.facts(
             f"events {(study, silo, kind, before, limit)}",
             lambda reader, live: reader.events(study=study, silo=silo, kind=kind, before=before, limit=limit)))
@@ -171,8 +142,7 @@ class _Routes:
         if what is None:
             raise HTTPException(404, f"There is no such file; there are {', '.join(FILES)}")
         if what.needs_operator:
-            scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+            by = await self._operator(request, bearer_of(request))
             if isinstance(by, Response):
                 return by
         path = await self._service.hand_over(study, what)
@@ -195,7 +165,7 @@ class _Routes:
 
     async def session(self, request: Request) -> Response:
         """POST /api/session: whether a token is a right one, and whose. An empty one asks whether none is needed."""
-        body = await _body(request, {"token": str})
+        body = await read_body(request, {"token": str})
         if isinstance(body, Response):
             return body
         by = await self._operator(request, body["token"])
@@ -209,11 +179,10 @@ class _Routes:
         fields, act = _ACTIONS[name]
 
         async def handle(request: Request) -> Response:
-            scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+            by = await self._operator(request, bearer_of(request))
             if isinstance(by, Response):
                 return by
-            body = await _body(request, fields)
+            body = await read_body(request, fields)
             if isinstance(body, Response):
                 return body
             facts = await self._service.act(lambda ledger: act(self._service, ledger, body), by=by)
@@ -242,49 +211,6 @@ class _Routes:
             self._service.gate.wrong(caller)
         return failure(401, "WRONG_TOKEN", "This is not the operator's token." if given else
                        "Actions need the operator's token.", "Print it with: coordinator page --token.")
-
-
-# Any: each value has the type that `fields` names for it, which is checked here.
-async def _body(request: Request, fields: Mapping[str, Any]) -> dict[str, Any] | Response:
-    """The JSON object of a request with these fields and no others; those of type (T, default) may be left out."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return failure(415, "NOT_JSON", "Send JSON, with Content-Type: application/json.")
-    try:
-        found = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        return failure(400, "NOT_JSON", "The request is not JSON.")
-    if not isinstance(found, dict):
-        return failure(400, "NOT_JSON", "Send one JSON object.")
-    unknown = sorted(found.keys() - fields.keys())
-    if unknown:
-        return failure(400, "UNKNOWN_FIELD", f"There is no field {unknown[0][:100]!r}.",
-                       f"Fields: {', '.join(fields) or 'none'}.")
-    values = {}
-    for name, kind in fields.items():
-        needed, default = kind if isinstance(kind, tuple) else (kind, None)
-        value = found.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float) if needed is float else needed):
-            return failure(400, "WRONG_FIELD", f"The field '{name}' must be a {_KINDS[needed]}.")
-        if isinstance(value, str) and len(value) > 1000:
-            return failure(400, "WRONG_FIELD", f"The field '{name}' is too long.")
-        if isinstance(value, str) and not value.isprintable():
-            return failure(400, "WRONG_FIELD", f"The field '{name}' holds what is no text.")
-        if needed is float:
-            try:
-                value = float(value)
-            except OverflowError:
-                return failure(400, "WRONG_FIELD", f"The field '{name}' is too large.")
-        values[name] = value
-    return values
-
-
-_KINDS = {str: "text", float: "number"}
-
-
-def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _NUMBER_DIGITS):
-        raise HTTPException(400, f"'{what}' must be a whole number")
-    return int(text)
 
 
 Action = Callable[[PageService, Ledger, Mapping[str, Any]], Any]

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.page.responses import to_json
+from semisilo.common.page.token import TokenGate
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -24,8 +26,6 @@ from semisilo.coordinator.ledger.oversight.operators import operator_of
 from semisilo.coordinator.ledger.states import ENDED_STUDY
 from semisilo.coordinator.page.hand_over import HandOver, HandOverFile
 from semisilo.coordinator.page.reader import PageReader, PageSource
-from semisilo.coordinator.page.responses import to_json
-from semisilo.coordinator.page.token import TokenGate
 from semisilo.coordinator.rounds.live_file import LiveStatus
 
 if TYPE_CHECKING:

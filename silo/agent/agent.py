@@ -27,6 +27,7 @@ from semisilo.common.text.log_context import bound
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.secure_steps import SecureSteps
@@ -34,7 +35,7 @@ from semisilo.silo.agent.shared_model import check_size, note_question
 from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
-from semisilo.silo.agent.terminal import Display
+from semisilo.silo.agent.terminal import Display, ToldDisplay
 from semisilo.silo.compute.messages import Survey
 from semisilo.silo.link.link import Link, is_fatal
 from semisilo.silo.link.retrying_calls import waits
@@ -63,6 +64,8 @@ _STATUS_SECONDS = 5.0
 writing replaces a file."""
 _PROCESS_BYTES = 8
 """Of the number by which the coordinator tells this process from one with a copy of the identity."""
+_PROGRESS_SECONDS = 1.0
+"""How far the work is stands in the status file, and is written this often."""
 _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
@@ -121,7 +124,7 @@ class Agent:
         self._choice = choice
         self._link = link
         self._compute = compute
-        self._display = display
+        self._display = ToldDisplay(display, self._progressed)
         self._traffic = traffic
         self._renew = renew
         self._exit_when_finished = exit_when_finished
@@ -133,6 +136,7 @@ class Agent:
         self._status = StatusFile(home.status)
         self._before_start = Carried(self._status.now.sent_bytes, self._status.now.received_bytes)
         self._disclosures = DisclosureLog(home.disclosures)
+        self._asked = AskedRecord(home.asked)
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
         self._secure = SecureStore(home.secure)
@@ -143,7 +147,7 @@ class Agent:
             sign=lambda study, digest: sign_card(self._secure.private_identity(), federation=federation, silo=silo,
                                                  study=study, digest=digest)) if federation else None
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
-                                  memory=self._memory, cache=self._cache, display=display,
+                                  memory=self._memory, cache=self._cache, display=self._display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
                                   threads_file=home.threads, images_folder=home.images, privacy_folder=home.privacy,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
@@ -151,11 +155,12 @@ class Agent:
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,
                                                      policy=policy), agreement=self._agreement)
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
-                                    cache=self._cache, display=display, disclosures=self._disclosures, clock=clock)
+                                    cache=self._cache, display=self._display, disclosures=self._disclosures,
+                                    clock=clock)
         self._labelled = 0
         self._unlabelled = 0
         self._contact_unix = self._status.now.last_contact_unix
-        self._written = 0.0
+        self._written = self._progress_written = 0.0
         self._in_trouble = False
         self._quick_answers = 0
         self._said_away = False
@@ -356,9 +361,11 @@ class Agent:
     async def _work(self, task: pb.Task, away: Away | None) -> bool:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
         name = f"{task.study}, round {task.round}/{task.round_count}"
-        self._save(state=f"{name} of {printable(task.study)}", study=printable(task.study, limit=128),
+        self._save(state=printable(f"{name}: works on it"), study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")
+        with contextlib.suppress(OSError):
+            self._asked.came(task, now_unix=self._clock())
         before = self._traffic.total()
         self.count(durably=True)
         await self._sites.make_way()
@@ -367,6 +374,9 @@ class Agent:
         carried = self._traffic.total().since(before)
         self.count(durably=True)
         self._on_task(outcome)
+        with contextlib.suppress(OSError):
+            self._asked.ended(task, outcome=outcome.kind, code="" if outcome.error is None else outcome.error.code,
+                              text=outcome.text, now_unix=self._clock())
         if outcome.kind in _HAD_MODEL:
             self._sites.begin(task)
         if outcome.took is not None and outcome.kind != "answered":
@@ -382,7 +392,8 @@ class Agent:
         else:
             self._display.event(text)
         answered = self._status.now.tasks_answered + int(outcome.answered)
-        self._save(last_outcome=outcome.text, tasks_answered=answered, **self._refusal(outcome))
+        self._save(last_outcome=outcome.text, tasks_answered=answered, stage="", stage_fraction=0.0, stage_text="",
+                   **self._refusal(outcome))
         return outcome.answered
 
     def _refusal(self, outcome: TaskOutcome) -> dict[str, object]:
@@ -469,7 +480,16 @@ class Agent:
         elif self._contact_unix - self._written >= _STATUS_SECONDS:
             self._save()
 
+    def _progressed(self, what: str, fraction: float, text: str) -> None:
+        """How far the work is, for who looks at the status from elsewhere."""
+        now, stage = self._clock(), printable(what, limit=100)
+        if stage != self._status.now.stage or not 0 <= now - self._progress_written < _PROGRESS_SECONDS:
+            self._progress_written = now
+            self._save(stage=stage, stage_fraction=min(1.0, max(0.0, fraction)), stage_text=printable(text, limit=200))
+
     def _save(self, **changes: object) -> None:
+        if "state" in changes:  # another state is another work
+            changes = {"stage": "", "stage_fraction": 0.0, "stage_text": "", **changes}
         carried = self._traffic.total()
         self._written = self._clock()
         try:

@@ -12,7 +12,7 @@ import typer
 
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
-from semisilo.silo.cli import check, data, disclosures, leave, model, move, peers, studies
+from semisilo.silo.cli import check, data, disclosures, leave, model, move, page, peers, studies
 from semisilo.silo.cli.options import HomeOption, MetricsOption, NoLabelsOption, home_of
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ app = typer.Typer(
       silo status                                  what it is doing, from another shell
       silo disclosures                             what has left this site
       silo studies                                 what this site has agreed to
+      silo page                                    all of this in a browser
       silo move hub.example:8443                   the coordinator has another address
       silo leave                                   end the membership and clean up
 
@@ -179,7 +180,7 @@ def status(
         from semisilo.silo.site.home import SiloHome
 
         raise typer.Exit(0 if SiloHome(home_of(home)).is_running() else 1)
-    from semisilo.silo.cli.status import facts, lines
+    from semisilo.silo.agent.status import facts, lines
 
     found = facts(home_of(home), now=time.time())
     if json_:
@@ -198,6 +199,7 @@ disclosures.add_to(app)
 leave.add_to(app)
 model.add_to(app)
 move.add_to(app)
+page.add_to(app)
 peers.add_to(app)
 studies.add_to(app)
 

@@ -77,7 +77,8 @@ def leave(folder: Path, *, offline: bool, confirm: Callable[[str], bool], use_ht
             note = (f"The coordinator was not told: until {utc_text(identity.not_after_unix)} it takes this silo for a "
                     f"member. Ask its operator to run: coordinator revoke {identity.silo}")
         removed = _clean_up(home)
-    kept = tuple(path.name for path in (home.policy, home.disclosures, home.evaluations, home.privacy) if path.exists())
+    kept = tuple(path.name for path in (home.policy, home.disclosures, home.asked, home.evaluations, home.privacy)
+                 if path.exists())
     return Left(silo=identity.silo if identity else "", federation=identity.federation if identity else "",
                 told=not offline, left_unix=left_unix, note=note, removed=removed, kept=kept)
 
@@ -125,8 +126,8 @@ def _alternative(identity: Identity) -> str:
 
 
 def _caches(home: SiloHome) -> tuple[Path, ...]:
-    return (home.memory, home.outgoing, home.cache, home.status, home.choice, home.rounds, home.day, home.models,
-            home.study_images, home.stop_evaluation)
+    return (home.memory, home.outgoing, home.cache, home.status, home.choice, home.rounds, home.day, home.days,
+            home.models, home.study_images, home.stop_evaluation, home.page_token)
 
 
 def _clean_up(home: SiloHome) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ disclosures.jsonl    what left this site        outgoing/            updates on 
 secure/              key and secrets of secure sums
 heads.jsonl          heads of the coordinator's audit trail that this silo has seen
 day.json             bytes carried today        rounds.json          what the last tasks took
+days.json            bytes of the days before   asked.jsonl          what the coordinator has asked
+page.token           who may approve and decline on this silo's page
 evaluations.json     what global models are worth on this site's test images
 models/              models of studies that are over, while they arrive
 privacy/             what was spent of the privacy budget, and the secret of the noise
@@ -96,6 +98,21 @@ class SiloHome:
     def day(self) -> Path:
         """How many bytes were carried today."""
         return self.folder / "day.json"
+
+    @property
+    def days(self) -> Path:
+        """How many bytes were carried on the days before."""
+        return self.folder / "days.json"
+
+    @property
+    def asked(self) -> Path:
+        """What the coordinator has asked."""
+        return self.folder / "asked.jsonl"
+
+    @property
+    def page_token(self) -> Path:
+        """Who may approve and decline on this silo's page."""
+        return self.folder / "page.token"
 
     @property
     def rounds(self) -> Path:
@@ -206,6 +223,13 @@ class SiloHome:
         finally:
             os.close(handle)
         return False
+
+    def agent_began(self) -> float | None:
+        """When the agent that runs, or the last that ran, has begun, Unix seconds; None when none ever did."""
+        try:
+            return (self.folder / "agent.lock").stat().st_mtime
+        except OSError:
+            return None
 
 
 def _locked(handle: int) -> bool:
@@ -327,6 +351,12 @@ class AgentStatus:
     """The study that this silo is taking part in; empty before the first and after its end."""
     round: int = 0
     rounds: int = 0
+    stage: str = ""
+    """Of the work that is under way: "downloading", "training", "uploading", ...; empty when there is none."""
+    stage_fraction: float = 0.0
+    """How far the stage is, 0 to 1."""
+    stage_text: str = ""
+    """The same in words, such as "epoch 2 of 5"."""
     last_task: str = ""
     """Identifier of the last task."""
     last_outcome: str = ""

@@ -24,6 +24,7 @@ from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 
 TOKEN = "the-token-of-the-operator-of-this-test"
 STATIC = Path(__file__).parents[2] / "coordinator" / "page" / "static"
+SILO_STATIC = Path(__file__).parents[2] / "silo" / "page" / "static"
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
               "--disable-background-networking", "--disable-component-update", "--disable-sync",

@@ -18,7 +18,7 @@ from semisilo.common.text.describe import (
     describe_share,
 )
 
-FORMAT_JS = Path(__file__).parents[3] / "coordinator" / "page" / "static" / "js" / "format.js"
+FORMAT_JS = Path(__file__).parents[3] / "common" / "page" / "static" / "js" / "format.js"
 HALVES = [0.8325, 0.735, 0.0625, 0.00125, 0.000125, 0.99949999, 0.9995, 0.9999, 0.01, 0.0099999, 0.57, 0.29, 1.034,
           1e-7, 0.0, 1.0, 0.1 + 0.2, 1e22]
 """Where binary and decimal rounding, or the languages, part."""

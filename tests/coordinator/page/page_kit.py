@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
+from semisilo.coordinator.page.login_proxy import LoginProxy
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.routes import page_app
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import LoginProxy
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import Filled
 

@@ -29,6 +29,7 @@ from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.agent import Agent, Renewal
+from semisilo.silo.agent.asked import read_asked
 from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.agent.watch import Watch
 from semisilo.silo.compute.messages import Survey
@@ -157,6 +158,32 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert (status.tasks_answered, status.pid, status.study, status.last_task) == (1, 0, "", "first/1/train/a")
             assert status.sent_bytes >= update.payload.size_bytes
             assert status.received_bytes >= 300_000
+            (asked,) = read_asked(bench.home.asked)
+            assert (asked.task_id, asked.method, asked.outcome) == ("first/1/train/a", "semifl", "updated")
+            assert (asked.settings["local_epochs"], asked.download_bytes) == (5, 300_000)
+            assert asked.text == status.last_outcome
+    run(work())
+
+
+def test_the_status_says_how_far_the_work_is_as_long_as_it_goes_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(1000)),))]
+        seen: list[str] = []
+
+        class Watching(FakeCompute):
+            async def call(self, request: Any, **options: Any) -> Any:
+                if not isinstance(request, Survey):
+                    bench.agent._display.progress("training", 0.4, "epoch 2 of 5")
+                    status = bench.status()
+                    seen.append(f"{status.state}; {status.stage} {status.stage_fraction} {status.stage_text}")
+                return await super().call(request, **options)
+
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=Watching()) as bench:
+            await bench.agent.run()
+            status = bench.status()
+            assert (status.stage, status.stage_fraction, status.stage_text) == ("", 0.0, "")
+        assert seen[0] == "first, round 1/3: works on it; training 0.4 epoch 2 of 5"
     run(work())
 
 

@@ -1,6 +1,7 @@
 // The shell: navigation, connection, theme, operator; and which view is drawn.
 
 import { signOut, token } from "./api.js";
+import { chooseNext, theme, themeWord } from "./colours.js";
 import { currentStudy } from "./current.js";
 import { signedIn, toast } from "./dialogs.js";
 import { h, render } from "./dom.js";
@@ -121,19 +122,8 @@ function banner() {
 
 // Theme ----------------------------------------------------------------------------------------------------------------
 
-const theme = () => document.documentElement.dataset.theme ?? "auto";
-const themeWord = () => ({ auto: "as the system", light: "light", dark: "dark" })[theme()];
-
 function nextTheme() {
-  const next = { auto: "light", light: "dark", dark: "auto" }[theme()];
-  if (next === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = next;
-  try {
-    if (next === "auto") localStorage.removeItem("semisilo-theme");
-    else localStorage.setItem("semisilo-theme", next);
-  } catch {
-    // Not kept beyond this page.
-  }
+  chooseNext();
   draw();
 }
 

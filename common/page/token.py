@@ -1,5 +1,4 @@
-"""Who may act on the page: the page's token, a file that only its owner can read; a proxy's word; and how many wrong
-tokens are heard. Tokens of named operators are in `semisilo.coordinator.ledger.oversight.operators`.
+"""Who may act on a page: its token, a file that only its owner can read; and how many wrong tokens are heard.
 
 Tests: tests/coordinator/page/test_access.py.
 """
@@ -13,27 +12,20 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-from starlette.datastructures import Headers
 
 from semisilo.common.errors import BadConfiguration, SemisiloError
 from semisilo.common.storage.durable import write_secret
-from semisilo.coordinator.ledger.oversight.operators import is_operator_name
 
-__all__ = ["PAGE_TOKEN", "LoginProxy", "TokenGate", "is_token", "operator_token"]
-
-PAGE_TOKEN = "page token"
-"""Who acts, as the audit trail has it, when it is whoever has the page's token."""
+__all__ = ["TokenGate", "is_token", "page_token"]
 
 _BYTES = 32
 _LONGEST = 512
 _BURST, _REFILL_SECONDS, _MOST_CALLERS = 10, 6.0, 1024
 
 
-def operator_token(path: Path) -> str:
-    """The token of a federation; made when there is none yet.
+def page_token(path: Path) -> str:
+    """The token in a file; made when there is none yet.
 
     Raises: BadConfiguration when the file is empty or others can read it; SemisiloError when it cannot be read.
     """
@@ -55,23 +47,6 @@ def operator_token(path: Path) -> str:
 def is_token(given: str, token: str) -> bool:
     """Compares without telling by its time how much of it was right."""
     return hmac.compare_digest(given.encode("utf-8", "replace")[:_LONGEST], token.encode())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoginProxy:
-    """A reverse proxy with a login of its own, such as one for OIDC: it says who acts, in a header."""
-
-    header: str = ""
-    """Empty: nobody's word is taken."""
-    addresses: tuple[str, ...] = ()
-    """From where it comes; a header from elsewhere is not looked at."""
-
-    def user(self, caller: str, headers: Headers) -> str | None:
-        """Who acts; None when no proxy says so, and when it says two names or none that can be one."""
-        if not self.header or caller not in self.addresses:
-            return None
-        names = headers.getlist(self.header)
-        return names[0] if len(names) == 1 and is_operator_name(names[0]) else None
 
 
 class TokenGate:

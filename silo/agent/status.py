@@ -1,4 +1,4 @@
-"""What `silo status` shows: identity and the agent's own notes, as facts and as lines.
+"""What `silo status` and the page of a silo show: identity and the agent's own notes, as facts and as lines.
 
 Tests: tests/test_keyboard.py.
 """
@@ -6,14 +6,14 @@ Tests: tests/test_keyboard.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.identity.certificates import utc_text
 from semisilo.common.measures.site_evaluation import ClassResult, Estimate
-from semisilo.common.text.describe import counted, describe_bytes, describe_seconds
+from semisilo.common.text.describe import counted, describe_bytes, describe_progress, describe_seconds
 from semisilo.common.text.logs import printable
 from semisilo.common.text.wrapped import wrapped
 from semisilo.silo.agent.daily_budget import read_day
@@ -22,12 +22,13 @@ from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations,
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy, load_policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
 from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
-__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "SiloFacts", "facts",
-           "lines"]
+__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "SiloFacts",
+           "agent_status", "budget_facts", "evaluation_of", "facts", "hours_facts", "last_disclosure", "lines",
+           "privacy_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,34 +165,41 @@ def facts(folder: Path, *, now: float) -> SiloFacts:
     """
     identity = load_identity(folder)
     home = SiloHome(folder)
-    running = home.is_running()
-    agent = StatusFile.load(home.status)
-    if not running and agent.state != "not started":
-        agent = replace(agent, state="stopped")
+    running, agent = agent_status(home)
     try:
         policy, error = load_policy(home.policy), ""
     except SemisiloError as objection:
         policy, error = None, objection.line()
     privacy, privacy_error = None, ""
     try:
-        privacy = None if policy is None else _privacy(home, policy)
+        privacy = None if policy is None else privacy_of(PrivacyLedger(home.privacy).lines(), policy)
     except SemisiloError as objection:
         privacy_error = objection.line()
     return SiloFacts(
         silo=identity.silo, federation=identity.federation, address=identity.address, home=str(folder),
         certificate_until=utc_text(identity.not_after_unix), renews_from=utc_text(identity.about.renew_unix),
         days_left=round((identity.not_after_unix - now) / 86400, 2), running=running, agent=agent, policy_error=error,
-        hours=None if policy is None else _hours(policy.hours, now),
-        budget=None if policy is None else _budget(home, policy, now), last_disclosure=_last_disclosure(home),
-        audit_trail=trail_facts(home), evaluations=_evaluations(home), privacy=privacy, privacy_error=privacy_error)
+        hours=None if policy is None else hours_facts(policy.hours, now),
+        budget=None if policy is None else budget_facts(home, policy, now), last_disclosure=last_disclosure(home),
+        audit_trail=trail_facts(home), evaluations=evaluation_facts(home), privacy=privacy, privacy_error=privacy_error)
 
 
-def _evaluations(home: SiloHome) -> tuple[EvaluationFacts, ...]:
+def agent_status(home: SiloHome) -> tuple[bool, AgentStatus]:
+    """Whether an agent runs, and what it last wrote of itself; "stopped" where none runs any more."""
+    running = home.is_running()
+    agent = StatusFile.load(home.status)
+    if not running and agent.state != "not started":
+        agent = replace(agent, state="stopped", stage="", stage_fraction=0.0, stage_text="")
+    return running, agent
+
+
+def evaluation_facts(home: SiloHome) -> tuple[EvaluationFacts, ...]:
     found = read_evaluations(home.evaluations)
-    return tuple(_evaluation(each) for each in found if each.evaluation.study == found[-1].evaluation.study)
+    return tuple(evaluation_of(each) for each in found if each.evaluation.study == found[-1].evaluation.study)
 
 
-def _evaluation(entry: RecordedEvaluation) -> EvaluationFacts:
+def evaluation_of(entry: RecordedEvaluation) -> EvaluationFacts:
+    """What one entry of the record says."""
     found, scores = entry.evaluation, entry.scores()
     return EvaluationFacts(
         study=found.study, round=found.round, labels_alone=found.labels_alone, unix=entry.unix, count=scores.count,
@@ -200,9 +208,9 @@ def _evaluation(entry: RecordedEvaluation) -> EvaluationFacts:
         text=scores_text(entry))
 
 
-def _privacy(home: SiloHome, policy: Policy) -> PrivacyFacts | None:
-    """As the ledger has it, which was worked out when it was spent. Raises: StorageDamaged."""
-    found, limit = PrivacyLedger(home.privacy).lines(), policy.privacy.max_epsilon
+def privacy_of(found: Sequence[Spending], policy: Policy) -> PrivacyFacts | None:
+    """What was spent, as the lines of the ledger have it, where it was worked out."""
+    limit = policy.privacy.max_epsilon
     if not found and not limit:
         return None
     epsilon, delta = (found[-1].epsilon, found[-1].delta) if found else (0.0, policy.privacy.delta)
@@ -213,7 +221,8 @@ def _privacy(home: SiloHome, policy: Policy) -> PrivacyFacts | None:
                         text=f"epsilon {epsilon:.3g}{permits} (delta {delta:g}){over}")
 
 
-def _hours(hours: Hours, now: float) -> HoursFacts:
+def hours_facts(hours: Hours, now: float) -> HoursFacts:
+    """Whether it is within the working hours, and until when."""
     end, opens = closes_at(hours, now), opens_at(hours, now)
     return HoursFacts(
         restricted=hours.restricted, open=end is not None,
@@ -221,7 +230,8 @@ def _hours(hours: Hours, now: float) -> HoursFacts:
         opens_unix=None if end is not None else opens, text=_hours_text(hours, end, opens))
 
 
-def _budget(home: SiloHome, policy: Policy, now: float) -> BudgetFacts:
+def budget_facts(home: SiloHome, policy: Policy, now: float) -> BudgetFacts:
+    """What was carried today."""
     count, end = read_day(home.day, policy.hours, now), next_day_at(policy.hours, now)
     return BudgetFacts(
         limit_bytes=policy.limits.bytes_per_day, used_bytes=count.bytes, sent_bytes=count.sent_bytes,
@@ -235,7 +245,8 @@ def _hours_text(hours: Hours, end: float | None, opens: float) -> str:
     return f"within working hours until {time_text(hours, end)}" if math.isfinite(end) else "at any time"
 
 
-def _last_disclosure(home: SiloHome) -> LastDisclosure | None:
+def last_disclosure(home: SiloHome) -> LastDisclosure | None:
+    """What left last; None before anything did."""
     line = last_line(home.disclosures)
     return None if line is None else LastDisclosure(time=line.time, unix=line.unix, kind=line.kind, study=line.study,
                                                     round=line.round, bytes=line.bytes, digest=line.digest)
@@ -261,7 +272,7 @@ def lines(found: SiloFacts, *, now: float, width: int | None = None) -> list[str
         ("federation", f"{found.federation} at {found.address}"),
         ("home", found.home),
         ("certificate", certificate),
-        ("agent", f"running: {agent.state}" if found.running else f"not running ({start})"),
+        ("agent", f"running: {agent.state}{_stage(agent)}" if found.running else f"not running ({start})"),
         ("last contact", _ago(agent.last_contact_unix, now)),
         ("last task", f"{agent.last_task}: {agent.last_outcome}" if agent.last_task else "none yet"),
         ("answered", counted(agent.tasks_answered, "task")),
@@ -296,6 +307,12 @@ def lines(found: SiloFacts, *, now: float, width: int | None = None) -> list[str
     if agent.last_error:
         rows.append(("trouble", agent.last_error))
     return [line for name, value in rows for line in wrapped(name, value, indent=14, width=width)]
+
+
+def _stage(agent: AgentStatus) -> str:
+    """", training 42 % (epoch 2 of 5)" while there is such a stage."""
+    said = f" ({agent.stage_text})" if agent.stage_text else ""
+    return f", {agent.stage} {describe_progress(agent.stage_fraction)}{said}" if agent.stage else ""
 
 
 def _trail_text(trail: TrailFacts) -> str:

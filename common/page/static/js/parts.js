@@ -5,7 +5,7 @@ import { icon } from "./icons.js";
 import * as format from "./format.js";
 import { changed, now, store } from "./store.js";
 
-/** State of a study, round, task or silo -> [word, tone]; those of silos are listed in monitoring/silo_state.py. A tone is a colour and a shape, so that nobody depends on the colour. */
+/** State of a study, round, task or silo -> [word, tone]; those of silos are listed in coordinator/monitoring/silo_state.py. A tone is a colour and a shape, so that nobody depends on the colour. */
 const STATES = {
   queued: ["queued", "idle"], preparing: ["preparing", "work"], waiting: ["waiting for silos", "warn"],
   running: ["running", "work"], paused: ["paused", "warn"], completed: ["completed", "good"], failed: ["failed", "bad"],
@@ -17,6 +17,8 @@ const STATES = {
   connected: ["connected", "good"], working: ["working", "work"], late: ["late", "warn"], away: ["away", "warn"],
   "away by policy": ["away by policy", "warn"], silent: ["silent", "bad"],
   revoked: ["revoked", "bad"], left: ["left", "idle"], "set aside": ["set aside", "warn"], enrolled: ["enrolled", "idle"], joined: ["joined", "idle"],
+  approved: ["approved", "work"], signed: ["signed", "good"], declined: ["declined", "bad"],
+  put_off: ["put off", "warn"], dropped: ["dropped", "idle"], unwanted: ["not wanted any more", "idle"],
 };
 const SHAPES = { good: "M4 8.4 7 11.4 12 5", warn: "M8 4v5M8 11.6v.2", bad: "M5 5l6 6M11 5l-6 6", work: "M6.2 4.6v6.8L11.4 8z", idle: "M4.8 8h6.4" };
 

@@ -14,12 +14,11 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from semisilo.common.page.responses import failure
 from semisilo.common.text.system_errors import explained
-from semisilo.coordinator.page.responses import failure
 
 __all__ = ["MOST_BODY_BYTES", "TOO_LARGE", "Guard", "TooLarge", "host_of", "is_local"]
 
-_LOG = logging.getLogger("semisilo.coordinator")
 MOST_BODY_BYTES = 16 * 1024
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 TOO_LARGE: tuple[int, str, str, str] = (413, "TOO_LARGE", f"A request has at most {MOST_BODY_BYTES} bytes.", "")
@@ -63,14 +62,20 @@ def _is_number(host: str) -> bool:
 class Guard:
     """Middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, *, listen_host: str, hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, page: str, log: str, unknown_host: str, listen_host: str,
+                 hosts: Collection[str] = ()) -> None:
         """
         Args:
+            page: what it is called in the log: "operator page".
+            log: name of the logger.
+            unknown_host: what to do where a host name is not known that should be.
             listen_host: what the page listens on; where that is no address of this machine only, any IP address will
                 do as a host: a name that someone makes point here (DNS rebinding) is still none.
             hosts: further names.
         """
         self._app = app
+        self._page, self._log = page, logging.getLogger(log)
+        self._unknown_host = unknown_host
         self._hosts = {*_LOCAL_NAMES, host_of(listen_host), *(host_of(host) for host in hosts)}
         self._numbers = not is_local(host_of(listen_host))
 
@@ -96,8 +101,9 @@ class Guard:
             await self._app(scope, _Limited(receive).receive, answer)
         except Exception as error:
             trouble = explained(error)
-            _LOG.error("the operator page could not answer %s %s%s", scope["method"], scope["path"][:200],
-                       "" if trouble is None else f": {trouble.line()}", exc_info=error if trouble is None else None)
+            self._log.error("the %s could not answer %s %s%s", self._page, scope["method"], scope["path"][:200],
+                            "" if trouble is None else f": {trouble.line()}",
+                            exc_info=error if trouble is None else None)
 
     def _known(self, host: str) -> bool:
         return host in self._hosts or (self._numbers and _is_number(host))
@@ -105,8 +111,7 @@ class Guard:
     def _refusal(self, headers: Headers) -> tuple[int, str, str, str] | None:
         host = host_of(headers.get("host", ""))
         if not self._known(host):
-            return (403, "UNKNOWN_HOST", "The page is not served under this host name.",
-                    "Add the name to [page] hosts in federation.toml, and restart coordinator serve.")
+            return 403, "UNKNOWN_HOST", "The page is not served under this host name.", self._unknown_host
         origin = headers.get("origin", "")
         if origin and not self._known(host_of(origin.partition("://")[2])):
             return (403, "OTHER_ORIGIN", "Pages of other sites may not ask here.", "")

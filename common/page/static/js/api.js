@@ -1,9 +1,10 @@
-// The coordinator's HTTP interface. The token is kept in sessionStorage only: it ends with the tab.
+// The HTTP interface of the side whose page it is. The token is kept in sessionStorage only: it ends with the tab.
 
-const TOKEN = "semisilo-operator-token";
+import { IS_IT_THERE, TOKEN, WHO, WHOSE_TOKEN } from "./place.js";
+
 const PATIENCE = 15_000;
 
-/** What the coordinator answered instead of what was asked for. */
+/** What was answered instead of what was asked for. */
 export class ApiError extends Error {
   constructor(status, code, text, remedy) {
     super(text);
@@ -20,8 +21,8 @@ async function call(path, options) {
     response = await fetch(path, { ...options, credentials: "same-origin", redirect: "error",
       signal: AbortSignal.timeout(PATIENCE) });
   } catch (cause) {
-    throw new ApiError(0, "UNREACHABLE", cause?.name === "TimeoutError" ? "The coordinator did not answer in time."
-      : "The coordinator cannot be reached.", "Is `coordinator serve` running?");
+    throw new ApiError(0, "UNREACHABLE", cause?.name === "TimeoutError" ? `${WHO} did not answer in time.`
+      : `${WHO} cannot be reached.`, IS_IT_THERE);
   }
   let body = null;
   try {
@@ -32,13 +33,15 @@ async function call(path, options) {
   if (!response.ok || body === null) {
     const said = body?.error ?? {};
     throw new ApiError(response.status, said.code ?? "FAILED",
-      said.text ?? `The coordinator answered with status ${response.status}.`, said.remedy ?? "");
+      said.text ?? `${WHO} answered with status ${response.status}.`, said.remedy ?? "");
   }
   return body;
 }
 
-export function get(path) {
-  return call(path, { headers: { Accept: "application/json" } });
+/** Facts; `signed` where more is told to who has the token. */
+export function get(path, { signed = false } = {}) {
+  const key = signed ? token() : "";
+  return call(path, { headers: { Accept: "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) } });
 }
 
 function post(path, body, key) {
@@ -66,17 +69,17 @@ function keep(value) {
   }
 }
 
-/** Checks a token with the coordinator and keeps it. Throws ApiError when it is wrong. */
+/** Checks a token and keeps it. Throws ApiError when it is wrong. */
 export async function signIn(value) {
   // A header can carry no other characters; a token has none of them.
   if (!/^[\x21-\x7e]+$/.test(value)) {
-    throw new ApiError(401, "UNAUTHORISED", "That is not the operator's token.", "");
+    throw new ApiError(401, "UNAUTHORISED", `That is not ${WHOSE_TOKEN}.`, "");
   }
   await post("/api/session", { token: value }, value);
   keep(value);
 }
 
-/** Whether the coordinator takes the word of a proxy for who this is, so that no token is needed. */
+/** Whether the word of a proxy is taken for who this is, so that no token is needed. */
 export async function isLetIn() {
   try {
     return (await post("/api/session", { token: "" }, "")).valid === true;
@@ -89,23 +92,23 @@ export function signOut() {
   keep("");
 }
 
-/** A file behind the operator's token, as a Blob. Throws ApiError. */
+/** A file behind the token, as a Blob. Throws ApiError. */
 export async function fetchFile(path) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", redirect: "error", headers: { Authorization: `Bearer ${token()}` } });
   } catch {
-    throw new ApiError(0, "UNREACHABLE", "The coordinator cannot be reached.", "Is `coordinator serve` running?");
+    throw new ApiError(0, "UNREACHABLE", `${WHO} cannot be reached.`, IS_IT_THERE);
   }
   if (!response.ok) {
     if (response.status === 401) keep("");
     const said = (await response.json().catch(() => null))?.error ?? {};
-    throw new ApiError(response.status, said.code ?? "FAILED", said.text ?? `The coordinator answered with status ${response.status}.`, said.remedy ?? "");
+    throw new ApiError(response.status, said.code ?? "FAILED", said.text ?? `${WHO} answered with status ${response.status}.`, said.remedy ?? "");
   }
   return response.blob();
 }
 
-/** One of the operator's actions: pause, resume, stop, extend, invite, revoke. */
+/** An action, by its name in the address. */
 export async function act(action, body) {
   try {
     return await post(`/api/actions/${action}`, body, token());
