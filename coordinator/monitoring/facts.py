@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from semisilo.common.measures.intervals import Interval
 from semisilo.coordinator.ledger.roster import OpenInvitation
 from semisilo.coordinator.monitoring.forecast import Forecast
+from semisilo.coordinator.monitoring.results.by_class import ByClass
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
 from semisilo.coordinator.monitoring.summary import MeasureBeside, SiteLine
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
@@ -161,6 +162,8 @@ class RoundLine:
     accuracy: float | None
     test_score: float | None
     """The study's measure on test images."""
+    test_interval: Interval | None
+    """Its interval of 95 %; None where that is not known."""
     metrics: Mapping[str, float]
     counts: Mapping[str, int]
     """Answer -> silos."""
@@ -381,6 +384,8 @@ class StudyDetail:
     open_round: OpenRoundFacts | None
     rounds: tuple[RoundLine, ...]
     silos: tuple[SiloOfStudy, ...]
+    by_class: ByClass | None
+    """The model on the test images class by class; None before a round was measured on some."""
     sites: tuple[SiteLine, ...]
     """What the model is worth at each silo's own test images; empty where no silo has said so."""
     notices: tuple[NoticeFacts, ...]
@@ -457,6 +462,8 @@ class RoundDetail:
     sample: tuple[str, ...]
     phases: tuple[PhaseFacts, ...]
     metrics: Mapping[str, float]
+    by_class: ByClass | None
+    """Its model on the test images class by class; None where it was not measured on any."""
     traffic: TrafficFacts
     state_digest: str
 

@@ -173,6 +173,6 @@ export function strip(silo, classes, row = 14) {
   const last = rounds.at(-1);
   const top = last.shares.map((share, index) => [share, names[index]]).sort((a, b) => b[0] - a[0]).slice(0, 5).map(([share, name]) => `${name} ${format.share(share)}`).join(", ");
   const marks = rounds.filter(({ marked }) => marked).map(({ number }) => number);
-  return heatStrip(rounds, names, { row, label: `Share of each class among the pseudo-labels of ${silo.name}, rounds ${rounds[0].number} to ${last.number}. Round ${last.number}: ${top}. ${marks.length ? `Drift in round ${marks.join(", ")}.` : "No drift."}` });
+  return heatStrip(rounds, names, { row, share: format.share, label: `Share of each class among the pseudo-labels of ${silo.name}, rounds ${rounds[0].number} to ${last.number}. Round ${last.number}: ${top}. ${marks.length ? `Drift in round ${marks.join(", ")}.` : "No drift."}` });
 }
 
