@@ -36,6 +36,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.alerts.delivery import keep_telling
 from semisilo.coordinator.monitoring.terminal import Display
 from semisilo.coordinator.page import server as page_server
 from semisilo.coordinator.page.reader import PageSource
@@ -185,6 +186,7 @@ class _Server:
                 self._display.run(),
                 self._enrollment(port), self._refresh(certificate), _every(lambda: _CONNECTIONS_SECONDS, limits.look),
                 *([page.run()] if page is not None else []),
+                *([self._tell_alerts()] if self._federation.config.alerts.webhook else []),
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:
@@ -201,6 +203,10 @@ class _Server:
                        ledger=federation.ledger, read_only=False, folder=federation.folder),
             live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
             token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
+
+    async def _tell_alerts(self) -> None:
+        await keep_telling(self._federation, live=lambda: LiveStatus.from_runtime(self._runtime),
+                           page=lambda: self._runtime.page)
 
     def _left(self, silo: str) -> None:
         """A silo has left: nobody waits for it any more."""

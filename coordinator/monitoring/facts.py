@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from semisilo.common.measures.intervals import Interval
 from semisilo.coordinator.ledger.roster import OpenInvitation
+from semisilo.coordinator.monitoring.alerts.open_alerts import Alert
 from semisilo.coordinator.monitoring.forecast import Forecast
 from semisilo.coordinator.monitoring.results.by_class import ByClass
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
@@ -145,6 +146,8 @@ class FederationFacts:
     studies: tuple[StudyLine, ...]
     silos: tuple[SiloLine, ...]
     invitations: tuple[OpenInvitation, ...]
+    alerts: tuple[Alert, ...]
+    """What needs a person, first what presses most; empty where the page only reads."""
 
 
 # GET /api/studies/NAME ------------------------------------------------------------------------------------------------

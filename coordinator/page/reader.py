@@ -29,6 +29,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invit
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import SubmittedTask, has_updates, last_refusals, open_tasks, tasks_of_phase
 from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_round, wire_of_today
+from semisilo.coordinator.monitoring.alerts.open_alerts import open_alerts
 from semisilo.coordinator.monitoring.audit_trail import ChainCheck, events_of
 from semisilo.coordinator.monitoring.cost_book import CostBook
 from semisilo.coordinator.monitoring.facts import (
@@ -116,7 +117,8 @@ class PageReader:
             folder_option="" if folder is None else f" --folder {shlex.quote(str(folder.resolve()))}",
             serving=live is not None, read_only=self._source.read_only, revision=revision,
             live=self.live(live), studies=tuple(self._study_line(row, now) for row in studies),
-            silos=self.silos(live), invitations=open_invitations(self.ledger, now))
+            silos=self.silos(live), invitations=open_invitations(self.ledger, now),
+            alerts=() if self._source.read_only else open_alerts(self.ledger, live, folder=folder, now_unix=now))
 
     def live(self, live: LiveStatus | None) -> LiveFacts | None:
         """What `serve` is doing, with what the ledger knows of the open phase."""

@@ -73,12 +73,9 @@ def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Se
     lines = []
     for label, name in enumerate(classes):
         count = sum(rows[label]) if rows else images[label] if len(images) == len(classes) else None
-        if rows:
-            recall = rows[label][label] / count if count else None
-        else:
-            recall = metrics.get(f"recall/{name}")
-        interval = None if recall is None or not count else wilson(_whole(recall * count), count)
-        lines.append(ClassLine(name=name, images=count, recall=recall, interval=interval))
+        found = (rows[label][label] / count if count else None) if rows else metrics.get(f"recall/{name}")
+        interval = None if found is None or not count else wilson(_whole(found * count), count)
+        lines.append(ClassLine(name=name, images=count, recall=found, interval=interval))
     if all(line.recall is None for line in lines):
         return None
     return ByClass(round=round, handed_over=handed_over, classes=tuple(lines), confusion=tuple(rows),

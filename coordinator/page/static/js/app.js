@@ -8,7 +8,9 @@ import * as format from "./format.js";
 import { icon, logo } from "./icons.js";
 import { button, since, tick, trouble, wordOf } from "./parts.js";
 import { parse, to } from "./routes.js";
+import { announceAlerts } from "./notify.js";
 import { changed, now, refreshAll, start, store } from "./store.js";
+import * as alerts from "./views/alerts.js";
 import * as audit from "./views/audit.js";
 import * as cost from "./views/cost.js";
 import * as overview from "./views/overview.js";
@@ -18,7 +20,7 @@ import * as silo from "./views/silo.js";
 import * as silos from "./views/silos.js";
 import * as studies from "./views/studies.js";
 
-const VIEWS = { audit, cost, overview, round, rounds, silo, silos, studies };
+const VIEWS = { alerts, audit, cost, overview, round, rounds, silo, silos, studies };
 
 let route = parse(location.hash);
 let waiting = false;
@@ -47,9 +49,10 @@ function drawNow() {
   }
   const view = current();
   render(shell, bar(federation), h("div", { class: "body", key: "body" }, side(federation),
-    h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), h("div", { class: "view", key: viewKey() }, view.view(route)))));
+    h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), strip(federation), h("div", { class: "view", key: viewKey() }, view.view(route)))));
   document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
   announce(federation);
+  announceAlerts(federation.federation, federation.alerts, (alert) => { location.hash = alert.silo ? to.silo(alert.silo) : alert.study ? to.overview(alert.study) : to.alerts(); });
   arrive();
 }
 
@@ -67,10 +70,30 @@ function bar(federation) {
     h("a", { class: "brand", href: "#/", "aria-label": `semisilo, federation ${federation.federation}: overview` }, logo(), h("span", { class: "brand-words" }, h("span", { class: "brand-name" }, federation.federation), h("span", { class: "brand-place" }, federation.address))),
     connection(),
     h("div", { class: "bar-tools" },
+      federation.read_only ? null : bell(federation),
       federation.read_only ? h("span", { class: "readonly" }, "read only") : signed
         ? button("Sign out", { name: "key", tone: "bare", key: "out", label: "Sign out", on: () => { signOut(); toast("Signed out: this tab can only watch."); changed(); } })
         : button("Sign in", { name: "key", tone: "bare", key: "in", label: "Sign in", on: login }),
       h("button", { type: "button", class: "button bare", key: "theme", "aria-label": `Colours: ${themeWord()}. Change`, title: `Colours: ${themeWord()}`, on: { click: nextTheme } }, icon({ light: "sun", dark: "moon" }[theme()] ?? "auto", 18))));
+}
+
+function bell(federation) {
+  const pressing = federation.alerts.filter(({ severity }) => severity !== "info");
+  const words = pressing.length ? `${format.plural(pressing.length, "thing")} ${pressing.length === 1 ? "needs" : "need"} a person` : "Nothing needs a person";
+  return h("a", { class: "button bare bell", key: "bell", href: to.alerts(), "aria-label": words, title: words, "aria-current": route.view === "alerts" ? "page" : null }, icon("bell", 18),
+    pressing.length ? h("span", { class: `bell-count ${pressing.some(({ severity }) => severity === "critical") ? "bad" : "warn"}`, "aria-hidden": "true" }, pressing.length) : null);
+}
+
+const MOST_IN_STRIP = 2;
+
+/** On every view, that a hospital is off or that nothing goes on, with what to do; the overview has it at length. */
+function strip(federation) {
+  if (["alerts", "overview", "silo"].includes(route.view)) return null;
+  const pressing = federation.alerts.filter(({ severity, kind }) => severity === "critical" || kind === "silo_silent");
+  if (pressing.length === 0) return null;
+  return h("div", { class: "strip-alerts", key: "strip" }, pressing.slice(0, MOST_IN_STRIP).map((alert) => h("p", { key: alert.id, class: alert.severity === "critical" ? "bad" : "warn" }, icon("warning", 18),
+    h("span", null, h("strong", null, `${alert.title}. `), alert.remedy))),
+  pressing.length > MOST_IN_STRIP ? h("p", { key: "more" }, h("a", { href: to.alerts() }, `All ${pressing.length}`)) : null);
 }
 
 async function login() {

@@ -11,6 +11,7 @@ export const to = {
   silo: (name) => `#/silo/${part(name)}`,
   cost: (study) => (study ? `#/cost/${part(study)}` : "#/cost"),
   audit: () => "#/audit",
+  alerts: () => "#/alerts",
 };
 
 export const api = {
@@ -42,6 +43,6 @@ export function parse(hash) {
   }
   if (first === "silo" && second) return { view: "silo", silo: second };
   if (first === "cost") return { view: "cost", study: second || null };
-  if (["studies", "silos", "audit", "login"].includes(first)) return { view: first };
+  if (["studies", "silos", "audit", "alerts", "login"].includes(first)) return { view: first };
   return { view: "overview", study: null };
 }
