@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from semisilo.common.measures.intervals import Interval
+from semisilo.coordinator.ledger.events import StudyNote
 from semisilo.coordinator.ledger.roster import OpenInvitation
 from semisilo.coordinator.monitoring.alerts.open_alerts import Alert
 from semisilo.coordinator.monitoring.forecast import Forecast
@@ -393,6 +394,8 @@ class StudyDetail:
     """What the model is worth at each silo's own test images; empty where no silo has said so."""
     notices: tuple[NoticeFacts, ...]
     """What an operator should hear of its silos, the last of each kind by silo."""
+    notes: tuple[StudyNote, ...]
+    """Of operators beside it, oldest first."""
     rollbacks: tuple[RollbackFacts, ...]
     """Every time that it went back to an earlier round."""
     cost: CostFacts

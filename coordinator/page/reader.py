@@ -20,6 +20,7 @@ from semisilo.common.methods import METHODS, find_method
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.events import study_notes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
@@ -209,6 +210,7 @@ class PageReader:
                 (each for each in rounds if each.number == facts.choice.round), None)),
             silos=silos, sites=site_lines(self.ledger, row, facts.choice, asked=[each.name for each in silos]),
             notices=tuple(_notice(each) for each in notices_of(self.ledger, name, since_unix=row.queued_unix)),
+            notes=study_notes(self.ledger, name),
             rollbacks=tuple(_rollback(each, row) for each in rollbacks_of(self.ledger, name)),
             cost=self._cost(name, costs, dense, forecast))
 

@@ -30,6 +30,7 @@ from semisilo.coordinator.page.hand_over import FILES
 from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.page.token import PAGE_TOKEN, LoginProxy, is_token
+from semisilo.coordinator.studies.drafts import StudyDraft, create_draft, study_choices
 
 __all__ = ["STATIC", "page_app"]
 
@@ -52,6 +53,7 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
         Route("/api/studies/{study}/files/{name}", routes.file),
+        Route("/api/choices", routes.choices), Route("/api/actions/queue", routes.queue, methods=["POST"]),
         Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
@@ -124,6 +126,14 @@ class _Routes:
         """GET /api/studies/NAME."""
         name = request.path_params["study"]
         return json_answer(await self._service.facts(f"study {name}", lambda reader, live: reader.study(name)))
+
+    async def choices(self, request: Request) -> Response:
+        """GET /api/choices: what a new study may be."""
+        federation = self._service.federation
+        if federation is None:
+            return failure(404, "NOT_FOUND", "There is no federation here, so no study can be made.")
+        return json_answer(await self._service.facts(
+            "choices", lambda reader, live: study_choices(federation, reader.ledger)))
 
     async def round(self, request: Request) -> Response:
         """GET /api/studies/NAME/rounds/N."""
@@ -219,6 +229,19 @@ class _Routes:
             facts = await self._service.act(lambda ledger: act(self._service, ledger, body), by=by)
             return json_answer(to_json(facts))
         return handle
+
+    async def queue(self, request: Request) -> Response:
+        """POST /api/actions/queue: takes as long as all images of the study."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        if isinstance(by, Response):
+            return by
+        body = await _body(request, {"study": str})
+        if isinstance(body, Response):
+            return body
+        config = await self._service.queue(body["study"], by=by)
+        return json_answer(to_json({"study": body["study"], "state": "queued", "method": config.method.name,
+                                    "rounds": config.study.rounds}))
 
     async def _operator(self, request: Request, given: str) -> str | Response:
         """Who acts, as the audit trail has it; or why the caller may not."""
@@ -333,6 +356,27 @@ def _rollback(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> 
     return {"study": study, "state": "queued", "round": found.to_round, "gone": [each.number for each in found.rounds]}
 
 
+def _note(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    return {"study": operate.note(ledger, body["study"], body["text"], origin="page")}
+
+
+def _new(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    if service.federation is None:
+        raise UsageError("There is no federation to make a study in.")
+    numbers = {key: _whole(body[key], key) for key in ("rounds", "start_with", "seed")}
+    draft = StudyDraft(name=body["name"], like=body["like"], scenario=body["scenario"], method=body["method"],
+                       model=body["model"], **numbers)
+    path = create_draft(service.federation, ledger, draft)
+    return {"study": draft.name, "path": str(path), "images": not draft.like}
+
+
+def _whole(value: float, what: str) -> int | None:
+    """-1 is a number that was left out."""
+    if not value.is_integer():
+        raise UsageError(f"{what} must be a whole number.")
+    return None if value == -1 else int(value)
+
+
 _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "pause": ({"study": (str, "")}, _of_study(operate.pause)),
     "resume": ({"study": (str, "")}, _of_study(operate.resume)),
@@ -343,5 +387,8 @@ _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "set-aside": ({"silo": str, "reason": (str, "")}, _set_aside),
     "take-back": ({"silo": str}, _take_back),
     "rollback": ({"study": str, "to": float, "reason": (str, "")}, _rollback),
+    "note": ({"study": str, "text": str}, _note),
+    "new": ({"name": str, "like": (str, ""), "scenario": (str, ""), "method": (str, ""), "model": (str, ""),
+             "rounds": (float, -1.0), "start_with": (float, -1.0), "seed": (float, -1.0)}, _new),
 }
 """Action -> (fields of the request, what it does)."""

@@ -27,6 +27,8 @@ from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.page.responses import to_json
 from semisilo.coordinator.page.token import TokenGate
 from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.studies.queue import queue_study
+from semisilo.coordinator.studies.study_file import StudyConfig
 
 if TYPE_CHECKING:
     from semisilo.coordinator.monitoring.prometheus import Exposition
@@ -179,6 +181,23 @@ class PageService:
             raise UsageError("There is no federation here, only a ledger.",
                              remedy="Use the page of coordinator serve, or the command coordinator export.")
         return await self._hand_over.file(name, what, version=version)
+
+    async def queue(self, study: str, *, by: str) -> StudyConfig:
+        """Checks a study in a process of its own, all its images as well, then queues it.
+
+        Raises: CannotHandOver with what `coordinator queue` says; UsageError where there is only a ledger.
+        """
+        federation, commands = self.federation, self._hand_over
+        if federation is None or commands is None:
+            raise UsageError("There is no federation here, only a ledger.", remedy="Use the command coordinator queue.")
+        # The name goes into a command line, and what is none is not started; what is wrong with the file shows at once.
+        await self._in_thread(lambda: queue_study(federation, self._opened().ledger, study, only_check=True))
+        await commands.check(study)
+
+        def queue(ledger: Ledger) -> StudyConfig:
+            with ledger.acting("page"):
+                return queue_study(federation, ledger, study)
+        return await self.act(queue, by=by)
 
     async def export(self, form: ExportFormat, study: str) -> AsyncIterator[str]:
         """The audit trail as text, made piece by piece in the thread. Raises: UnknownName."""

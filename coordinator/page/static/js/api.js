@@ -14,11 +14,11 @@ export class ApiError extends Error {
   }
 }
 
-async function call(path, options) {
+async function call(path, { patience = PATIENCE, ...options }) {
   let response;
   try {
     response = await fetch(path, { ...options, credentials: "same-origin", redirect: "error",
-      signal: AbortSignal.timeout(PATIENCE) });
+      signal: AbortSignal.timeout(patience) });
   } catch (cause) {
     throw new ApiError(0, "UNREACHABLE", cause?.name === "TimeoutError" ? "The coordinator did not answer in time."
       : "The coordinator cannot be reached.", "Is `coordinator serve` running?");
@@ -41,8 +41,8 @@ export function get(path) {
   return call(path, { headers: { Accept: "application/json" } });
 }
 
-function post(path, body, key) {
-  return call(path, { method: "POST", body: JSON.stringify(body), headers: {
+function post(path, body, key, patience = PATIENCE) {
+  return call(path, { patience, method: "POST", body: JSON.stringify(body), headers: {
     Accept: "application/json", "Content-Type": "application/json", Authorization: `Bearer ${key}` } });
 }
 
@@ -105,10 +105,10 @@ export async function fetchFile(path) {
   return response.blob();
 }
 
-/** One of the operator's actions: pause, resume, stop, extend, invite, revoke. */
-export async function act(action, body) {
+/** One of the operator's actions: pause, resume, stop, extend, invite, revoke, new, queue, note, ... */
+export async function act(action, body, patience = PATIENCE) {
   try {
-    return await post(`/api/actions/${action}`, body, token());
+    return await post(`/api/actions/${action}`, body, token(), patience);
   } catch (error) {
     if (error.status === 401) keep("");
     throw error;

@@ -18,6 +18,7 @@ export const api = {
   study: (study) => `/api/studies/${part(study)}`,
   round: (study, number) => `/api/studies/${part(study)}/rounds/${number}`,
   silo: (study, silo) => `/api/studies/${part(study)}/silos/${part(silo)}`,
+  choices: () => "/api/choices",
   events: (filter) => {
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null) query.set(name, String(value));

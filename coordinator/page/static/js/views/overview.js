@@ -2,7 +2,7 @@
 
 import { bar } from "../charts.js";
 import { classesCard } from "../classes.js";
-import { names, studyButtons, take } from "../actions.js";
+import { addNote, names, studyButtons, take } from "../actions.js";
 import { byAccuracy, currentStudy, measureHeading, measured } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -38,6 +38,7 @@ export function view(route) {
     beside(study),
     sites(study),
     lastRounds(study),
+    notes(study),
     about(study),
   ];
 }
@@ -398,6 +399,15 @@ function answers(round) {
   const shown = ORDER.filter((state) => counts[state]);
   if (shown.length === 0) return format.DASH;
   return h("span", { class: "answers" }, shown.map((state) => h("span", { class: "answer", key: state }, glyph(toneOf(state)), `${counts[state]} ${wordOf(state)}`)));
+}
+
+/** What operators have written beside the study. */
+function notes(study) {
+  const readOnly = store.federation.read_only;
+  if (!study.notes.length && readOnly) return null;
+  return card("Notes", { id: "notes", aside: readOnly ? null : button("Add a note", { small: true, key: "add", on: () => addNote(study.name) }) },
+    study.notes.length ? h("ul", { class: "notes" }, study.notes.map((each, index) => h("li", { key: index }, h("p", null, each.text), h("p", { class: "note" }, `${each.by || "unknown"}, ${format.moment(each.unix)}`))))
+      : h("p", { class: "nothing" }, "None. What should be remembered of this study, such as a new scanner at a hospital, can be written here."));
 }
 
 function about(study) {

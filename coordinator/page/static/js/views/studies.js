@@ -4,12 +4,13 @@ import { bar } from "../charts.js";
 import { byAccuracy } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { badge, card, commands, empty, head, table } from "../parts.js";
-import { to } from "../routes.js";
-import { store } from "../store.js";
+import { newStudy, queueStudy } from "../actions.js";
+import { badge, button, card, commands, empty, head, table } from "../parts.js";
+import { api, to } from "../routes.js";
+import { data, store } from "../store.js";
 
 export const title = () => "Studies";
-export const needs = () => [];
+export const needs = () => (store.federation?.read_only ? [] : [api.choices()]);
 
 export function view() {
   const { studies, federation, read_only: readOnly } = store.federation;
@@ -22,10 +23,19 @@ export function view() {
     { name: "On the wire", class: "digits", cell: (study) => format.bytes(study.wire_bytes) },
     { name: "Time left", class: "digits", cell: (study) => (study.seconds_left === null ? format.DASH : `about ${format.estimate(study.seconds_left)}`) },
   ];
+  const choices = readOnly ? null : data(api.choices());
+  const actions = choices ? [button("New study", { name: "plus", tone: "main", key: "new", on: () => newStudy(choices) })] : null;
   return [
-    head("Studies", { over: federation, below: "They run one after another, in this order." }),
+    head("Studies", { over: federation, below: "They run one after another, in this order.", actions }),
+    choices?.drafts.length ? drafts(choices.drafts) : null,
     studies.length === 0 ? empty("No study yet", h("p", null, "Make one in the federation folder, edit it, then queue it:"), commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"))
       : card("Queue", { id: "queue" }, table("Studies of the federation", columns, studies, { key: ({ name }) => name, cards: true })),
-    studies.length && !readOnly ? card("Another study", { id: "another" }, commands("coordinator new second", "$EDITOR studies/second/study.toml", "coordinator queue second")) : null,
+    studies.length && !readOnly ? card("Another study", { id: "another" }, h("p", null, "With the button above, or at the hub, where all settings can be chosen:"), commands("coordinator new second", "$EDITOR studies/second/study.toml", "coordinator queue second")) : null,
   ];
+}
+
+/** Studies that have a file and were never queued. */
+function drafts(names) {
+  return card("Not queued yet", { id: "drafts", note: "Their files are at the hub, studies/NAME/study.toml. coordinator serve queues them too when it is started the next time." },
+    h("ul", { class: "plain" }, names.map((name) => h("li", { key: name, class: "draft" }, h("strong", null, name), button("Check and queue", { small: true, label: `Check and queue ${name}`, on: () => queueStudy(name) })))));
 }
