@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,7 @@ from semisilo.coordinator.monitoring.facts import (
 )
 from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
 from semisilo.coordinator.monitoring.results.by_class import by_class, by_class_of_study
+from semisilo.coordinator.monitoring.results.comparison import Comparison, compare_studies
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
@@ -213,6 +214,15 @@ class PageReader:
             notes=study_notes(self.ledger, name),
             rollbacks=tuple(_rollback(each, row) for each in rollbacks_of(self.ledger, name)),
             cost=self._cost(name, costs, dense, forecast))
+
+    def compare(self, names: Sequence[str]) -> Comparison:
+        """Studies side by side.
+
+        Raises: UsageError, UnknownName.
+        """
+        self._costs.refresh(self.ledger)
+        return compare_studies(self.ledger, names, costs={name: self._costs.study(name) for name in names},
+                               now_unix=self._clock())
 
     def silo_of_study(self, name: str, silo: str) -> SiloOfStudy:
         """One silo over all rounds of a study.

@@ -25,6 +25,7 @@ from semisilo.coordinator.federation import operate
 from semisilo.coordinator.federation.audit_export import ExportFormat
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
+from semisilo.coordinator.monitoring.results.comparison import MOST_COMPARED
 from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
 from semisilo.coordinator.page.hand_over import FILES
 from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
@@ -53,7 +54,8 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
         Route("/api/studies/{study}/files/{name}", routes.file),
-        Route("/api/choices", routes.choices), Route("/api/actions/queue", routes.queue, methods=["POST"]),
+        Route("/api/compare", routes.compare), Route("/api/choices", routes.choices),
+        Route("/api/actions/queue", routes.queue, methods=["POST"]),
         Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
@@ -126,6 +128,13 @@ class _Routes:
         """GET /api/studies/NAME."""
         name = request.path_params["study"]
         return json_answer(await self._service.facts(f"study {name}", lambda reader, live: reader.study(name)))
+
+    async def compare(self, request: Request) -> Response:
+        """GET /api/compare?study=A&study=B."""
+        if unknown := sorted(request.query_params.keys() - {"study"}):
+            raise HTTPException(400, f"Studies cannot be compared by {unknown[0][:100]!r}")
+        names = tuple(name[:200] for name in request.query_params.getlist("study")[:MOST_COMPARED + 1])
+        return json_answer(await self._service.facts(f"compare {names}", lambda reader, live: reader.compare(names)))
 
     async def choices(self, request: Request) -> Response:
         """GET /api/choices: what a new study may be."""

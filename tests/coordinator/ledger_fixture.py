@@ -23,7 +23,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["DENSE_BYTES", "LABELLED_ONLY", "OVERHEAD", "PAYLOAD_DOWN", "PAYLOAD_UP", "SECONDS_PER_ROUND", "SILOS",
-           "TEST_IMAGES", "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "answer", "confusion_after",
+           "TEST_IMAGES", "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "add_study", "answer", "confusion_after",
            "fill_study", "open_collecting_round", "open_federation_with_silos", "study_config"]
 
 SILOS = ("clinic-north", "hospital-a", "hospital-b")
@@ -122,14 +122,22 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
         measure: the study's, where it is not the accuracy; rounds then have the numbers of `uneven_after` as well.
     """
     filled = open_federation_with_silos(folder, silos=silos, labelled=50 if labels_at_silo else 0)
-    done = rounds if done is None else done
+    add_study(filled, name, rounds=rounds, done=rounds if done is None else done, test=test, silos=silos,
+              collecting=collecting, complete=complete, estimated=estimated, labels_at_silo=labels_at_silo,
+              measure=measure)
+    return filled
+
+
+def add_study(filled: Filled, name: str, *, rounds: int, done: int, test: bool = True, silos: tuple[str, ...] = SILOS,
+              collecting: bool = False, complete: bool = False, estimated: bool = False, labels_at_silo: bool = False,
+              measure: str = "") -> None:
+    """One more study in that ledger, as `fill_study` has it."""
     clock = _Clock(time.time() - SECONDS_PER_ROUND * (done + (0.5 if collecting else 0)) - PREPARATION_SECONDS)
     fake = SimpleNamespace(time=clock.read)
     with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake), \
             filled.ledger.transaction():
         _fill(filled.ledger, name, rounds, done, test=test, silos=silos, collecting=collecting, complete=complete,
               estimated=estimated, clock=clock, labels_at_silo=labels_at_silo, measure=measure)
-    return filled
 
 
 def labelled_only(accuracy: float, **more: float) -> LabelledOnlyResult:

@@ -13,7 +13,7 @@ from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.page import hand_over
 from semisilo.coordinator.page.hand_over import CannotHandOver, HandOver
 from semisilo.coordinator.page.routes import _ACTIONS
-from tests.coordinator.ledger_fixture import Filled, fill_study, open_federation_with_silos
+from tests.coordinator.ledger_fixture import Filled, add_study, fill_study, open_federation_with_silos
 from tests.coordinator.page.page_kit import Page, asking
 
 
@@ -119,3 +119,15 @@ def test_a_page_without_a_federation_makes_nothing(tmp_path: Path) -> None:
         assert (await page.act("new", {"name": "x"})).status_code == 409
         assert (await page.act("queue", {"study": "x"})).status_code == 409
     asking(filled, work, federation=False)
+
+
+def test_studies_are_compared_through_the_api(filled: Filled) -> None:
+    add_study(filled, "second", rounds=5, done=2)
+
+    async def work(page: Page) -> None:
+        found = await page.get("/api/compare?study=first&study=second")
+        assert [study["name"] for study in found["studies"]] == ["first", "second"]
+        for query, status in (("study=first", 409), ("study=first&study=nobody", 404), ("study=a&x=1", 400),
+                              ("&".join(f"study={name}" for name in range(20)), 409)):
+            assert (await page.client.get(f"/api/compare?{query}")).status_code == status, query
+    asking(filled, work)

@@ -12,6 +12,7 @@ import { announceAlerts } from "./notify.js";
 import { changed, now, refreshAll, start, store } from "./store.js";
 import * as alerts from "./views/alerts.js";
 import * as audit from "./views/audit.js";
+import * as compare from "./views/compare.js";
 import * as cost from "./views/cost.js";
 import * as overview from "./views/overview.js";
 import * as round from "./views/round.js";
@@ -20,7 +21,7 @@ import * as silo from "./views/silo.js";
 import * as silos from "./views/silos.js";
 import * as studies from "./views/studies.js";
 
-const VIEWS = { alerts, audit, cost, overview, round, rounds, silo, silos, studies };
+const VIEWS = { alerts, audit, compare, cost, overview, round, rounds, silo, silos, studies };
 
 let route = parse(location.hash);
 let waiting = false;
@@ -57,12 +58,12 @@ function drawNow() {
 }
 
 /** Another view is another tree: nothing of the old one is used again. */
-const viewKey = () => JSON.stringify([route.view, route.study ?? null, route.number ?? null, route.silo ?? null]);
+const viewKey = () => JSON.stringify([route.view, route.study ?? null, route.number ?? null, route.silo ?? null, route.view === "compare"]);
 
 // Shell ----------------------------------------------------------------------------------------------------------------
 
 const PLACES = [["overview", "Overview"], ["rounds", "Rounds"], ["silos", "Silos"], ["cost", "Cost"], ["audit", "Audit"], ["studies", "Studies"]];
-const BELONGS = { round: "rounds", silo: "silos" };
+const BELONGS = { compare: "studies", round: "rounds", silo: "silos" };
 
 function bar(federation) {
   const signed = Boolean(token());

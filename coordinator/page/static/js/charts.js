@@ -148,9 +148,9 @@ class LineChart extends HTMLElement {
   /** The last value of every line, clear of each other and of the level's name. */
   #ends(data, series, { x, y, left, width, height }) {
     const taken = data.level ? [y(data.level.y) - 10, y(data.level.y) + 4] : [];
-    return h("g", { class: "ends" }, series.map(({ tone, points }, index) => {
+    return h("g", { class: "ends" }, series.map(({ tone, points, end }, index) => {
       const [px, py] = points.at(-1);
-      const text = data.y.text(py, true);
+      const text = [end, data.y.text(py, true)].filter(Boolean).join(" ");
       const near = x(px) + 8 + CHARACTER * text.length > width;
       const wanted = near ? [y(py) - 9, y(py) + 20] : [y(py) + 4, y(py) - 9, y(py) + 20];
       const at = wanted.find((spot) => spot > TOP - 12 && spot < height - BOTTOM && taken.every((other) => Math.abs(other - spot) > 12));

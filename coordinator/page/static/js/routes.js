@@ -12,12 +12,14 @@ export const to = {
   cost: (study) => (study ? `#/cost/${part(study)}` : "#/cost"),
   audit: () => "#/audit",
   alerts: () => "#/alerts",
+  compare: (studies) => `#/compare${studies.map((name) => `/${part(name)}`).join("")}`,
 };
 
 export const api = {
   study: (study) => `/api/studies/${part(study)}`,
   round: (study, number) => `/api/studies/${part(study)}/rounds/${number}`,
   silo: (study, silo) => `/api/studies/${part(study)}/silos/${part(silo)}`,
+  compare: (studies) => `/api/compare?${studies.map((name) => `study=${part(name)}`).join("&")}`,
   choices: () => "/api/choices",
   events: (filter) => {
     const query = new URLSearchParams();
@@ -43,6 +45,7 @@ export function parse(hash) {
     return { view: "overview", study: second };
   }
   if (first === "silo" && second) return { view: "silo", silo: second };
+  if (first === "compare") return { view: "compare", studies: [...new Set(words.slice(1).filter(Boolean))].slice(0, 8) };
   if (first === "cost") return { view: "cost", study: second || null };
   if (["studies", "silos", "audit", "alerts", "login"].includes(first)) return { view: first };
   return { view: "overview", study: null };

@@ -6,8 +6,12 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { newStudy, queueStudy } from "../actions.js";
 import { badge, button, card, commands, empty, head, table } from "../parts.js";
+import { icon } from "../icons.js";
 import { api, to } from "../routes.js";
 import { data, store } from "../store.js";
+
+/** So many of the last studies are compared at first. */
+const MOST_AT_ONCE = 4;
 
 export const title = () => "Studies";
 export const needs = () => (store.federation?.read_only ? [] : [api.choices()]);
@@ -24,7 +28,8 @@ export function view() {
     { name: "Time left", class: "digits", cell: (study) => (study.seconds_left === null ? format.DASH : `about ${format.estimate(study.seconds_left)}`) },
   ];
   const choices = readOnly ? null : data(api.choices());
-  const actions = choices ? [button("New study", { name: "plus", tone: "main", key: "new", on: () => newStudy(choices) })] : null;
+  const compare = studies.length > 1 ? h("a", { class: "button quiet", key: "compare", href: to.compare(studies.slice(-MOST_AT_ONCE).map(({ name }) => name)) }, icon("overview", 16), h("span", null, "Compare")) : null;
+  const actions = choices || compare ? [compare, choices && button("New study", { name: "plus", tone: "main", key: "new", on: () => newStudy(choices) })] : null;
   return [
     head("Studies", { over: federation, below: "They run one after another, in this order.", actions }),
     choices?.drafts.length ? drafts(choices.drafts) : null,
