@@ -39,6 +39,7 @@ from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.alerts.delivery import keep_telling
 from semisilo.coordinator.monitoring.terminal import Display
 from semisilo.coordinator.page import server as page_server
+from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.page.token import operator_token
@@ -144,9 +145,14 @@ class _Server:
                               folders=EngineFolders(
                                   studies=federation.studies, payloads=federation.payloads,
                                   images=federation.images if federation.config.limits.images_on_disk else None))
+        self._logs = LogLines()
         self._display = Display(ledger, self._roster, self._runtime, console, federation=federation)
 
     async def run(self, *, exit_when_finished: bool) -> int:
+        with self._logs.listening():
+            return await self._run(exit_when_finished=exit_when_finished)
+
+    async def _run(self, *, exit_when_finished: bool) -> int:
         refused = self._queue_studies()
         open_files = allow_open_files(len(self._roster.members()))
         address = self._federation.config.address
@@ -202,7 +208,7 @@ class _Server:
             PageSource(federation=federation.name, address=federation.config.address.public,
                        ledger=federation.ledger, read_only=False, folder=federation.folder),
             live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
-            token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
+            token=lambda: operator_token(federation.page_token), acted=self._runtime.notify, logs=self._logs)
 
     async def _tell_alerts(self) -> None:
         await keep_telling(self._federation, live=lambda: LiveStatus.from_runtime(self._runtime),

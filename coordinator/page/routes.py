@@ -28,6 +28,7 @@ from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
 from semisilo.coordinator.monitoring.results.comparison import MOST_COMPARED
 from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
 from semisilo.coordinator.page.hand_over import FILES
+from semisilo.coordinator.page.log_lines import LEVELS
 from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.page.token import PAGE_TOKEN, LoginProxy, is_token
@@ -54,7 +55,7 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
         Route("/api/studies/{study}/files/{name}", routes.file),
-        Route("/api/compare", routes.compare), Route("/api/choices", routes.choices),
+        Route("/api/logs", routes.logs), Route("/api/compare", routes.compare), Route("/api/choices", routes.choices),
         Route("/api/actions/queue", routes.queue, methods=["POST"]),
         Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
@@ -182,6 +183,25 @@ class _Routes:
 
         return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
             "content-disposition": f'attachment; filename="audit.{form}"'})
+
+    async def logs(self, request: Request) -> Response:
+        """GET /api/logs?level=&text=&before=&limit=: the coordinator's log, behind the operator's token, for it holds
+        more than the page shows."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        if isinstance(by, Response):
+            return by
+        if self._service.logs is None:
+            return failure(404, "NOT_FOUND", "No coordinator runs behind this page, so there is no log.")
+        query = request.query_params
+        if unknown := sorted(query.keys() - {"level", "text", "before", "limit"}):
+            raise HTTPException(400, f"Lines cannot be asked for by {unknown[0][:100]!r}")
+        level = query.get("level") or "info"
+        if level not in LEVELS:
+            raise HTTPException(400, f"'level' must be one of {', '.join(LEVELS)}")
+        return json_answer(to_json(self._service.logs.find(
+            level=level, text=query.get("text", "")[:200], before=_number(query.get("before") or "0", "before"),
+            limit=_number(query.get("limit") or "200", "limit"))))
 
     async def file(self, request: Request) -> Response:
         """GET /api/studies/NAME/files/FILE: report, model card or model of a study that is over; the last two behind

@@ -23,6 +23,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.operators import operator_of
 from semisilo.coordinator.ledger.states import ENDED_STUDY
 from semisilo.coordinator.page.hand_over import HandOver, HandOverFile
+from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.page.responses import to_json
 from semisilo.coordinator.page.token import TokenGate
@@ -64,19 +65,21 @@ class PageService:
 
     def __init__(self, source: PageSource, *, live: Callable[[], LiveStatus | None],
                  federation: Federation | None = None, token: Callable[[], str] | None = None,
-                 acted: Callable[[], None] = lambda: None) -> None:
+                 acted: Callable[[], None] = lambda: None, logs: LogLines | None = None) -> None:
         """
         Args:
             live: what `coordinator serve` is doing, None when it is not running; asked in the event loop.
             federation: for invitations; None where there is only a ledger.
             token: the operator's token; None where there are no actions.
             acted: called in the event loop after an action.
+            logs: the log of the running coordinator; None where none runs.
         """
         self.source = source
         self.federation = federation
         self.token = token
         self.gate = TokenGate()
         self.live = live
+        self.logs = logs
         self.closing = asyncio.Event()
         """Set when the page ends, so that streams do."""
         self._acted = acted

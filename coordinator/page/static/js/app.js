@@ -14,14 +14,16 @@ import * as alerts from "./views/alerts.js";
 import * as audit from "./views/audit.js";
 import * as compare from "./views/compare.js";
 import * as cost from "./views/cost.js";
+import * as logs from "./views/logs.js";
 import * as overview from "./views/overview.js";
 import * as round from "./views/round.js";
 import * as rounds from "./views/rounds.js";
 import * as silo from "./views/silo.js";
 import * as silos from "./views/silos.js";
 import * as studies from "./views/studies.js";
+import * as wall from "./views/wall.js";
 
-const VIEWS = { alerts, audit, compare, cost, overview, round, rounds, silo, silos, studies };
+const VIEWS = { alerts, audit, compare, cost, logs, overview, round, rounds, silo, silos, studies, wall };
 
 let route = parse(location.hash);
 let waiting = false;
@@ -40,7 +42,7 @@ function draw() {
 
 function drawNow() {
   const { federation } = store;
-  if (route.study) store.ui.study = route.study;
+  if (route.study && route.view !== "wall") store.ui.study = route.study;
   const shell = document.getElementById("shell");
   if (!federation) {
     render(shell, h("main", { id: "main", class: "alone", key: "alone" }, store.connection === "lost"
@@ -49,6 +51,14 @@ function drawNow() {
     return;
   }
   const view = current();
+  document.documentElement.classList.toggle("on-wall", route.view === "wall");
+  if (route.view === "wall") {
+    render(shell, h("main", { id: "main", key: "wall", class: "wall" }, view.view(route)));
+    document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
+    announce(federation);
+    arrive();
+    return;
+  }
   render(shell, bar(federation), h("div", { class: "body", key: "body" }, side(federation),
     h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), strip(federation), h("div", { class: "view", key: viewKey() }, view.view(route)))));
   document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
@@ -63,7 +73,7 @@ const viewKey = () => JSON.stringify([route.view, route.study ?? null, route.num
 // Shell ----------------------------------------------------------------------------------------------------------------
 
 const PLACES = [["overview", "Overview"], ["rounds", "Rounds"], ["silos", "Silos"], ["cost", "Cost"], ["audit", "Audit"], ["studies", "Studies"]];
-const BELONGS = { compare: "studies", round: "rounds", silo: "silos" };
+const BELONGS = { compare: "studies", logs: "audit", round: "rounds", silo: "silos" };
 
 function bar(federation) {
   const signed = Boolean(token());
@@ -72,6 +82,7 @@ function bar(federation) {
     connection(),
     h("div", { class: "bar-tools" },
       federation.read_only ? null : bell(federation),
+      h("a", { class: "button bare wall-link", key: "wall", href: to.wall(route.study), "aria-label": "Screen for a wall", title: "Screen for a wall: large letters, no controls" }, icon("wall", 18)),
       federation.read_only ? h("span", { class: "readonly" }, "read only") : signed
         ? button("Sign out", { name: "key", tone: "bare", key: "out", label: "Sign out", on: () => { signOut(); toast("Signed out: this tab can only watch."); changed(); } })
         : button("Sign in", { name: "key", tone: "bare", key: "in", label: "Sign in", on: login }),

@@ -204,11 +204,11 @@ const COLUMNS = 120;
 /**
  * Shares of each class over rounds as a strip: a row per class, a column per round, darker is more.
  * `rounds`: [{number, shares, marked}]; with many rounds, neighbours share a column (the mean is shown). `share` writes
- * the ends of the scale.
+ * the ends of the scale, whose upper one is `most` where strips are to be compared.
  */
-export function heatStrip(rounds, classes, { label, share, row = 14, compact = false }) {
+export function heatStrip(rounds, classes, { label, share, row = 14, compact = false, most = 0 }) {
   const columns = binned(rounds);
-  const top = Math.max(1e-9, ...columns.flatMap(({ shares }) => shares));
+  const top = most || Math.max(1e-9, ...columns.flatMap(({ shares }) => shares));
   const head = 6;
   const width = columns.length * 10;
   const height = head + classes.length * row;

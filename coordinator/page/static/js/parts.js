@@ -59,6 +59,7 @@ export function since(unix) {
 export function tick() {
   for (const element of document.querySelectorAll("time[data-ago]")) write(element, format.ago(Number(element.dataset.ago), now()));
   for (const element of document.querySelectorAll("time[data-since]")) write(element, format.duration(Math.max(0, now() - Number(element.dataset.since))));
+  for (const element of document.querySelectorAll("time[data-clock]")) write(element, format.clock(now(), now()).slice(0, 5));
   for (const element of document.querySelectorAll("time[data-until]")) write(element, left(Number(element.dataset.until), element.dataset.over));
 }
 

@@ -12,6 +12,8 @@ export const to = {
   cost: (study) => (study ? `#/cost/${part(study)}` : "#/cost"),
   audit: () => "#/audit",
   alerts: () => "#/alerts",
+  logs: () => "#/logs",
+  wall: (study) => (study ? `#/wall/${part(study)}` : "#/wall"),
   compare: (studies) => `#/compare${studies.map((name) => `/${part(name)}`).join("")}`,
 };
 
@@ -20,6 +22,7 @@ export const api = {
   round: (study, number) => `/api/studies/${part(study)}/rounds/${number}`,
   silo: (study, silo) => `/api/studies/${part(study)}/silos/${part(silo)}`,
   compare: (studies) => `/api/compare?${studies.map((name) => `study=${part(name)}`).join("&")}`,
+  logs: ({ level, text, before }) => `/api/logs?${new URLSearchParams({ level, text, before: before || "0" })}`,
   choices: () => "/api/choices",
   events: (filter) => {
     const query = new URLSearchParams();
@@ -46,7 +49,8 @@ export function parse(hash) {
   }
   if (first === "silo" && second) return { view: "silo", silo: second };
   if (first === "compare") return { view: "compare", studies: [...new Set(words.slice(1).filter(Boolean))].slice(0, 8) };
+  if (first === "wall") return { view: "wall", study: second || null };
   if (first === "cost") return { view: "cost", study: second || null };
-  if (["studies", "silos", "audit", "alerts", "login"].includes(first)) return { view: first };
+  if (["studies", "silos", "audit", "alerts", "logs", "login"].includes(first)) return { view: first };
   return { view: "overview", study: null };
 }

@@ -24,7 +24,7 @@ export function view() {
   const error = errorOf(path(ui));
   if (page) ui.known = { kinds: page.kinds ?? [], intact: page.chain_intact, problem: page.chain_problem, checked: page.checked };
   return [
-    head("Audit trail", { over: store.federation.federation, below: "Written once, never changed: each entry carries a hash over itself and the entry before. Times are this browser's (" + zone() + ")." }),
+    head("Audit trail", { over: store.federation.federation, below: "Written once, never changed: each entry carries a hash over itself and the entry before. Times are this browser's (" + zone() + ").", actions: store.federation.read_only ? null : [h("a", { class: "button quiet", key: "log", href: to.logs() }, "Log of the coordinator")] }),
     chain(ui.known),
     h("div", { class: "card", key: "events" }, filters(ui), error && !page ? trouble("bad", error.text, h("p", null, error.remedy)) : null,
       page ? table("Events", columns(), page.events, { key: ({ number }) => number, cards: true, empty: "No event fits the filter." }) : error ? null : h("p", { class: "loading" }, "Loading …"),
@@ -33,7 +33,7 @@ export function view() {
 }
 
 /** "UTC+1": in which time zone moments are written. */
-function zone() {
+export function zone() {
   const minutes = -new Date().getTimezoneOffset();
   const rest = Math.abs(minutes) % 60;
   return `UTC${minutes < 0 ? "−" : "+"}${Math.floor(Math.abs(minutes) / 60)}${rest ? `:${String(rest).padStart(2, "0")}` : ""}`;
