@@ -25,6 +25,7 @@ from semisilo.common.methods.contract import ModelSettings, Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
+from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.folder import (
     AddressSettings,
     FederationConfig,
@@ -75,6 +76,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (FEDERATION, "federation.toml", "[address]", AddressSettings),
     (FEDERATION, "federation.toml", "[limits]", LimitSettings),
     (FEDERATION, "federation.toml", "[page]", PageSettings),
+    (FEDERATION, "federation.toml", "[alerts]", AlertSettings),
     (FEDERATION, "federation.toml", "[tracking]", TrackingSettings),
     (FEDERATION, "silo.toml", "[permit]", Permit),
     (FEDERATION, "silo.toml", "[data]", DataPolicy),

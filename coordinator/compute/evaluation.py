@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,11 +18,24 @@ from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, 
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
 from semisilo.common.models.exported import ModelFacts, write_model
 
-__all__ = ["MOST_LABELLED", "LocalModels", "UpdateObserver", "build_with", "diagnostics_of", "export_model",
-           "measurable", "measure_model", "metrics_of", "selection_of"]
+__all__ = ["MOST_CONFUSED_CLASSES", "MOST_LABELLED", "LocalModels", "MeasuredModel", "UpdateObserver", "build_with",
+           "diagnostics_of", "export_model", "measurable", "measure_model", "metrics_of", "selection_of"]
 
 MOST_LABELLED = 10_000
 """Larger labelled sets are not measured in every round."""
+MOST_CONFUSED_CLASSES = 64
+"""Of studies with more classes no confusion matrix is kept: one of 64 classes has some 10 kB for every round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredModel:
+    """What was measured of one model."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Finite numbers by name."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """(K, K), confusion[true][predicted], in test images; () without test images, and for more than
+    `MOST_CONFUSED_CLASSES` classes."""
 
 
 def build_with(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module:
@@ -33,25 +47,28 @@ def build_with(environment: Environment, parameters: Tensors, statistics: Tensor
 
 
 def measure_model(environment: Environment, classes: tuple[str, ...], parameters: Tensors,
-                  statistics: Tensors, *, measure: StudyMeasure = ACCURACY) -> dict[str, float]:
-    """Metrics on the test set; the same on the validation set, called "validation_...", with `selection_of`; and
-    "labelled_accuracy" on the labelled one (of at most `MOST_LABELLED` images), which falls when a method forgets what
-    the labels have taught.
+                  statistics: Tensors, *, measure: StudyMeasure = ACCURACY) -> MeasuredModel:
+    """Metrics and confusion on the test set; the same metrics on the validation set, called "validation_...", with
+    `selection_of`; and "labelled_accuracy" on the labelled one (of at most `MOST_LABELLED` images), which falls when a
+    method forgets what the labels have taught.
 
-    {} where there are no such sets, and as long as nobody has measured the batch-norm statistics that the network needs
-    (round 0 of a study where silos do).
+    Nothing where there are no such sets, and as long as nobody has measured the batch-norm statistics that the network
+    needs (round 0 of a study where silos do).
     """
     test, validation, labelled = environment.data.test, environment.data.validation, environment.data.labelled
     if labelled is not None and not 0 < len(labelled) <= MOST_LABELLED:
         labelled = None
     if test is None and validation is None and labelled is None:
-        return {}
+        return MeasuredModel()
     model = measurable(environment, parameters, statistics)
     if model is None:
-        return {}
+        return MeasuredModel()
     metrics: dict[str, float] = {}
+    confusion: tuple[tuple[int, ...], ...] = ()
     if test is not None:
-        metrics |= metrics_of(evaluate(model, test, form=environment.image, progress=environment.report), classes)
+        on_test = evaluate(model, test, form=environment.image, progress=environment.report)
+        metrics |= metrics_of(on_test, classes)
+        confusion = on_test.confusion if len(classes) <= MOST_CONFUSED_CLASSES else ()
     if validation is not None:
         on_validation = evaluate(model, validation, form=environment.image)
         metrics |= {f"{VALIDATION_PREFIX}{name}": value
@@ -59,7 +76,7 @@ def measure_model(environment: Environment, classes: tuple[str, ...], parameters
         metrics |= selection_of(on_validation, classes, measure)
     if labelled is not None:
         metrics["labelled_accuracy"] = evaluate(model, labelled, form=environment.image).accuracy
-    return metrics
+    return MeasuredModel(metrics=metrics, confusion=confusion)
 
 
 def diagnostics_of(strategy: Strategy[Any], state: Any) -> dict[str, float]:

@@ -20,7 +20,7 @@ from semisilo.common.measures.site_evaluation import (
 from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric
 from semisilo.coordinator.ledger.costs import Cost, costs_of
-from semisilo.coordinator.ledger.events import event_kinds
+from semisilo.coordinator.ledger.events import StudyNote, event_kinds, study_notes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
@@ -28,6 +28,8 @@ from semisilo.coordinator.ledger.records import FrozenStudy, RoundHead, RoundRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
+from semisilo.coordinator.monitoring.results.by_class import ByClass, by_class_of_study
+from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, left_of_silos
 from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, gain_of_study
 from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
@@ -164,6 +166,12 @@ class StudySummary:
     """What an operator should hear of its silos."""
     rollbacks: tuple[Rollback, ...] = ()
     """Every time that it went back to an earlier round."""
+    notes: tuple[StudyNote, ...] = ()
+    """Of operators beside it, oldest first."""
+    left: tuple[LeftOfSilo, ...] = ()
+    """What has left each hospital that was asked."""
+    by_class: ByClass | None = None
+    """The model that counts now, class by class; None before it was measured on test images."""
 
     @property
     def planned_rounds(self) -> int:
@@ -245,7 +253,10 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
                         notices=notices_of(ledger, study, since_unix=row.queued_unix),
-                        rollbacks=rollbacks_of(ledger, study),
+                        rollbacks=rollbacks_of(ledger, study), notes=study_notes(ledger, study),
+                        left=left_of_silos(ledger, study), by_class=by_class_of_study(
+                            ledger, row, last_committed(rows),
+                            chosen=next((each for each in rows if each.number == choice.round), None)),
                         traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
                         encodings=encodings, encoding_totals=encoding_totals(encodings) if encodings else ())

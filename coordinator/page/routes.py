@@ -26,9 +26,12 @@ from semisilo.coordinator.federation import operate
 from semisilo.coordinator.federation.audit_export import ExportFormat
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
+from semisilo.coordinator.monitoring.results.comparison import MOST_COMPARED
 from semisilo.coordinator.page.hand_over import FILES
+from semisilo.coordinator.page.log_lines import LEVELS
 from semisilo.coordinator.page.login_proxy import PAGE_TOKEN, LoginProxy
 from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.studies.drafts import StudyDraft, create_draft, study_choices
 
 __all__ = ["STATIC", "page_app"]
 
@@ -50,6 +53,8 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
         Route("/api/studies/{study}/files/{name}", routes.file),
+        Route("/api/logs", routes.logs), Route("/api/compare", routes.compare), Route("/api/choices", routes.choices),
+        Route("/api/actions/queue", routes.queue, methods=["POST"]),
         Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
@@ -96,6 +101,21 @@ class _Routes:
         name = request.path_params["study"]
         return json_answer(await self._service.facts(f"study {name}", lambda reader, live: reader.study(name)))
 
+    async def compare(self, request: Request) -> Response:
+        """GET /api/compare?study=A&study=B."""
+        if unknown := sorted(request.query_params.keys() - {"study"}):
+            raise HTTPException(400, f"Studies cannot be compared by {unknown[0][:100]!r}")
+        names = tuple(name[:200] for name in request.query_params.getlist("study")[:MOST_COMPARED + 1])
+        return json_answer(await self._service.facts(f"compare {names}", lambda reader, live: reader.compare(names)))
+
+    async def choices(self, request: Request) -> Response:
+        """GET /api/choices: what a new study may be."""
+        federation = self._service.federation
+        if federation is None:
+            return failure(404, "NOT_FOUND", "There is no federation here, so no study can be made.")
+        return json_answer(await self._service.facts(
+            "choices", lambda reader, live: study_choices(federation, reader.ledger)))
+
     async def round(self, request: Request) -> Response:
         """GET /api/studies/NAME/rounds/N."""
         name, number = request.path_params["study"], whole_number(request.path_params["number"], "round")
@@ -134,6 +154,25 @@ class _Routes:
 
         return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
             "content-disposition": f'attachment; filename="audit.{form}"'})
+
+    async def logs(self, request: Request) -> Response:
+        """GET /api/logs?level=&text=&before=&limit=: the coordinator's log, behind the operator's token, for it holds
+        more than the page shows."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        if isinstance(by, Response):
+            return by
+        if self._service.logs is None:
+            return failure(404, "NOT_FOUND", "No coordinator runs behind this page, so there is no log.")
+        query = request.query_params
+        if unknown := sorted(query.keys() - {"level", "text", "before", "limit"}):
+            raise HTTPException(400, f"Lines cannot be asked for by {unknown[0][:100]!r}")
+        level = query.get("level") or "info"
+        if level not in LEVELS:
+            raise HTTPException(400, f"'level' must be one of {', '.join(LEVELS)}")
+        return json_answer(to_json(self._service.logs.find(
+            level=level, text=query.get("text", "")[:200], before=whole_number(query.get("before") or "0", "before"),
+            limit=whole_number(query.get("limit") or "200", "limit"))))
 
     async def file(self, request: Request) -> Response:
         """GET /api/studies/NAME/files/FILE: report, model card or model of a study that is over; the last two behind
@@ -188,6 +227,19 @@ class _Routes:
             facts = await self._service.act(lambda ledger: act(self._service, ledger, body), by=by)
             return json_answer(to_json(facts))
         return handle
+
+    async def queue(self, request: Request) -> Response:
+        """POST /api/actions/queue: takes as long as all images of the study."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        if isinstance(by, Response):
+            return by
+        body = await read_body(request, {"study": str})
+        if isinstance(body, Response):
+            return body
+        config = await self._service.queue(body["study"], by=by)
+        return json_answer(to_json({"study": body["study"], "state": "queued", "method": config.method.name,
+                                    "rounds": config.study.rounds}))
 
     async def _operator(self, request: Request, given: str) -> str | Response:
         """Who acts, as the audit trail has it; or why the caller may not."""
@@ -259,6 +311,27 @@ def _rollback(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> 
     return {"study": study, "state": "queued", "round": found.to_round, "gone": [each.number for each in found.rounds]}
 
 
+def _note(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    return {"study": operate.note(ledger, body["study"], body["text"], origin="page")}
+
+
+def _new(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    if service.federation is None:
+        raise UsageError("There is no federation to make a study in.")
+    numbers = {key: _whole(body[key], key) for key in ("rounds", "start_with", "seed")}
+    draft = StudyDraft(name=body["name"], like=body["like"], scenario=body["scenario"], method=body["method"],
+                       model=body["model"], **numbers)
+    path = create_draft(service.federation, ledger, draft)
+    return {"study": draft.name, "path": str(path), "images": not draft.like}
+
+
+def _whole(value: float, what: str) -> int | None:
+    """-1 is a number that was left out."""
+    if not value.is_integer():
+        raise UsageError(f"{what} must be a whole number.")
+    return None if value == -1 else int(value)
+
+
 _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "pause": ({"study": (str, "")}, _of_study(operate.pause)),
     "resume": ({"study": (str, "")}, _of_study(operate.resume)),
@@ -269,5 +342,8 @@ _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "set-aside": ({"silo": str, "reason": (str, "")}, _set_aside),
     "take-back": ({"silo": str}, _take_back),
     "rollback": ({"study": str, "to": float, "reason": (str, "")}, _rollback),
+    "note": ({"study": str, "text": str}, _note),
+    "new": ({"name": str, "like": (str, ""), "scenario": (str, ""), "method": (str, ""), "model": (str, ""),
+             "rounds": (float, -1.0), "start_with": (float, -1.0), "seed": (float, -1.0)}, _new),
 }
 """Action -> (fields of the request, what it does)."""

@@ -270,7 +270,7 @@ class Engine:
         with self._ledger.transaction():
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
                                          metrics=prepared.metrics)
-            self._ledger.commit_round(study.name, 0, metrics=prepared.metrics)
+            self._ledger.commit_round(study.name, 0, metrics=prepared.metrics, confusion=prepared.confusion)
         await self._accountant.settle(study=study.name, round=0, phase="standby")
         self._log_round(study, 0, prepared.metrics)
 
@@ -602,7 +602,7 @@ class Engine:
         measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")
         await self._accountant.settle(study=study.name, round=row.number, phase="standby")
         metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
-        self._ledger.commit_round(study.name, row.number, metrics=metrics)
+        self._ledger.commit_round(study.name, row.number, metrics=metrics, confusion=measured.confusion)
         await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
         self._log_round(study, row.number, metrics)
 

@@ -96,7 +96,7 @@ def test_styles_name_only_files_that_are_there_and_colours_that_are_defined() ->
     for name in re.findall(r'url\("([^"]+)"\)', text):
         assert (SHARED / name.removeprefix("/static/")).is_file(), name
     used, defined = set(re.findall(r"var\((--[a-z-]+)\)", text)), set(re.findall(r"(--[a-z-]+):", text))
-    assert used - defined == {"--row", "--head", "--name"}, "these are set by scripts"
+    assert used - defined == {"--row", "--head", "--name", "--share"}, "these are set by scripts"
 
 
 def test_both_ways_to_darkness_are_the_same() -> None:

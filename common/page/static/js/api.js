@@ -15,11 +15,11 @@ export class ApiError extends Error {
   }
 }
 
-async function call(path, options) {
+async function call(path, { patience = PATIENCE, ...options }) {
   let response;
   try {
     response = await fetch(path, { ...options, credentials: "same-origin", redirect: "error",
-      signal: AbortSignal.timeout(PATIENCE) });
+      signal: AbortSignal.timeout(patience) });
   } catch (cause) {
     throw new ApiError(0, "UNREACHABLE", cause?.name === "TimeoutError" ? `${WHO} did not answer in time.`
       : `${WHO} cannot be reached.`, IS_IT_THERE);
@@ -44,9 +44,19 @@ export function get(path, { signed = false } = {}) {
   return call(path, { headers: { Accept: "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) } });
 }
 
-function post(path, body, key) {
-  return call(path, { method: "POST", body: JSON.stringify(body), headers: {
+function post(path, body, key, patience = PATIENCE) {
+  return call(path, { patience, method: "POST", body: JSON.stringify(body), headers: {
     Accept: "application/json", "Content-Type": "application/json", Authorization: `Bearer ${key}` } });
+}
+
+/** What only an operator may read. Throws ApiError. */
+export async function getAsOperator(path) {
+  try {
+    return await call(path, { headers: { Accept: "application/json", Authorization: `Bearer ${token()}` } });
+  } catch (error) {
+    if (error.status === 401) keep("");
+    throw error;
+  }
 }
 
 export function token() {
@@ -109,9 +119,9 @@ export async function fetchFile(path) {
 }
 
 /** An action, by its name in the address. */
-export async function act(action, body) {
+export async function act(action, body, patience = PATIENCE) {
   try {
-    return await post(`/api/actions/${action}`, body, token());
+    return await post(`/api/actions/${action}`, body, token(), patience);
   } catch (error) {
     if (error.status === 401) keep("");
     throw error;

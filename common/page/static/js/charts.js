@@ -4,7 +4,7 @@
 import { h, render } from "./dom.js";
 
 const LEFT_PAD = 10;
-const TOP = 16;
+const TOP = 30;
 const RIGHT = 18;
 const BOTTOM = 40;
 const CHARACTER = 6.7; // width of a digit at the size of tick labels
@@ -34,8 +34,9 @@ function bounds(values, { low = null, high = null, least = 0 } = {}) {
 
 /**
  * <line-chart>, told what to draw by its property `data`:
- * {label, series: [{name, tone, points: [[x, y]]}], level: {y, name} | null, x: {name, text, whole, low},
- *  y: {name, text, low, high, least}, height, pick(x)}. `text` writes a value; `tone` is a class of the style sheet.
+ * {label, series: [{name, tone, points: [[x, y]], band: [[x, low, high]]}], level: {y, name} | null,
+ *  x: {name, text, whole, low}, y: {name, text, low, high, least}, height, pick(x)}. `text` writes a value; `tone` is a
+ *  class of the style sheet; a band is the interval of each value. The last value of every line stands beside its end.
  */
 class LineChart extends HTMLElement {
   #data = null;
@@ -94,10 +95,11 @@ class LineChart extends HTMLElement {
     const width = Math.floor(this.clientWidth);
     if (!data || width < 40) return;
     const series = data.series.filter(({ points }) => points.length > 0);
-    const height = data.height ?? 230;
+    const height = data.height ?? 320;
     const xs = series.flatMap(({ points }) => points.map(([x]) => x));
     const ys = series.flatMap(({ points }) => points.map(([, y]) => y));
     if (data.level) ys.push(data.level.y);
+    for (const { band = [] } of series) for (const [, low, high] of band) ys.push(low, high);
     let [x0, x1] = bounds(xs, { low: data.x.low, high: data.x.high });
     if (x1 <= x0) x1 = x0 + 1;
     let [y0, y1] = bounds(ys, data.y);
@@ -116,12 +118,15 @@ class LineChart extends HTMLElement {
         h("g", { class: "tick-labels" },
           yTicks.map((tick) => h("text", { x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, data.y.text(tick))),
           xTicks.map((tick) => h("text", { x: x(tick), y: height - BOTTOM + 17, "text-anchor": "middle" }, data.x.text(tick))),
-          h("text", { x: width - RIGHT, y: height - 5, "text-anchor": "end", class: "axis-name" }, data.x.name)),
+          h("text", { x: width - RIGHT, y: height - 5, "text-anchor": "end", class: "axis-name" }, data.x.name),
+          data.y.name ? h("text", { x: 2, y: 12, class: "axis-name" }, data.y.name) : null),
+        series.map(({ tone, band = [] }, index) => (band.length > 1 ? h("path", { key: `band-${index}`, class: `band ${tone}`, d: outline(band, x, y) }) : null)),
         data.level ? this.#level(data, { x, y, left, width, series }) : null,
         series.map(({ tone, points }, index) => h("g", { key: index, class: `line ${tone}` },
           h("path", { d: path(points, x, y) }),
           points.length <= 60 ? points.map(([px, py]) => h("circle", { cx: x(px), cy: y(py), r: points.length > 30 ? 1.8 : 2.6 })) : null,
           points.length > 60 ? h("circle", { cx: x(points.at(-1)[0]), cy: y(points.at(-1)[1]), r: 3 }) : null)),
+        this.#ends(data, series, { x, y, left, width, height }),
         this.#near === null ? null : h("g", { class: "cursor" },
           h("line", { x1: half(x(this.#near)), x2: half(x(this.#near)), y1: TOP - 6, y2: height - BOTTOM }),
           series.map(({ tone, points }) => at(points, this.#near).map((value) => h("circle", { class: tone, cx: x(this.#near), cy: y(value), r: 4.5 }))))),
@@ -140,6 +145,21 @@ class LineChart extends HTMLElement {
       h("text", { x: right ? width - RIGHT : left + 4, y: y(value) + (above ? -6 : 15), "text-anchor": right ? "end" : "start" }, name));
   }
 
+  /** The last value of every line, clear of each other and of the level's name. */
+  #ends(data, series, { x, y, left, width, height }) {
+    const taken = data.level ? [y(data.level.y) - 10, y(data.level.y) + 4] : [];
+    return h("g", { class: "ends" }, series.map(({ tone, points, end }, index) => {
+      const [px, py] = points.at(-1);
+      const text = [end, data.y.text(py, true)].filter(Boolean).join(" ");
+      const near = x(px) + 8 + CHARACTER * text.length > width;
+      const wanted = near ? [y(py) - 9, y(py) + 20] : [y(py) + 4, y(py) - 9, y(py) + 20];
+      const at = wanted.find((spot) => spot > TOP - 12 && spot < height - BOTTOM && taken.every((other) => Math.abs(other - spot) > 12));
+      if (at === undefined) return null;
+      taken.push(at);
+      return h("text", { key: index, class: tone, x: near ? Math.max(left + CHARACTER * text.length, x(px) + (width - x(px) < 24 ? RIGHT - 2 : 4)) : x(px) + 7, y: at, "text-anchor": near ? "end" : "start" }, text);
+    }));
+  }
+
   #tip(data, series, x, width) {
     const lines = series.flatMap(({ name, tone, points }) => at(points, this.#near).map((value) =>
       h("span", { class: `tip-line ${tone}` }, series.length > 1 ? `${name} ` : null, h("b", null, data.y.text(value, true)))));
@@ -154,6 +174,13 @@ const at = (points, near) => points.filter(([x]) => x === near).map(([, y]) => y
 
 function path(points, x, y) {
   return points.map(([px, py], index) => `${index ? "L" : "M"}${x(px).toFixed(1)} ${y(py).toFixed(1)}`).join("");
+}
+
+/** The outline of a band: along its upper side, and back along the lower one. */
+function outline(band, x, y) {
+  const upper = band.map(([at, , high]) => [at, high]);
+  const lower = band.map(([at, low]) => [at, low]).reverse();
+  return `${path([...upper, ...lower], x, y)}Z`;
 }
 
 customElements.define("line-chart", LineChart);
@@ -176,11 +203,12 @@ const COLUMNS = 120;
 
 /**
  * Shares of each class over rounds as a strip: a row per class, a column per round, darker is more.
- * `rounds`: [{number, shares, marked}]; with many rounds, neighbours share a column (the mean is shown).
+ * `rounds`: [{number, shares, marked}]; with many rounds, neighbours share a column (the mean is shown). `share` writes
+ * the ends of the scale, whose upper one is `most` where strips are to be compared.
  */
-export function heatStrip(rounds, classes, { label, row = 14, compact = false }) {
+export function heatStrip(rounds, classes, { label, share, row = 14, compact = false, most = 0 }) {
   const columns = binned(rounds);
-  const top = Math.max(1e-9, ...columns.flatMap(({ shares }) => shares));
+  const top = most || Math.max(1e-9, ...columns.flatMap(({ shares }) => shares));
   const head = 6;
   const width = columns.length * 10;
   const height = head + classes.length * row;
@@ -193,7 +221,13 @@ export function heatStrip(rounds, classes, { label, row = 14, compact = false })
           column.marked ? h("rect", { class: "heat-mark", x: index * 10, y: 0, width: 10, height: head - 2 }) : null,
           column.shares.map((value, classIndex) => h("rect", { class: "heat-cell", x: index * 10, y: head + classIndex * row, width: 10, height: row - 1,
             "fill-opacity": (0.06 + 0.94 * (value / top)).toFixed(3) }))))),
-      h("div", { class: "heat-axis", "aria-hidden": "true" }, h("span", null, rounds[0].number), h("span", null, "round"), h("span", null, rounds.at(-1).number))));
+      h("div", { class: "heat-axis", "aria-hidden": "true" }, h("span", null, rounds[0].number), h("span", null, "round"), h("span", null, rounds.at(-1).number)),
+      scale(`share of the round's pseudo-labels`, share(0), share(top), "first")));
+}
+
+/** What the strength of a colour stands for, from its least to its most. */
+export function scale(words, from, to, tone) {
+  return h("p", { class: "scale", key: `scale-${tone}` }, h("span", null, words), h("span", { class: "digits" }, from), h("span", { class: `scale-bar ${tone}`, "aria-hidden": "true" }), h("span", { class: "digits" }, to));
 }
 
 function binned(rounds) {

@@ -33,6 +33,17 @@ export function seconds(value) {
   return `${Math.floor(minutes / 1440)} d ${Math.floor((minutes % 1440) / 60)} h`;
 }
 
+/** 5 s, 40 s, 2 min 30 s, 37 min, 2 h 10 min, 13 h: as many digits as an estimate is worth, for a sentence with "about". */
+export function estimate(value) {
+  if (!isNumber(value)) return DASH;
+  const [, step] = [[7.5, 5], [55, 10], [285, 30], [3570, 60], [12 * 3600 - 300, 600], [Infinity, 3600]].find(([below]) => value < below);
+  const whole = Math.max(5, Math.floor(value / step + 0.5) * step);
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60)];
+  const parts = whole < 60 ? [`${whole} s`] : whole < 3600 ? [`${minutes} min`, `${whole % 60} s`]
+    : whole < 48 * 3600 ? [`${hours} h`, `${minutes} min`] : [`${Math.floor(hours / 24)} d`, `${hours % 24} h`];
+  return parts.filter((part, index) => index === 0 || !part.startsWith("0 ")).join(" ");
+}
+
 /** A duration that ticks: whole seconds, so that the last digit does not dance. */
 export function duration(value) {
   if (!isNumber(value)) return DASH;
@@ -86,6 +97,12 @@ const AUROC_DECIMALS = 3;
 /** A study's measure: an AUROC as 0.953, all others in per cent. */
 export function score(value, measure) {
   return measure === "auroc" && isNumber(value) ? value.toFixed(AUROC_DECIMALS) : percentage(value);
+}
+
+/** An interval of 95 % in the same unit: "89.2 to 94.7 %"; empty without one. */
+export function interval(value, measure) {
+  if (!isNumber(value?.low) || !isNumber(value?.high)) return "";
+  return `${score(value.low, measure).replace(/ %$/, "")} to ${score(value.high, measure)}`;
 }
 
 /** How far two of them differ: +0.012 of an AUROC, else points. */

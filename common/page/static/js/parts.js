@@ -13,7 +13,7 @@ const STATES = {
   collecting: ["collecting", "work"], aggregating: ["aggregating", "work"], evaluating: ["evaluating", "work"],
   cancelled: ["cancelled", "idle"],
   open: ["open", "work"], updated: ["updated", "good"], abstained: ["abstained", "idle"], refused: ["refused", "bad"],
-  expired: ["expired", "warn"], answered: ["answered", "work"],
+  next: ["next", "idle"], expired: ["expired", "warn"], answered: ["answered", "work"],
   connected: ["connected", "good"], working: ["working", "work"], late: ["late", "warn"], away: ["away", "warn"],
   "away by policy": ["away by policy", "warn"], silent: ["silent", "bad"],
   revoked: ["revoked", "bad"], left: ["left", "idle"], "set aside": ["set aside", "warn"], enrolled: ["enrolled", "idle"], joined: ["joined", "idle"],
@@ -61,6 +61,7 @@ export function since(unix) {
 export function tick() {
   for (const element of document.querySelectorAll("time[data-ago]")) write(element, format.ago(Number(element.dataset.ago), now()));
   for (const element of document.querySelectorAll("time[data-since]")) write(element, format.duration(Math.max(0, now() - Number(element.dataset.since))));
+  for (const element of document.querySelectorAll("time[data-clock]")) write(element, format.clock(now(), now()).slice(0, 5));
   for (const element of document.querySelectorAll("time[data-until]")) write(element, left(Number(element.dataset.until), element.dataset.over));
 }
 
@@ -141,10 +142,11 @@ export function folded(name, summary, content) {
   } } }, h("summary", null, summary), open.has(name) ? content() : null);
 }
 
-/** A chart with its title, key and the same numbers as a table. */
-export function figure(title, chart, { id, key = [], note = null, columns, rows }) {
+/** A chart with its title, key and the same numbers as a table; `last` is the newest value, with its interval. */
+export function figure(title, chart, { id, key = [], note = null, last = null, columns, rows }) {
   return h("figure", { class: "figure", key: id },
     h("figcaption", null, h("span", { class: "figure-title" }, title), key.length ? h("span", { class: "key" }, key.map(([name, tone]) => h("span", { class: `key-entry ${tone}` }, name))) : null),
+    last ? h("p", { class: "figure-last" }, last) : null,
     note ? h("p", { class: "note" }, note) : null,
     chart,
     folded(`numbers-${id}`, "The numbers as a table", () => table(title, columns, rows)));
