@@ -101,8 +101,7 @@ def test_a_site_that_requires_it_takes_no_part_without_and_check_says_how_many_r
 @pytest.mark.timeout(500)
 def test_noise_that_silos_share_is_counted_once_whatever_is_killed(tmp_path: Path) -> None:
     """Four silos of which three share the noise, over two rounds of one step; silos are killed before, while and after
-    they mask. Of what was measured
-    they tell epsilon alone."""
+    they mask. Of what was measured they tell epsilon alone."""
     silos = ("alpha", "beta", "delta", "gamma")
     study = PRIVATE.replace("wide_network:wide", 'small_cnn"\nnormalisation = "group').replace(
         "start_with = 2", "start_with = 4").replace("rounds = 3", "rounds = 2").replace(

@@ -282,3 +282,14 @@ def test_a_budget_may_stand_beside_what_else_a_site_requires(tmp_path: Path) -> 
     path.write_text('[require]\nmax_epsilon = "few"\n')
     with pytest.raises(BadConfiguration, match="max_epsilon"):
         load_policy(path)
+
+
+def test_a_site_whose_weights_go_to_no_other_silo_refuses_helpers_and_says_which_line_it_is() -> None:
+    """FedMatch hands a silo's weights to others; without helpers it is allowed."""
+    alone = Policy(require=Require(no_helpers=True))
+    task = replace(TASK, method="fedmatch", settings={"num_helpers": 2})
+    with pytest.raises(NotPermitted, match="num_helpers = 2") as error:
+        check_task(alone, task)
+    assert "[require] no_helpers in silo.toml" in error.value.remedy
+    assert check_task(Policy(), task).name == "fedmatch"
+    assert check_task(alone, replace(task, settings={"num_helpers": 0})).name == "fedmatch"
