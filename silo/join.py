@@ -31,7 +31,7 @@ from semisilo.silo.membership.enrollment import open_channel, renew_if_due
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.identity_store import Identity, load_identity
-from semisilo.silo.site.images_choice import OnError, choose_data
+from semisilo.silo.site.images_choice import OnError, check_there, choose_data
 from semisilo.silo.site.policy import Policy, load_policy
 
 __all__ = ["choose_data", "join", "work"]
@@ -65,6 +65,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         policy = load_policy(home.policy)
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, no_labels=no_labels,
                              on_error=on_error)
+        check_there(choice)
         display: Display = open_display()
         compute = ProcessCompute("semisilo.silo.compute.masking:MaskingOperations")
         with ExitStack() as stack:

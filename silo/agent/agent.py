@@ -415,6 +415,8 @@ class Agent:
         line = _REASONS.get(standby.reason, "waiting for the coordinator")
         if (away := self._away()) is not None:
             line = f"connected, but takes no task: {away.error.text}"
+            if away.reason == pb.Away.REASON_AWAITING_APPROVAL and self._agreement is not None:
+                line = f"waits for a person: silo approve {printable(self._agreement.waiting, limit=128)}"
         if standby.round_count and standby.reason != pb.Standby.REASON_NO_STUDY:
             line = f"{study}, round {standby.round}/{standby.round_count}: {line}"
         if text:

@@ -80,7 +80,7 @@ def enroll(
     from semisilo.silo.site.policy import policy_text
 
     folder = home_of(home)
-    words = sys.stdin.read() if line == ["-"] else " ".join(line)
+    words = _typed_line() if line == ["-"] else " ".join(line)
     identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force,
                                      on_trouble=lambda error: typer.echo(error.line(), err=True)))
     policy = SiloHome(folder).policy
@@ -101,6 +101,14 @@ def enroll(
         typer.echo(f"What may leave this site is written in {policy}: read it.")
     option = home_option(folder)
     typer.echo(f"Next: silo check{option}, then: silo join{option} --data FOLDER")
+
+
+def _typed_line() -> str:
+    """The invitation from standard input: all of a pipe or file, one line of a terminal, where it is asked for."""
+    if not sys.stdin.isatty():
+        return sys.stdin.read()
+    typer.echo("Paste the line from the coordinator's operator, then press Enter:", err=True)
+    return sys.stdin.readline()
 
 
 @app.command()

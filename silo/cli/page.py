@@ -35,11 +35,11 @@ def page(
              "several times.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Shows this silo in a browser: what it is and does, what left, what was asked.
+    """Shows this silo in a browser.
 
-    Studies, what left this site day by day, what the coordinator asked and what became of it, how good the models are
-    on this site's test images, and the rules of silo.toml in plain words. Studies are approved and declined there as
-    with `silo approve` and `silo decline`.
+    What it is and does, studies, what left this site day by day, what the coordinator asked and what became of it, how
+    good the models are on this site's test images, and the rules of silo.toml in plain words. Studies are approved and
+    declined there as with `silo approve` and `silo decline`.
 
     The page reads the silo's folder, so it works whether `silo join` runs or not. It listens on this machine only.
     Looking needs no token; deciding does, and so does what may name files of this site.
@@ -47,12 +47,12 @@ def page(
     \b
     Examples:
       silo page
-      silo page --token                             paste what it prints into the page
+      silo page --token                      paste what it prints into the page
       silo page --listen 127.0.0.1:9000
-      ssh -L 8090:127.0.0.1:8090 gpu-box            then open http://127.0.0.1:8090 on your own machine
+      ssh -L 8090:127.0.0.1:8090 gpu-box     then http://127.0.0.1:8090 at your desk
 
     \b
-    Exit status: 0 stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C, which ends it.
+    Exit status: 0 stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C.
     """
     with clean_exit_on_termination():
         from semisilo.common.errors import UsageError
@@ -70,6 +70,7 @@ def page(
             tell(json_, {"token": value}, value)
             return
         from semisilo.common.text.logs import set_up_logging
+        from semisilo.common.text.wrapped import fitted, terminal_width
         from semisilo.silo.page.server import serve
 
         set_up_logging(verbose=False, log_format="text")
@@ -77,7 +78,8 @@ def page(
         def ready(address: str) -> None:
             lines = [f"The page of this silo: {address}"]
             if sys.stdout.isatty():
-                lines += ["", "To approve or decline there, paste what this prints into the page:",
+                lines += ["", *fitted("To approve or decline there, paste what this prints into the page:",
+                                      terminal_width()),
                           f"    silo page --token{home_option(folder)}", "", "End it with Ctrl-C."]
             tell(json_, {"address": address}, "\n".join(lines))
             sys.stdout.flush()

@@ -43,6 +43,7 @@ def studies(home: HomeOption = None,
     """
     import json
 
+    from semisilo.common.text.wrapped import terminal_width
     from semisilo.silo.site.home import SiloHome
     from semisilo.silo.study_cards.book import CardBook
     from semisilo.silo.study_cards.decision import find_card
@@ -53,7 +54,8 @@ def studies(home: HomeOption = None,
     if json_:
         typer.echo(json.dumps([facts_of(entry) for entry in entries], indent=2, ensure_ascii=False))
         return
-    for line in whole_card(entries[0]) if show else lines_of(entries):
+    width = terminal_width()
+    for line in whole_card(entries[0], width=width) if show else lines_of(entries, width=width):
         typer.echo(line)
 
 

@@ -43,7 +43,8 @@ function stateOf({ agent, hours }) {
   if (agent.stage) return ["working", agent.stage];
   if (agent.last_error !== "") return ["late", "in trouble"];
   if (hours && !hours.open) return ["away by policy", "outside working hours"];
-  if (/^connected, but takes no task/.test(agent.state)) return ["away by policy", "takes no task"];
+  if (/waits for a person: /.test(agent.state)) return ["away by policy", "waits for a decision"];
+  if (/connected, but takes no task: /.test(agent.state)) return ["away by policy", "takes no task"];
   return now() - agent.last_contact_unix < QUIET_SECONDS ? ["connected", "connected"] : ["late", "no answer from the coordinator"];
 }
 
