@@ -22,13 +22,17 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["ADDED_LATER", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
 T = TypeVar("T")
 
 Tables = dict[str, Any]  # Any: whatever a person has written, before it is checked
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
+
+ADDED_LATER = {"added later": True}
+"""Metadata of a dataclass field that an earlier version did not have: `to_dict` leaves it out while it has its default,
+so that digests and files of what does not use it stay as they were."""
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _PLAIN = (str, int, float, bool)
@@ -66,13 +70,21 @@ def load_toml(path: Path) -> Tables:
 
 
 def to_dict(value: Any) -> Any:
-    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex."""
+    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex.
+
+    Fields that are `ADDED_LATER` are left out while they have their default.
+    """
     if value is None or type(value) in _PLAIN:
         return value  # most values, before anything that takes time
     if isinstance(value, bytes):
         return value.hex()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_dict(getattr(value, name)) for name in _names(type(value))}
+        cls = type(value)
+        found = {name: to_dict(getattr(value, name)) for name in _names(cls)}
+        for name, default in _added(cls).items():
+            if getattr(value, name) == default:
+                del found[name]
+        return found
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
@@ -125,6 +137,13 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
 def _names(cls: Hashable) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
     return tuple(field.name for field in dataclasses.fields(typing.cast(Any, cls)))
+
+
+@functools.cache
+def _added(cls: Hashable) -> Mapping[str, object]:
+    """Default of each field that is `ADDED_LATER`."""
+    return {field.name: field.default for field in dataclasses.fields(typing.cast(Any, cls))
+            if "added later" in field.metadata}
 
 
 @functools.cache

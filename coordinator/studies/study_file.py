@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,6 +29,7 @@ from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, t
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
+from semisilo.common.models.own.model_file import names_file, with_digest
 from semisilo.coordinator.ledger.records import BaselineRecipe
 from semisilo.coordinator.secure_aggregation.groups import number_of_groups
 
@@ -346,6 +347,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     def table(cls: type[T], name: str) -> T:
         return from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
 
+    tables["model"] = _named_once(tables.get("model", {}), where)
     study, model = table(StudySettings, "study"), table(ModelSettings, "model")
     if not model.name:
         raise BadConfiguration(f"{where}: [model]: name is empty.", remedy='Give one, for example name = "small_cnn".')
@@ -395,6 +397,25 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,
                        numerics=numerics)
+
+
+def _named_once(model: object, where: str) -> object:
+    """Table [model] with the key `factory` as the name that it is. Raises: BadConfiguration beside another name."""
+    if not isinstance(model, dict) or "factory" not in model:
+        return model
+    factory, rest = model["factory"], {key: value for key, value in model.items() if key != "factory"}
+    if "name" in rest:
+        raise BadConfiguration(f"{where}: [model]: name and factory both name a network.",
+                               remedy="Leave one of them out.")
+    if not isinstance(factory, str) or ":" not in factory:
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: names no function.",
+                               remedy='Write "my_net.py:build" for a file beside the study file, or'
+                                      ' "package.module:build" for an installed package.')
+    file = factory.rpartition(":")[0]
+    if file.endswith(".py") and not names_file(factory):
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: is no plain file name with a function.",
+                               remedy='Put the file beside the study file, and write "my_net.py:build".')
+    return {"name": factory, **rest}
 
 
 def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:
@@ -460,6 +481,7 @@ def load_study(path: Path) -> StudyConfig:
                                remedy=f"Run: semisilo simulate {path}. Or write the parts for real silos:"
                                       f" semisilo split {path} --out FOLDER.")
     config = config_from_dict(tables, where=str(path))
+    config = replace(config, model=with_digest(config.model, path.parent))
     for key in find_method(config.method.name).set_by_strategy:
         if key in tables["method"]:
             raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",

@@ -145,6 +145,7 @@ class Agent:
                                   memory=self._memory, cache=self._cache, display=display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
                                   threads_file=home.threads, images_folder=home.images, privacy_folder=home.privacy,
+                                  model_files=home.model_files,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,

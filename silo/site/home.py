@@ -9,6 +9,7 @@ secure/              key and secrets of secure sums
 heads.jsonl          heads of the coordinator's audit trail that this silo has seen
 day.json             bytes carried today        rounds.json          what the last tasks took
 evaluations.json     what global models are worth on this site's test images
+model_files/         code that this site permits to build networks
 models/              models of studies that are over, while they arrive
 privacy/             what was spent of the privacy budget, and the secret of the noise
 study_images.json    what the images of the current study are like
@@ -106,6 +107,11 @@ class SiloHome:
     def evaluations(self) -> Path:
         """What global models are worth on this site's test images."""
         return self.folder / "evaluations.json"
+
+    @property
+    def model_files(self) -> Path:
+        """Files that may build networks here, as far as silo.toml lists their digests."""
+        return self.folder / "model_files"
 
     @property
     def models(self) -> Path:

@@ -18,6 +18,7 @@ from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS
+from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
 
@@ -27,6 +28,7 @@ __all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Priva
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _all_methods() -> tuple[str, ...]:
@@ -62,6 +64,9 @@ class Permit:
     """Numbers that may leave with an update or an abstention; of the built-in methods when the line is missing."""
     factories: tuple[str, ...] = ()
     """Model factories `package.module:name` that may be imported and run; none when the line is missing."""
+    model_files: tuple[str, ...] = ()
+    """SHA-256, hex, of files that a study may build its network with ("file.py:factory"); they lie in the folder
+    model_files beside silo.toml. None when the line is missing; `silo permit-model` adds one."""
     encodings: tuple[str, ...] = LOSSY_FORMS
     """Lossy forms in which an update may be sent; exact ones change nothing and are always permitted."""
     site_evaluation: bool = False
@@ -72,6 +77,14 @@ class Permit:
         for factory in self.factories:
             if not _FACTORY.fullmatch(factory):
                 raise ValueError(f'factories: "{factory}" is not of the form "package.module:name".')
+        for digest in self.model_files:
+            if not _SHA256.fullmatch(digest):
+                raise ValueError(f'model_files: "{digest[:80]}" is no SHA-256 of 64 lower-case hex digits; silo'
+                                 " permit-model FILE writes it.")
+
+    def code(self, folder: Path) -> tuple[PermittedCode, ...]:
+        """What may build networks here; `folder` is that of the files."""
+        return (*self.factories, *(ModelFile(folder, digest) for digest in self.model_files))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +264,14 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
                 raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
             if group == FROZEN:
                 _require("tensor group", "receive", (group,), policy.permit.groups, task)
-    if ":" in task.model.name and task.model.name not in policy.permit.factories:
+    if names_file(task.model.name):
+        if task.model.factory_sha256 not in policy.permit.model_files:
+            raise NotPermitted(
+                f"This silo does not permit the file '{file_of(task.model.name)}' (SHA-256"
+                f" {task.model.factory_sha256 or 'not said'}), which the study builds its network with.",
+                remedy="It is code: have the coordinator's operator give you the file, read it, then run: silo"
+                       f" permit-model {file_of(task.model.name)}.")
+    elif ":" in task.model.name and task.model.name not in policy.permit.factories:
         raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
                            remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
     for form in task.uplink.lossy:
@@ -323,6 +343,8 @@ groups = {_list(_all_groups())}
 metrics = {_list(_all_metrics())}
 # Code of your own that a study may use to build its network, "package.module:name". It runs with your rights.
 factories = []
+# Files that a study may build its network with, by their SHA-256; `silo permit-model FILE` adds one.
+model_files = []
 # Lossy forms in which a study may want updates, to send fewer bytes. Updates in exact forms are always permitted.
 encodings = {_list(LOSSY_FORMS)}
 # Whether the coordinator may be told how well its models do on the test images of this site, as counts by class. `silo
