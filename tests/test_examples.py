@@ -120,7 +120,8 @@ def test_blood_cells_with_three_real_silos_here_of_digits(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-P", EXAMPLES / "blood_cells.py", "images.npz", "--folder", "work", "--rounds", "1",
          "--labels", "20", "--size", "8", "--channels", "1", "--fraction", "0.2", "--port",
-         str(free_ports()), "--no-baseline", "--settings", "local_epochs = 1"], cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False)
+         str(free_ports()), "--no-baseline", "--settings", "local_epochs = 1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (tmp_path / "work" / "hub" / "studies" / "first" / "report" / "index.html").is_file()
     assert (tmp_path / "work" / "model" / "model.safetensors").is_file()

@@ -136,7 +136,7 @@ def set_up_logging(*, verbose: bool = False, quiet: bool = False, stream: TextIO
         # gRPC's core writes past this log, about what we explain ourselves; it reads this when it is loaded.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # asyncio and grpc speak about their own affairs at these levels.
-    for noisy in ("asyncio", "grpc", "grpc._cython.cygrpc", "matplotlib", "PIL"):
+    for noisy in ("asyncio", "grpc", "grpc._cython.cygrpc", "matplotlib", "PIL", "wandb"):
         logging.getLogger(noisy).setLevel(logging.INFO if verbose else logging.WARNING)
 
 
