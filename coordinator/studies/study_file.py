@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
+from semisilo.common.config import ADDED_LATER, Tables, from_dict, load_toml, parse_duration
 from semisilo.common.data.form import (
     LABELLED,
     UNLABELLED,
@@ -174,6 +174,8 @@ class DataSettings:
     """How an image's patient is known, who is then in one of the labelled, validation and test images only: "auto"
     (PatientID of a DICOM file, the column "patient_id" or the like of a table), "folder" (the one below that of the
     class), "name" (the file's name up to the first "_"), or "none"."""
+    formats: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    """Format plug-ins whose files are read as well, of the coordinator's images. Silos name theirs in silo.toml."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong,
     then stop."""
@@ -194,7 +196,7 @@ class DataSettings:
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
     @property
     def stated_share(self) -> float | None:

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import ADDED_LATER, from_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
@@ -255,11 +255,12 @@ class JoinChoice:
     """False: all images of `source` are unlabelled, whatever folders they are in."""
     dicom: DicomRules = field(default_factory=dict)
     patient: PatientRule = "auto"
+    formats: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from semisilo.common.config import from_dict, load_toml
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
+from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
@@ -108,6 +109,8 @@ class DataPolicy:
     """How an image's patient is known, so that nobody is both trained and tested on: "auto" (PatientID of a DICOM file,
     the column "patient_id" or the like of a table), "folder" (the one below that of the class), "name" (the file's
     name up to the first "_"), or "none". It stays here."""
+    formats: tuple[str, ...] = ()
+    """Format plug-ins whose files are read as well, by name. It is code of your own that runs with your rights."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong on
     this machine, then stop."""
@@ -121,7 +124,7 @@ class DataPolicy:
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,6 +244,10 @@ def load_policy(path: Path) -> Policy:
             if name not in valid:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
+    for name in policy.data.formats:
+        if name not in installed_formats():
+            raise BadConfiguration(f"{path}: [data] formats: there is no format plug-in '{name}' here.",
+                                   remedy=f"Installed: {', '.join(installed_formats()) or 'none'}.")
     return policy
 
 
@@ -368,6 +375,8 @@ labels = true
 # column of a table), "folder" (the one below that of the class), "name" (the file's name up to "_"), or "none". Who it
 # is stays here.
 patient = "auto"
+# Formats of files that a package reads which you have installed here, by the names of its plug-ins.
+formats = []
 # A file that cannot be read: "stop", "skip" (and say so), or "report": read everything, list all that is wrong, stop.
 on_error = "stop"
 
