@@ -22,13 +22,17 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["ADDED_LATER", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
 T = TypeVar("T")
 
 Tables = dict[str, Any]  # Any: whatever a person has written, before it is checked
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
+
+ADDED_LATER = {"added later": True}
+"""Metadata of a dataclass field that an earlier version did not have: `to_dict` leaves it out while it has its default,
+so that digests and files of what does not use it stay as they were."""
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _PLAIN = (str, int, float, bool)
@@ -66,12 +70,17 @@ def load_toml(path: Path) -> Tables:
 
 
 def to_dict(value: Any) -> Any:
-    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex."""
+    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex.
+
+    Fields that are `ADDED_LATER` are left out while they have their default.
+    """
     kind = type(value)
     if value is None or kind in _PLAIN:
         return value  # most values, before anything that takes time
     if (names := _names(typing.cast(Hashable, kind))) is not None:
-        return {name: to_dict(getattr(value, name)) for name in names}
+        added = _added(typing.cast(Hashable, kind))
+        return {name: to_dict(getattr(value, name)) for name in names
+                if not (added and name in added and getattr(value, name) == added[name])}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Enum):
@@ -135,6 +144,13 @@ class _Field:
 
     hint: Any
     needed: bool
+
+
+@functools.cache
+def _added(cls: Hashable) -> Mapping[str, object]:
+    """Default of each field that is `ADDED_LATER`."""
+    return {field.name: field.default for field in dataclasses.fields(typing.cast(Any, cls))
+            if "added later" in field.metadata}
 
 
 @functools.cache

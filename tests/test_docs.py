@@ -92,7 +92,7 @@ ELSEWHERE = {(ModelSettings, "classes"): "Class names (`classes`) belong in `[da
 """Fields that are no keys of that table for a person, and the sentence of the page that says so."""
 
 IN_WORDS = {(AddressSettings, "enrollment"), (Permit, "methods"), (Permit, "groups"), (Permit, "metrics"),
-            (Permit, "factories")}
+            (Permit, "factories"), (Permit, "model_files")}
 """Fields whose default cannot be written as one value."""
 
 
@@ -260,7 +260,7 @@ def test_the_example_study_of_the_page_is_accepted() -> None:
 def test_every_network_augmentation_and_split_is_in_its_table() -> None:
     from semisilo.common.data.split_settings import SplitName
     from semisilo.common.models.factory import model_names
-    from semisilo.common.models.torchvision_models import torchvision_names
+    from semisilo.common.models.libraries.torchvision_models import torchvision_names
 
     study, simulation = (page.read_text(encoding="utf-8") for page in (STUDY, SIMULATION))
     networks = {name for cell in rows_under(study, "", "Networks") for name in cell.split("`, `")}

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, patient_key
 from semisilo.common.data.formats import archive, decoding, dicom, folder, parquet, pixels, table
 from semisilo.common.data.formats.folder import ImageFile, Listing
+from semisilo.common.data.formats.plugins import use_formats
 from semisilo.common.data.formats.registry import (
     DICOM,
     DIGITS,
@@ -130,8 +131,9 @@ def listing_of(path: Path, split: str, *, source: str, classes: tuple[str, ...] 
     """The images of a folder or a table; of DICOM files those that the selection asks for.
 
     Raises: BadData when it cannot be listed or understood, or holds no image; BadConfiguration for a tag that there is
-        not.
+        not, or a format that is not installed.
     """
+    use_formats(selection.formats)
     if table.is_table(path) and not path.is_dir():
         listing = table.list_table(path, split, source=source, classes=classes)
     else:

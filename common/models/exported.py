@@ -22,6 +22,7 @@ from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.storage.durable import write_durably
 
 if TYPE_CHECKING:
@@ -154,12 +155,12 @@ def read_facts(path: Path) -> ModelFacts:
     return facts_from_json(metadata[METADATA_KEY], where=str(path))
 
 
-def read_model(path: Path, *, allow_factories: Collection[str] = (), device: str = "cpu"
+def read_model(path: Path, *, allow_factories: Collection[PermittedCode] = (), device: str = "cpu"
                ) -> tuple[nn.Module, ModelFacts]:
     """The network with its weights and statistics, in evaluation mode.
 
     Args:
-        allow_factories: "package.module:factory" names that the user of this machine permits.
+        allow_factories: "package.module:factory" names, and files, that the user of this machine permits.
     Raises: BadData when the file is damaged, or its tensors are not those of its network; NotPermitted or UnknownName
         for a network that cannot be built here.
     """
@@ -234,7 +235,7 @@ def _tensors_of(model: nn.Module, *, missing_too: bool = False) -> dict[str, Ten
     return tensors
 
 
-def _built(facts: ModelFacts, allow_factories: Collection[str]) -> nn.Module:
+def _built(facts: ModelFacts, allow_factories: Collection[PermittedCode]) -> nn.Module:
     import torch
 
     from semisilo.common.models.factory import build_model
@@ -244,8 +245,8 @@ def _built(facts: ModelFacts, allow_factories: Collection[str]) -> nn.Module:
                            allow_factories=allow_factories)
 
 
-def _check_without_memory(facts: ModelFacts, held: dict[str, tuple[int, ...]], allow_factories: Collection[str],
-                          path: Path) -> None:
+def _check_without_memory(facts: ModelFacts, held: dict[str, tuple[int, ...]],
+                          allow_factories: Collection[PermittedCode], path: Path) -> None:
     """Refuses a small file that asks for an enormous network (a linear layer for 4096 x 4096 pixels) beforehand.
 
     A network that cannot be built without memory (torchvision has some; none of them grows so with the image) is built.

@@ -133,9 +133,16 @@ def _card(digest: bytes) -> str:
     return digest.hex()
 
 
+def _file_digest(digest: bytes) -> str:
+    if len(digest) not in (0, 32):
+        raise BadPayload(f"The digest of the network's file has {len(digest)} bytes instead of 32.")
+    return digest.hex()
+
+
 def model_to_proto(model: ModelSettings) -> round_pb.ModelSpec:
     """The message of a network."""
-    return round_pb.ModelSpec(name=model.name, classes=model.classes, normalisation=model.normalisation)
+    return round_pb.ModelSpec(name=model.name, classes=model.classes, normalisation=model.normalisation,
+                              factory_sha256=bytes.fromhex(model.factory_sha256))
 
 
 def model_from_proto(message: round_pb.ModelSpec) -> ModelSettings:
@@ -146,7 +153,8 @@ def model_from_proto(message: round_pb.ModelSpec) -> ModelSettings:
     if len(set(classes)) != len(classes):
         raise BadPayload("The task names a class twice.")
     return _build(ModelSettings, {"name": _text("model", message.name, 256), "classes": classes,
-                                  "normalisation": message.normalisation}, "model")
+                                  "normalisation": message.normalisation,
+                                  "factory_sha256": _file_digest(message.factory_sha256)}, "model")
 
 
 def image_to_proto(image: ImageForm) -> round_pb.ImageForm:

@@ -232,14 +232,16 @@ class Uplink(_message.Message):
     def __init__(self, aim: _Optional[str] = ..., values: _Optional[str] = ..., top_k: _Optional[float] = ..., rounding: _Optional[str] = ..., error_feedback: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "classes", "normalisation")
+    __slots__ = ("name", "classes", "normalisation", "factory_sha256")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     NORMALISATION_FIELD_NUMBER: _ClassVar[int]
+    FACTORY_SHA256_FIELD_NUMBER: _ClassVar[int]
     name: str
     classes: _containers.RepeatedScalarFieldContainer[str]
     normalisation: str
-    def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ...) -> None: ...
+    factory_sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ..., factory_sha256: _Optional[bytes] = ...) -> None: ...
 
 class ImageForm(_message.Message):
     __slots__ = ("size", "channels", "mean", "std", "resize", "reading")

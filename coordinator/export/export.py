@@ -37,6 +37,7 @@ from semisilo.common.measures.intervals import wilson
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment, NumericsRecord
 from semisilo.common.models.exported import ModelFacts, inference_settings, logits_of, read_model, write_model
+from semisilo.common.models.own.model_file import ModelFile, code_of, file_of, read_file
 from semisilo.common.numerics import numerics
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
@@ -330,6 +331,10 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
            tell: Progress) -> ModelCard:
     weights = work / "model.safetensors"
     tell(0.0, "writing the weights")
+    own = file_of(opened.facts.model.name)
+    if own:  # whoever gets the model needs the file that builds its network
+        _, code = read_file(ModelFile(study_folder, opened.facts.model.factory_sha256), name=own)
+        write_durably(work / own, code)
     write_model(weights, opened.model, opened.facts)
     _check_weights(weights, opened, images, logits_NK)
     check = None
@@ -347,7 +352,8 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
                  _card_point(opened, images, logits_NK),
-                 {path.name: path for path in sorted(work.glob("model.*"))}, silo_names=choice.silo_names)
+                 {path.name: path for path in [*sorted(work.glob("model.*")), *([work / own] if own else [])]},
+                 silo_names=choice.silo_names)
     text = json.dumps(to_dict(card), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)), ("model_card.html", card_html(card))):
         write_durably(work / name, content.encode("utf-8"))
@@ -356,8 +362,7 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
 
 def _check_weights(path: Path, opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.float32] | None) -> None:
     """Reads the file as its receiver will, and compares the answers bit for bit."""
-    name = opened.facts.model.name
-    again, facts = read_model(path, allow_factories=(name,) if ":" in name else (),
+    again, facts = read_model(path, allow_factories=code_of(opened.facts.model, path.parent),
                               device=str(next(opened.model.parameters()).device))
     if facts != opened.facts:
         raise BadData(f"{path.name}: says something else than was written.")

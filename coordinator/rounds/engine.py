@@ -380,7 +380,7 @@ class Engine:
             task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}{again}", study=study.name, round=row.number,
             rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
             settings=task.settings,
-            model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
+            model=model.sent(study.frozen.classes),
             image=study.frozen.image, augmentation=study.config.augmentation, numerics=study.config.numerics,
             payloads=task.payloads,
             last_folded_round=last_folded, seed=study.config.study.seed,

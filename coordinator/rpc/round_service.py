@@ -54,7 +54,7 @@ from semisilo.common.rpc.convert import (
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
 from semisilo.common.secure_aggregation.keys import check_identity
 from semisilo.common.storage.store import PartialFile
-from semisilo.common.text.log_context import bind, request_id_in
+from semisilo.common.text.log_context import bind, call_in
 from semisilo.common.text.logs import log_call, printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.federation.study_cards import StudyCards
@@ -483,7 +483,7 @@ class RoundServicer:
     @contextmanager
     def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
         """Around an RPC: its account, and its line in the log."""
-        bind(request_id=request_id_in(context.invocation_metadata()), rpc=rpc)
+        bind(**call_in(context.invocation_metadata()), rpc=rpc)
         call, began = Call(context, federation=self._federation, watch=self._watch, runtime=self._runtime,
                            meter=self._meter), time.monotonic()
         ended = "answered"

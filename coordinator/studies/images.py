@@ -24,6 +24,7 @@ from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
+from semisilo.common.models.own.model_file import code_of, with_digest
 from semisilo.common.models.starting_point import StartingPoint, starting_point
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.records import FrozenStudy
@@ -221,9 +222,10 @@ def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder:
     Raises: BadConfiguration or BadData; where the image size does not fit, with sizes that do.
     """
     weights = folder / Path(model.weights).expanduser() if model.weights else None
+    model = with_digest(model, folder)
     try:
         start = starting_point(model, form, seed=config.study.seed, weights=weights, progress=progress,
-                               allow_factories=_own_factory(model.name))
+                               allow_factories=code_of(model, folder))
         return start, check_model(start.builder, form, len(model.classes))
     except WrongSize as error:
         sizes = sizes_that_work(model, channels=form.channels, near=form.size)
@@ -253,10 +255,6 @@ def _located(source: str, folder: Path) -> str:
         return source
     return str(folder / Path(source).expanduser())
 
-
-def _own_factory(name: str) -> tuple[str, ...]:
-    """The operator's own study file permits the factory that it names; a silo decides for itself."""
-    return (name,) if ":" in name else ()
 
 
 def _form(config: StudyConfig, images: CoordinatorData) -> ImageForm:

@@ -6,11 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
+from semisilo.common.config import ADDED_LATER, Tables, from_dict, load_toml, parse_duration
 from semisilo.common.data.form import (
     LABELLED,
     UNLABELLED,
@@ -29,6 +29,7 @@ from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, t
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
+from semisilo.common.models.own.model_file import names_file, with_digest
 from semisilo.coordinator.ledger.records import BaselineRecipe
 from semisilo.coordinator.secure_aggregation.groups import number_of_groups
 
@@ -173,6 +174,8 @@ class DataSettings:
     """How an image's patient is known, who is then in one of the labelled, validation and test images only: "auto"
     (PatientID of a DICOM file, the column "patient_id" or the like of a table), "folder" (the one below that of the
     class), "name" (the file's name up to the first "_"), or "none"."""
+    formats: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    """Format plug-ins whose files are read as well, of the coordinator's images. Silos name theirs in silo.toml."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong,
     then stop."""
@@ -193,7 +196,7 @@ class DataSettings:
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
     @property
     def stated_share(self) -> float | None:
@@ -346,6 +349,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     def table(cls: type[T], name: str) -> T:
         return from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
 
+    tables["model"] = _named_once(tables.get("model", {}), where)
     study, model = table(StudySettings, "study"), table(ModelSettings, "model")
     if not model.name:
         raise BadConfiguration(f"{where}: [model]: name is empty.", remedy='Give one, for example name = "small_cnn".')
@@ -395,6 +399,25 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,
                        numerics=numerics)
+
+
+def _named_once(model: object, where: str) -> object:
+    """Table [model] with the key `factory` as the name that it is. Raises: BadConfiguration beside another name."""
+    if not isinstance(model, dict) or "factory" not in model:
+        return model
+    factory, rest = model["factory"], {key: value for key, value in model.items() if key != "factory"}
+    if "name" in rest:
+        raise BadConfiguration(f"{where}: [model]: name and factory both name a network.",
+                               remedy="Leave one of them out.")
+    if not isinstance(factory, str) or ":" not in factory:
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: names no function.",
+                               remedy='Write "my_net.py:build" for a file beside the study file, or'
+                                      ' "package.module:build" for an installed package.')
+    file = factory.rpartition(":")[0]
+    if file.endswith(".py") and not names_file(factory):
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: is no plain file name with a function.",
+                               remedy='Put the file beside the study file, and write "my_net.py:build".')
+    return {"name": factory, **rest}
 
 
 def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:
@@ -460,6 +483,7 @@ def load_study(path: Path) -> StudyConfig:
                                remedy=f"Run: semisilo simulate {path}. Or write the parts for real silos:"
                                       f" semisilo split {path} --out FOLDER.")
     config = config_from_dict(tables, where=str(path))
+    config = replace(config, model=with_digest(config.model, path.parent))
     for key in find_method(config.method.name).set_by_strategy:
         if key in tables["method"]:
             raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",

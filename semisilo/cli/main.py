@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semisilo.cli import predict
+from semisilo.cli import new, predict
 from semisilo.common.text.cli_errors import Terminated, run_cli
 from semisilo.common.text.command_line import show_version
 
@@ -50,6 +50,7 @@ app = typer.Typer(
       semisilo report runs/study        the report of a simulation again
       semisilo split study.toml --out parts      the same images as files, for real silos
       semisilo predict MODEL SOURCE     an exported model on a folder of images
+      semisilo new my-study             a folder to start from
 
     \b
     Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM.
@@ -278,6 +279,7 @@ def split(
 
 
 predict.add_to(app)
+new.add_to(app)
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingPoint, facts_from_json
+from semisilo.common.models.own.given import GIVEN, Network, give
+from semisilo.common.models.own.model_file import ModelFile, names_file
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_percentage
 from semisilo.common.text.html import Table, render_html
@@ -180,7 +182,7 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
 def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
             batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
-            operating_point: bool = True, prevalence: str = "") -> Predictions:
+            operating_point: bool = True, prevalence: str = "", network: Network | None = None) -> Predictions:
     """What a model says of images.
 
     Args:
@@ -190,19 +192,21 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         device: "auto" takes an accelerator where there is one.
         batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
-        allow_factories: "package.module:factory" names of networks that may be imported.
+        allow_factories: "package.module:factory" names of networks that may be imported, or "file.py:factory" of a file
+            beside the model.
         progress: told the share that is done, 0 to 1, and a line of text.
         operating_point: whether the model's operating point is used, where it has one: its class is predicted where it
             reaches the threshold, else the likeliest other class.
         prevalence: the classes' shares at this place, as "melanoma=0.02", or "estimate" from these images: the
             probabilities are brought to them (Saerens et al., 2002). The operating point looks at the probabilities as
             they were before, since its sensitivity and specificity do not depend on prevalence.
+        network: what `semisilo.simulate(model=...)` was given, for a model that was trained so by another process.
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size}: must be at least 1.")
-    opened = open_predictor(model, device=device, allow_factories=allow_factories) \
+    opened = open_predictor(model, device=device, allow_factories=allow_factories, network=network) \
         if isinstance(model, (str, Path)) else model
     facts = opened.facts
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
@@ -242,7 +246,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
                        prevalence=brought_to)
 
 
-def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = ()) -> Predictor:
+def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = (),
+                   network: Network | None = None) -> Predictor:
     """Reads an exported model.
 
     Args:
@@ -253,7 +258,7 @@ def open_predictor(model: Path | str, *, device: Device = "auto", allow_factorie
     path = _file_of(Path(model).expanduser())
     if path.suffix.lower() == ".onnx":
         return _OnnxPredictor(path, device=device)
-    return _TorchPredictor(path, device=device, allow_factories=allow_factories)
+    return _TorchPredictor(path, device=device, allow_factories=allow_factories, network=network)
 
 
 def _file_of(path: Path) -> Path:
@@ -270,15 +275,26 @@ def _file_of(path: Path) -> Path:
 
 
 class _TorchPredictor:
-    def __init__(self, path: Path, *, device: Device, allow_factories: Collection[str]) -> None:
+    def __init__(self, path: Path, *, device: Device, allow_factories: Collection[str],
+                 network: Network | None) -> None:
         import torch
 
-        from semisilo.common.models.exported import read_model
+        from semisilo.common.models.exported import read_facts, read_model
 
         if device == "cuda" and not torch.cuda.is_available():
             raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        self._model, self._facts = read_model(path, allow_factories=allow_factories, device=chosen)
+        facts = read_facts(path)
+        model = facts.model
+        if network is not None:
+            if model.name.partition(":")[0] != GIVEN:
+                raise UsageError(f"{path}: its network is '{model.name}': network has no effect.",
+                                 remedy="Leave it out.")
+            give(network, num_classes=len(model.classes), channels=facts.image.channels, size=facts.image.size,
+                 sha256=model.factory_sha256)
+        code = tuple(ModelFile(path.parent, model.factory_sha256) if each == model.name and names_file(each) else each
+                     for each in allow_factories)
+        self._model, self._facts = read_model(path, allow_factories=code, device=chosen)
 
     @property
     def facts(self) -> ModelFacts:

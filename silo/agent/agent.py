@@ -23,7 +23,7 @@ from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
-from semisilo.common.text.log_context import bound
+from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
@@ -150,6 +150,7 @@ class Agent:
                                   memory=self._memory, cache=self._cache, display=self._display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
                                   threads_file=home.threads, images_folder=home.images, privacy_folder=home.privacy,
+                                  model_files=home.model_files,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,
@@ -369,7 +370,8 @@ class Agent:
         before = self._traffic.total()
         self.count(durably=True)
         await self._sites.make_way()
-        with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id):
+        with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id,
+                   trace_id=new_trace_id()):
             outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
         carried = self._traffic.total().since(before)
         self.count(durably=True)

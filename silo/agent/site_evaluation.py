@@ -112,7 +112,7 @@ class SiteEvaluator:
                 found = await self._compute.call(EvaluateFile(
                     path=path, choice=self._choice, stop_file=self._home.stop_evaluation,
                     images_folder=self._home.images if self._policy.limits.images_on_disk else None,
-                    factories=self._policy.permit.factories))
+                    factories=self._policy.permit.code(self._home.model_files)))
             finally:
                 path.unlink(missing_ok=True)
             await self._note(found, study=model.study, round=model.round, labels_alone=model.labels_alone,
@@ -134,7 +134,7 @@ class SiteEvaluator:
         request = EvaluateReceived(
             task=task, payloads=payloads, cache_folder=self._cache.folder, choice=self._choice,
             images_folder=self._home.images if self._policy.limits.images_on_disk else None,
-            factories=self._policy.permit.factories, threads_file=self._home.threads,
+            factories=self._policy.permit.code(self._home.model_files), threads_file=self._home.threads,
             stop_file=self._home.stop_evaluation)
         with self._telling_failure(f"round {model_round}"):
             self._home.stop_evaluation.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import typer
 
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
-from semisilo.silo.cli import check, data, disclosures, leave, model, move, page, peers, studies
+from semisilo.silo.cli import check, data, disclosures, leave, model, move, page, peers, permit_model, studies
 from semisilo.silo.cli.options import HomeOption, MetricsOption, NoLabelsOption, home_of
 
 __all__ = ["app", "main"]
@@ -209,6 +209,7 @@ model.add_to(app)
 move.add_to(app)
 page.add_to(app)
 peers.add_to(app)
+permit_model.add_to(app)
 studies.add_to(app)
 
 

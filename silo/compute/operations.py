@@ -232,7 +232,7 @@ class Operations:
         frozen = groups.pop(FROZEN, None)
         build = model_builder(order.model, order.image, request.factories,
                               frozen=None if frozen is None else frozen.tensors)
-        self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
+        self._check_model(order, build, (*map(str, request.factories), "" if frozen is None else group_digest(frozen)))
         if not order.numerics.threads and request.threads_file is not None and device == "cpu":
             threads = measured_threads(
                 order, build, batch=getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 10),

@@ -11,6 +11,7 @@ day.json             bytes carried today        rounds.json          what the la
 days.json            bytes of the days before   asked.jsonl          what the coordinator has asked
 page.token           who may approve and decline on this silo's page
 evaluations.json     what global models are worth on this site's test images
+model_files/         code that this site permits to build networks
 models/              models of studies that are over, while they arrive
 privacy/             what was spent of the privacy budget, and the secret of the noise
 study_images.json    what the images of the current study are like
@@ -32,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import ADDED_LATER, from_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
@@ -123,6 +124,11 @@ class SiloHome:
     def evaluations(self) -> Path:
         """What global models are worth on this site's test images."""
         return self.folder / "evaluations.json"
+
+    @property
+    def model_files(self) -> Path:
+        """Files that may build networks here, as far as silo.toml lists their digests."""
+        return self.folder / "model_files"
 
     @property
     def models(self) -> Path:
@@ -273,11 +279,12 @@ class JoinChoice:
     """False: all images of `source` are unlabelled, whatever folders they are in."""
     dicom: DicomRules = field(default_factory=dict)
     patient: PatientRule = "auto"
+    formats: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -54,4 +54,4 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
         choice = replace(choice, test=resolve_source(test, base=here))
     check_apart(choice)
     return replace(choice, on_error=on_error or choice.on_error, dicom=policy.dicom, patient=policy.patient,
-                   use_labels=choice.use_labels and policy.labels and not no_labels)
+                   formats=policy.formats, use_labels=choice.use_labels and policy.labels and not no_labels)

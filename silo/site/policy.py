@@ -10,6 +10,7 @@ from pathlib import Path
 
 from semisilo.common.config import from_dict, load_toml
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
+from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
@@ -18,6 +19,7 @@ from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS
+from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
 
@@ -27,6 +29,7 @@ __all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Priva
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _all_methods() -> tuple[str, ...]:
@@ -62,6 +65,9 @@ class Permit:
     """Numbers that may leave with an update or an abstention; of the built-in methods when the line is missing."""
     factories: tuple[str, ...] = ()
     """Model factories `package.module:name` that may be imported and run; none when the line is missing."""
+    model_files: tuple[str, ...] = ()
+    """SHA-256, hex, of files that a study may build its network with ("file.py:factory"); they lie in the folder
+    model_files beside silo.toml. None when the line is missing; `silo permit-model` adds one."""
     encodings: tuple[str, ...] = LOSSY_FORMS
     """Lossy forms in which an update may be sent; exact ones change nothing and are always permitted."""
     site_evaluation: bool = False
@@ -72,6 +78,14 @@ class Permit:
         for factory in self.factories:
             if not _FACTORY.fullmatch(factory):
                 raise ValueError(f'factories: "{factory}" is not of the form "package.module:name".')
+        for digest in self.model_files:
+            if not _SHA256.fullmatch(digest):
+                raise ValueError(f'model_files: "{digest[:80]}" is no SHA-256 of 64 lower-case hex digits; silo'
+                                 " permit-model FILE writes it.")
+
+    def code(self, folder: Path) -> tuple[PermittedCode, ...]:
+        """What may build networks here; `folder` is that of the files."""
+        return (*self.factories, *(ModelFile(folder, digest) for digest in self.model_files))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +109,8 @@ class DataPolicy:
     """How an image's patient is known, so that nobody is both trained and tested on: "auto" (PatientID of a DICOM file,
     the column "patient_id" or the like of a table), "folder" (the one below that of the class), "name" (the file's
     name up to the first "_"), or "none". It stays here."""
+    formats: tuple[str, ...] = ()
+    """Format plug-ins whose files are read as well, by name. It is code of your own that runs with your rights."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong on
     this machine, then stop."""
@@ -108,7 +124,7 @@ class DataPolicy:
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +244,10 @@ def load_policy(path: Path) -> Policy:
             if name not in valid:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
+    for name in policy.data.formats:
+        if name not in installed_formats():
+            raise BadConfiguration(f"{path}: [data] formats: there is no format plug-in '{name}' here.",
+                                   remedy=f"Installed: {', '.join(installed_formats()) or 'none'}.")
     return policy
 
 
@@ -264,7 +284,14 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
                 raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
             if group == FROZEN:
                 _require("tensor group", "receive", (group,), policy.permit.groups, task)
-    if ":" in task.model.name and task.model.name not in policy.permit.factories:
+    if names_file(task.model.name):
+        if task.model.factory_sha256 not in policy.permit.model_files:
+            raise NotPermitted(
+                f"This silo does not permit the file '{file_of(task.model.name)}' (SHA-256"
+                f" {task.model.factory_sha256 or 'not said'}), which the study builds its network with.",
+                remedy="It is code: have the coordinator's operator give you the file, read it, then run: silo"
+                       f" permit-model {file_of(task.model.name)}.")
+    elif ":" in task.model.name and task.model.name not in policy.permit.factories:
         raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
                            remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
     for form in task.uplink.lossy:
@@ -342,6 +369,8 @@ groups = {_list(_all_groups())}
 metrics = {_list(_all_metrics())}
 # Code of your own that a study may use to build its network, "package.module:name". It runs with your rights.
 factories = []
+# Files that a study may build its network with, by their SHA-256; `silo permit-model FILE` adds one.
+model_files = []
 # Lossy forms in which a study may want updates, to send fewer bytes. Updates in exact forms are always permitted.
 encodings = {_list(LOSSY_FORMS)}
 # Whether the coordinator may be told how well its models do on the test images of this site, as counts by class. `silo
@@ -365,6 +394,8 @@ labels = true
 # column of a table), "folder" (the one below that of the class), "name" (the file's name up to "_"), or "none". Who it
 # is stays here.
 patient = "auto"
+# Formats of files that a package reads which you have installed here, by the names of its plug-ins.
+formats = []
 # A file that cannot be read: "stop", "skip" (and say so), or "report": read everything, list all that is wrong, stop.
 on_error = "stop"
 

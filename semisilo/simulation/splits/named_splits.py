@@ -32,21 +32,29 @@ from semisilo.simulation.splits.splits import (
 if TYPE_CHECKING:
     from semisilo.common.methods.spec import Scenario
 
-__all__ = ["SplitSettings", "deal", "streaming_step"]
+__all__ = ["WITHOUT_LABELS", "SplitSettings", "deal", "streaming_step"]
+
+WITHOUT_LABELS = ("iid", "shvr_iid")
+"""Rules that deal images without looking at their classes."""
 
 
-def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario) -> Split:
+def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+         apart: int = 0) -> Split:
     """Who holds which images of one set: the same arguments give the same split on every machine.
 
     First a part of the set is taken (`fraction`), then validation and test images are held out, then the labelled ones
     are chosen, and the rest is dealt by the named rule.
     Args:
         labels_N: of the whole set, whole numbers in 0..num_classes - 1.
+        apart: so many of the first images are the coordinator's labelled ones, whatever the seed; only the others are
+            dealt. 0: its labelled images are drawn as the settings say.
     Raises: BadConfiguration for settings that do not fit each other, the scenario or the set; BadData for labels out of
         range or a class with too few images.
     """
-    _check_scenario(settings, scenario)
     labels = checked_labels(labels_N, num_classes)
+    if apart:
+        return _dealt_apart(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario, apart=apart)
+    _check_scenario(settings, scenario)
     part = np.arange(len(labels))
     if settings.fraction < 1:
         part = stratified_part(labels, settings.fraction, num_classes=num_classes, seed=seed)
@@ -62,6 +70,29 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
         silos=tuple(train[silo] for silo in dealt.silos), coordinator=train[dealt.coordinator],
         validation=validation, test=test, labelled=tuple(train[held] for held in dealt.labelled),
         steps=tuple(tuple(train[step] for step in steps) for steps in dealt.steps))
+
+
+def _dealt_apart(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+                 apart: int) -> Split:
+    """The deal of all images but the first ones, which are the coordinator's.
+
+    Raises: BadConfiguration for settings that would choose or hold out labelled images.
+    """
+    if not coordinator_has_labels(scenario) or settings.name == "class_mismatch":
+        raise BadConfiguration(f"[simulation] labelled: in {scenario} with this split the coordinator has no labelled"
+                               " images.", remedy="Remove labelled, or choose labels-at-coordinator.")
+    for name in (*_AT_COORDINATOR, "num_test", "num_validation", *(() if silos_have_labels(scenario) else _AT_SILOS)):
+        if getattr(settings, name):
+            raise BadConfiguration(f"{name} has no effect beside [simulation] labelled, which names the coordinator's"
+                                   " images.", remedy="Remove it; test images are named by [simulation] test.")
+    if settings.fraction < 1 or settings.all_labelled:
+        raise BadConfiguration("fraction and all_labelled have no effect beside [simulation] labelled.",
+                               remedy="Remove them.")
+    chosen: Indices = np.arange(apart, dtype=np.int64)
+    held = _held_by_silos(labels, settings, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
+    taken = _taken(labels, settings, num_classes, seed, np.concatenate((chosen, *held)))
+    dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
+    return Split(dealt.silos, coordinator=chosen, labelled=held, steps=dealt.steps)
 
 
 _AT_COORDINATOR = ("num_labelled", "label_imbalance")

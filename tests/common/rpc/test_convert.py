@@ -254,6 +254,16 @@ def test_a_task_says_which_model_it_brings_and_by_what_rounds_are_compared(model
     assert (found.model_round, found.measure) == (model_round, read)
 
 
+def test_the_digest_of_a_networks_file_crosses_and_nothing_else_that_is_not_one() -> None:
+    model = ModelSettings(name="my_net.py:build", classes=("a", "b"), factory_sha256="ab" * 32)
+    sent = task_to_proto(make_task(model=model), report_interval_seconds=1.0)
+    assert sent.model.factory_sha256 == bytes.fromhex("ab" * 32)
+    assert task_from_proto(sent, silo="a").model == model
+    sent.model.factory_sha256 = b"x"
+    with pytest.raises(BadPayload, match="1 bytes instead of 32"):
+        task_from_proto(sent, silo="a")
+
+
 @pytest.mark.parametrize("model_round", [-1, 2, 2**40])
 def test_a_task_cannot_bring_the_model_of_its_own_or_a_later_round(model_round: int) -> None:
     sent = task_to_proto(make_task(round=2), report_interval_seconds=1.0)

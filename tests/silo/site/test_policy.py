@@ -54,6 +54,7 @@ def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
     ("[permit]\nmetrics = ['los']\n", ("los", "loss")),
     ("[permit]\nencodings = ['int2']\n", ("int2", "int4", "top-k")),
     ("[permit]\nfactories = ['my.module']\n", ("my.module", "package.module:name")),
+    ("[permit]\nmodel_files = ['my_net.py']\n", ("my_net.py", "silo permit-model FILE")),
     ("[privacy]\nmax_epsilon = -1.0\n", ("max_epsilon", "above 0")),
     ("[privacy]\ndelta = 1.0\n", ("delta", "below 1")),
     ("[privacy]\nepsilon = 1.0\n", ("unknown key 'epsilon'", "max_epsilon")),
@@ -102,6 +103,19 @@ def test_a_model_factory_is_refused_unless_this_very_name_is_listed() -> None:
         with pytest.raises(NotPermitted, match="os:system"):
             check_task(Policy(permit=Permit(factories=factories)), task)
     check_task(Policy(permit=Permit(factories=("os:system",))), task)
+
+
+def test_a_file_that_builds_a_network_is_refused_unless_its_very_digest_is_listed() -> None:
+    model = replace(TASK.model, name="my_net.py:build", factory_sha256="a" * 64)
+    task = replace(TASK, model=model)
+    for permit in (Permit(), Permit(factories=("my_net.py:build",)), Permit(model_files=("b" * 64,))):
+        with pytest.raises(NotPermitted, match=f"my_net.py' .SHA-256 {'a' * 64}") as caught:
+            check_task(Policy(permit=permit), task)
+        assert "silo permit-model my_net.py" in caught.value.remedy
+    check_task(Policy(permit=Permit(model_files=("b" * 64, "a" * 64))), task)
+    with pytest.raises(NotPermitted, match="not said"):
+        check_task(Policy(permit=Permit(model_files=("a" * 64,))),
+                   replace(task, model=replace(model, factory_sha256="")))
 
 
 @pytest.mark.parametrize(("uplink", "forms"), [

@@ -19,7 +19,7 @@ from semisilo.common.learning import batch_norm
 from semisilo.common.learning.batch_norm import NoReplacement, StaticBatchNorm
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.factory import build_model, check_model, model_builder
-from semisilo.common.models.timm_models import build_timm_model, timm_names
+from semisilo.common.models.libraries.timm_models import build_timm_model, timm_names
 from semisilo.silo.site.policy import Policy, check_task
 from tests.silo.site.test_policy import TASK
 
