@@ -22,13 +22,18 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
 T = TypeVar("T")
 
 Tables = dict[str, Any]  # Any: whatever a person has written, before it is checked
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
+
+ABSENT_AT_DEFAULT: Mapping[str, bool] = types.MappingProxyType({"absent_at_default": True})
+"""`metadata` of a dataclass's field that came later: `to_dict` leaves it out while it has its default, so that texts
+and digests of what does not use it (tasks, study cards, model files) stay as they were, and a version that does not
+know it refuses what does, by name."""
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _PLAIN = (str, int, float, bool)
@@ -72,7 +77,9 @@ def to_dict(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_dict(getattr(value, name)) for name in _names(type(value))}
+        later = _later(type(value))
+        return {name: to_dict(getattr(value, name)) for name in _names(type(value))
+                if name not in later or getattr(value, name) != later[name]}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
@@ -125,6 +132,13 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
 def _names(cls: Hashable) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
     return tuple(field.name for field in dataclasses.fields(typing.cast(Any, cls)))
+
+
+@functools.cache
+def _later(cls: Hashable) -> Mapping[str, object]:
+    """The fields of a dataclass that are left out at their default, with it."""
+    return {field.name: field.default for field in dataclasses.fields(typing.cast(Any, cls))
+            if field.metadata.get("absent_at_default")}
 
 
 @functools.cache

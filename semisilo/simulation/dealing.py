@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
+from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
@@ -93,10 +94,10 @@ class Dealt:
         """Number of classes."""
         return len(self.classes)
 
-    def labels(self) -> NDArray[np.int64]:
-        """Of everything that is dealt, int64 (N,)."""
+    def labels(self) -> NDArray[np.integer]:
+        """Of everything that is dealt, int64 (N,); multi-hot rows, int8 (N, K), where images may have several."""
         assert self.images.labels_N is not None
-        labels_N: NDArray[np.int64] = self.images.labels_N.numpy()
+        labels_N: NDArray[np.integer] = self.images.labels_N.numpy()
         return labels_N
 
     def coordinator_set(self, name: str) -> ImageSet | None:
@@ -121,8 +122,11 @@ class Dealt:
                            test=self.test if self.study.simulation.silos_test else None)
 
     def non_iidness(self) -> float:
-        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common. Source: data.md section 3.8."""
-        return non_iidness(class_distributions(self.labels(), self.split, num_classes=self.num_classes))
+        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common; of images with several labels that of
+        their strata. Source: data.md section 3.8."""
+        labels_N = self.labels()
+        return non_iidness(class_distributions(strata_of(labels_N), self.split,
+                                               num_classes=num_strata(labels_N, self.num_classes)))
 
     def digest(self) -> str:
         """SHA-256, hex, of all that participants get: a simulation goes on only with the same images."""
@@ -152,7 +156,8 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
-                            selection=study.draft.data.selection)
+                            selection=study.draft.data.selection,
+                            multi_label=study.draft.study.task == "multi_label")
         return found.images, classes or found.classes
 
     images, classes = read(source, study.draft.data.classes)
@@ -165,7 +170,7 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     assert images.labels_N is not None
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
-                     scenario=study.scenario)
+                     scenario=study.scenario, multi_label=images.labels_N.ndim == 2)
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
     if len(split.test):
