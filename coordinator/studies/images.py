@@ -288,8 +288,8 @@ def _measured(images: CoordinatorData, source: str, key: str) -> ImageSet:
 def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
     data, image = config.data, config.data.image
     if config.study.task != frozen.task:
-        raise BadConfiguration(f'[study] task = "{config.study.task}" differs from "{frozen.task}", with which the study'
-                               " was started.", remedy="Set it back, or start a new study.")
+        raise BadConfiguration(f'[study] task = "{config.study.task}" differs from "{frozen.task}", with which the'
+                               " study was started.", remedy="Set it back, or start a new study.")
     settings = [("classes", data.classes or frozen.classes, frozen.classes)]
     pairs: list[tuple[str, object, object]] = [
         *settings, ("size", image.size, frozen.image.size), ("channels", image.channels, frozen.image.channels),

@@ -82,7 +82,7 @@ def _check_for_findings(settings: SplitSettings) -> None:
     """Raises: BadConfiguration for what is not defined where images may have several labels or none."""
     if settings.name not in _FOR_FINDINGS:
         raise BadConfiguration(f'The split "{settings.name}" deals images of one class each; these may have several'
-                               " labels or none.", remedy=f"Choose {' or '.join(_FOR_FINDINGS)}, by the rarest finding.")
+                               " labels, or none.", remedy=f"Choose {' or '.join(_FOR_FINDINGS)}, by the rarest finding.")
     wrong = next((name for name in _OF_ONE_CLASS if getattr(settings, name) is not None), None)
     if wrong or isinstance(settings.num_labelled, tuple):
         raise BadConfiguration(f"{wrong or 'num_labelled for each class'} has no meaning where images may have several"
