@@ -67,8 +67,8 @@ class LabelTaskSettings:
                                  f" confidence_threshold = {threshold:g}.")
         if self.multi_label and makes_labels and self.negative_threshold is None and threshold <= 0.5:
             raise ValueError(f"confidence_threshold = {threshold:g}: with several labels for an image it must be above"
-                             " 0.5, or give negative_threshold as well: what a class's probability may be at most where the"
-                             " image does not show it.")
+                             " 0.5, or give negative_threshold as well: what a class's probability may be at most where"
+                             " the image does not show it.")
         if isinstance(self.class_weights, str):
             if self.class_weights not in ("", "balanced"):
                 raise ValueError(f'class_weights = "{self.class_weights}": give "balanced", or a number for every'

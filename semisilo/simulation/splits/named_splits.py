@@ -72,7 +72,7 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
         steps=tuple(tuple(train[step] for step in steps) for steps in dealt.steps))
 
 
-_FOR_FINDINGS: tuple[SplitName, ...] = ("iid", "shards", "dirichlet_semifl")
+_FOR_FINDINGS: tuple[SplitName, ...] = ("iid", "dirichlet_semifl")
 """Rules that deal by the rarest finding as well as by the class."""
 _OF_ONE_CLASS = ("label_imbalance", "unlabelled_imbalance", "labelled_classes")
 """Settings that count images of each class, of which an image has one."""
@@ -82,7 +82,8 @@ def _check_for_findings(settings: SplitSettings) -> None:
     """Raises: BadConfiguration for what is not defined where images may have several labels or none."""
     if settings.name not in _FOR_FINDINGS:
         raise BadConfiguration(f'The split "{settings.name}" deals images of one class each; these may have several'
-                               " labels, or none.", remedy=f"Choose {' or '.join(_FOR_FINDINGS)}, by the rarest finding.")
+                               " labels, or none.",
+                               remedy=f"Choose {' or '.join(_FOR_FINDINGS)}, by the rarest finding.")
     wrong = next((name for name in _OF_ONE_CLASS if getattr(settings, name) is not None), None)
     if wrong or isinstance(settings.num_labelled, tuple):
         raise BadConfiguration(f"{wrong or 'num_labelled for each class'} has no meaning where images may have several"

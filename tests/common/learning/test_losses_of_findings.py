@@ -79,7 +79,8 @@ def test_every_class_gets_a_pseudo_label_of_its_own_or_none() -> None:
     found = pseudo_labels(logits_BK, ClassThresholds(0.95, 0.05))
     assert found.hard_label_B.tolist() == [[1, 0, -1], [-1, -1, -1], [1, 1, 0]]
     assert found.keep_B.tolist() == [True, False, True]
-    assert found.max_prob_B.tolist() == pytest.approx([(0.96 + 0.96 + 0.5) / 3, (0.5 + 0.94 + 0.94) / 3, 0.95], abs=1e-6)
+    assert found.max_prob_B.tolist() == pytest.approx(
+        [(0.96 + 0.96 + 0.5) / 3, (0.5 + 0.94 + 0.94) / 3, 0.95], abs=1e-6)
 
 
 def test_a_model_that_has_diverged_labels_no_class() -> None:

@@ -73,8 +73,8 @@ def test_images_of_which_a_class_is_not_known_do_not_count_for_it() -> None:
 
 
 def test_the_parts_of_an_area_give_delongs_variance() -> None:
-    """Of one class: var(V10) / n + var(V01) / m with the variances' divisors n and m; V10 of an image of the class is the
-    share of others below it."""
+    """Of one class: var(V10) / n + var(V01) / m with the variances' divisors n and m; V10 of an image of the class is
+    the share of others below it."""
     rows_N1, scores_N1 = ROWS_NK[:, :1], SCORES_NK[:, :1]
     found = area_parts(scores_N1, rows_N1)
     assert found is not None

@@ -102,7 +102,8 @@ def test_an_npz_has_a_row_for_each_image_and_a_column_for_each_class(tmp_path: P
 
 @pytest.mark.parametrize(("labels", "text"), [
     (np.array([0, 1, 2]), "a row for each image"), (np.array([[0, 2], [1, 0], [1, 1]]), "other than 0, 1 and -1"),
-    (np.array([[0.5, 1], [0, 1], [0, 1]]), "other than 0, 1 and -1"), (np.array([[1], [0], [1]]), "a row for each image")])
+    (np.array([[0.5, 1], [0, 1], [0, 1]]), "other than 0, 1 and -1"),
+    (np.array([[1], [0], [1]]), "a row for each image")])
 def test_an_npz_with_other_labels_is_refused(tmp_path: Path, labels: np.ndarray, text: str) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, images=np.zeros((3, 5, 5), dtype=np.uint8), labels=labels)
@@ -129,8 +130,8 @@ def test_parquet_has_lists_texts_or_columns(scans: Path) -> None:
     assert _rows(written(label=[["b", "a"], [], ["a"], None])) == (wanted, ("a", "b"))
     assert _rows(written(label=["a|b", "No Finding", "a", ""])) == (wanted, ("a", "b"))
     assert _rows(written(a=[1, 0, 1, None], b=[True, False, False, None]) + "#label=a,b") == (wanted, ("a", "b"))
-    found = read_partly_labelled(written(label=[["b", "a"], [], ["a"], None]), FORM, classes=("a", "b"), use_labels=True,
-                                 multi_label=True)
+    found = read_partly_labelled(written(label=[["b", "a"], [], ["a"], None]), FORM, classes=("a", "b"),
+                                 use_labels=True, multi_label=True)
     assert found.unlabelled is not None
     assert len(found.unlabelled) == 1
     assert survey_partly_labelled(str(path)).labelled == 3
