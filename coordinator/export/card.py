@@ -43,6 +43,7 @@ from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
 __all__ = [
     "CARD_FORMAT",
     "INTENDED_USE",
+    "USE_OF_FINDINGS",
     "CardCost",
     "CardData",
     "CardFile",
@@ -79,6 +80,10 @@ INTENDED_USE = (
     "It is for research: to compare methods and studies, and to be studied further on images of the same kind, by"
     " people who know where its training and test images came from.",
     "It answers every picture with one of its classes, also a picture that belongs to none of them.")
+USE_OF_FINDINGS = (
+    *INTENDED_USE[:-1],
+    "A picture may show several of its classes or none: it answers to each class by itself, also for a picture of"
+    " another kind than those that it was trained on.")
 
 
 # What a card says -----------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from semisilo.coordinator.compute.labels_alone_model import prior_of_labels_alon
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
+    USE_OF_FINDINGS,
     CardData,
     CardFile,
     CoordinatorImages,
@@ -422,7 +423,7 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
     chosen, frozen = opened.chosen, opened.data.frozen
     number, labels_alone = chosen.round.number, chosen.rule == LABELS_ALONE
     card = ModelCard(
-        format=CARD_FORMAT, intended_use=INTENDED_USE,
+        format=CARD_FORMAT, intended_use=INTENDED_USE if frozen.task == "single_label" else USE_OF_FINDINGS,
         model=card_model(chosen, opened.facts, find_method(chosen.study.config["method"]["name"])),
         data=CardData(
             coordinator=CoordinatorImages(

@@ -133,7 +133,7 @@ class Predictions:
         ("p_CLASS"), or the `top` likeliest ("class_1", "probability_1", ...).
 
         Where an image may show several classes or none: file, findings (names with "|" between them, "" for none), and
-        of every class "p_CLASS" and "CLASS", 1 where it counts as shown, else 0.
+        of every class "p_CLASS" and "shown_CLASS", 1 where it counts as shown, else 0.
         """
         if self.multi_label:
             return self._rows_of_findings(top)
@@ -158,7 +158,7 @@ class Predictions:
             row: dict[str, Cell] = {"file": name, "findings": "|".join(self.findings(index))}
             if top is None:
                 for each, p, is_shown in zip(self.classes, p_K.tolist(), is_shown_K, strict=True):
-                    row |= {f"p_{each}": p, each: int(is_shown)}
+                    row |= {f"p_{each}": p, f"shown_{each}": int(is_shown)}
             else:
                 for rank, best in enumerate(np.argsort(-p_K, kind="stable")[:top].tolist(), 1):
                     row |= {f"class_{rank}": self.classes[best], f"probability_{rank}": float(p_K[best])}
