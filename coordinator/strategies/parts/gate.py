@@ -74,10 +74,10 @@ def accepted_area_step(logits_at: Callable[[float], Tensor | None], rows_NK: Ten
     """`accepted_step` where images have several labels or none: the largest step at which the macro AUROC is not lower
     than at 0 by more than the standard error of the difference; else 0.
 
-        accepted where A(s) - A(0) >= -sqrt(sum_i (psi_i(s) - psi_i(0))^2)
+        accepted where A(s) - A(0) >= -max(1 / N, sqrt(sum_i (psi_i(s) - psi_i(0))^2))
 
     with psi the parts of the area image by image (`area_parts`); both models see the same images, so what they err in
-    alike cancels.
+    alike cancels, and the smallest of differences would count were it not for 1 / N, what one image weighs.
     Args:
         logits_at: from a step to logits, (N, K); None for a model without an answer, which is not accepted.
         rows_NK: multi-hot, on the CPU.
@@ -95,7 +95,7 @@ def accepted_area_step(logits_at: Callable[[float], Tensor | None], rows_NK: Ten
     for step in STEPS:
         after = parts_at(step)
         if after is not None:
-            error = float(np.sqrt(((after.influence_N - before.influence_N) ** 2).sum()))
+            error = max(1 / len(rows_NK), float(np.sqrt(((after.influence_N - before.influence_N) ** 2).sum())))
             if after.macro - before.macro + error >= -_ROUNDING:
                 return step
     return 0.0
