@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["ADDED_LATER", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
 T = TypeVar("T")
 
@@ -30,9 +30,10 @@ Tables = dict[str, Any]  # Any: whatever a person has written, before it is chec
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
 
-ADDED_LATER = {"added later": True}
-"""Metadata of a dataclass field that an earlier version did not have: `to_dict` leaves it out while it has its default,
-so that digests and files of what does not use it stay as they were."""
+ABSENT_AT_DEFAULT: Mapping[str, bool] = types.MappingProxyType({"absent_at_default": True})
+"""`metadata` of a dataclass's field that came later: `to_dict` leaves it out while it has its default, so that texts
+and digests of what does not use it (tasks, study cards, model files) stay as they were, and a version that does not
+know it refuses what does, by name."""
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _PLAIN = (str, int, float, bool)
@@ -72,15 +73,15 @@ def load_toml(path: Path) -> Tables:
 def to_dict(value: Any) -> Any:
     """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex.
 
-    Fields that are `ADDED_LATER` are left out while they have their default.
+    Fields that are `ABSENT_AT_DEFAULT` are left out while they have their default.
     """
     kind = type(value)
     if value is None or kind in _PLAIN:
         return value  # most values, before anything that takes time
     if (names := _names(typing.cast(Hashable, kind))) is not None:
-        added = _added(typing.cast(Hashable, kind))
+        later = _later(typing.cast(Hashable, kind))
         return {name: to_dict(getattr(value, name)) for name in names
-                if not (added and name in added and getattr(value, name) == added[name])}
+                if name not in later or getattr(value, name) != later[name]}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Enum):
@@ -147,10 +148,10 @@ class _Field:
 
 
 @functools.cache
-def _added(cls: Hashable) -> Mapping[str, object]:
-    """Default of each field that is `ADDED_LATER`."""
+def _later(cls: Hashable) -> Mapping[str, object]:
+    """The fields of a dataclass that are left out at their default, with it."""
     return {field.name: field.default for field in dataclasses.fields(typing.cast(Any, cls))
-            if "added later" in field.metadata}
+            if field.metadata.get("absent_at_default")}
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semisilo.common.config import ADDED_LATER
+from semisilo.common.config import ABSENT_AT_DEFAULT
 
 __all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "DicomRules", "ImageForm", "OnError", "PatientRule",
            "Reading", "Selection", "patient_key"]
@@ -73,7 +73,7 @@ class Selection:
     dicom: DicomRules = field(default_factory=dict)
     """What the tags of a DICOM file must say; files of other formats always count."""
     patient: PatientRule = "auto"
-    formats: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    formats: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
     """Plug-ins of the entry point group `semisilo.formats` whose files are read as well."""
 
     def __post_init__(self) -> None:

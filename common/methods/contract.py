@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from semisilo.common.config import ADDED_LATER
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
@@ -185,7 +185,7 @@ class ModelSettings:
     freeze: tuple[str, ...] | str = ()
     """Parts of the network that keep their weights, as parameter names, module names or patterns; or "backbone", all
     but the head. It does not travel: tasks bring the frozen tensors as group `frozen`, which says it all."""
-    factory_sha256: str = field(default="", metadata=ADDED_LATER)
+    factory_sha256: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Of "file.py:factory": SHA-256 of the file, hex, by which a silo knows the file that it permits. Of a network that
     was handed over from Python: what tells it from others. Else empty."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
@@ -81,6 +82,9 @@ class MethodSpec:
     other, where there are several; the number of threads is measured with it."""
     set_by_strategy: tuple[str, ...] = ()
     """Settings that the strategy writes into every task; a study file must not have them."""
+    tasks: tuple[LabelTask, ...] = ("single_label",)
+    """Kinds of labels that the method is defined for; its settings inherit `LabelTaskSettings` where there are more
+    than the first."""
     robust_rules: tuple[Rule, ...] = ()
     """Rules of table [robust] that the method is defined with, besides the plain mean."""
     summed: bool = False

@@ -250,7 +250,9 @@ def evaluation_to_proto(found: SiteEvaluation) -> round_pb.SiteEvaluation:
     """The message of a global model's numbers on a site's own images."""
     return round_pb.SiteEvaluation(
         study=found.study, round=found.round, labels_alone=found.labels_alone,
-        classes=[round_pb.ClassResult(image_count=each.images, correct_count=each.correct, auroc=each.auroc)
+        classes=[round_pb.ClassResult(image_count=each.images, correct_count=each.correct, auroc=each.auroc,
+                                      other_count=each.others, correct_other_count=each.correct_others,
+                                      average_precision=each.average_precision)
                  for each in found.classes])
 
 
@@ -262,7 +264,11 @@ def evaluation_from_proto(message: round_pb.SiteEvaluation) -> SiteEvaluation:
         return SiteEvaluation(
             study=_name("study", message.study), round=message.round, labels_alone=message.labels_alone,
             classes=tuple(ClassResult(images=each.image_count, correct=each.correct_count,
-                                      auroc=each.auroc if each.HasField("auroc") else None)
+                                      auroc=each.auroc if each.HasField("auroc") else None,
+                                      others=each.other_count if each.HasField("other_count") else None,
+                                      correct_others=each.correct_other_count,
+                                      average_precision=each.average_precision
+                                      if each.HasField("average_precision") else None)
                           for each in message.classes))
     except ValueError as error:
         raise BadPayload(f"An evaluation has numbers that cannot be: {error}") from None

@@ -15,6 +15,8 @@ __all__ = ["counted", "describe_bytes", "describe_estimate", "describe_moment", 
            "describe_points", "describe_progress", "describe_range", "describe_seconds", "describe_share"]
 
 _DASH = "–"
+_AREAS = ("auroc", "average_precision")
+"""Numbers that people write as 0.953, not as a percentage."""
 _EXACT = Context(prec=800)
 """More digits than any float has, before the point and after it: only `quantize` rounds."""
 
@@ -91,14 +93,14 @@ def describe_points(after: float | None, before: float | None, *, decimals: int 
 
 
 def describe_metric(name: str, value: float | None, *, decimals: int = 1) -> str:
-    """A number of a model for a person: an AUROC with two digits more than `decimals`, 0.953, anything else as
-    `describe_percentage`.
+    """A number of a model for a person: an AUROC or an average precision with two digits more than `decimals`, 0.953,
+    anything else as `describe_percentage`.
 
     Args:
         name: as among the metrics of a round: "accuracy", "auroc", "validation_auroc/CLASS", ...
         value: 0 to 1.
     """
-    if value is None or not math.isfinite(value) or "auroc" not in name.split("/")[0]:
+    if value is None or not math.isfinite(value) or not any(each in name.split("/")[0] for each in _AREAS):
         return describe_percentage(value, decimals=decimals)
     return f"{value:.{decimals + 2}f}"
 

@@ -66,14 +66,20 @@ class SiteEvaluation(_message.Message):
     def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ...) -> None: ...
 
 class ClassResult(_message.Message):
-    __slots__ = ("image_count", "correct_count", "auroc")
+    __slots__ = ("image_count", "correct_count", "auroc", "other_count", "correct_other_count", "average_precision")
     IMAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
     CORRECT_COUNT_FIELD_NUMBER: _ClassVar[int]
     AUROC_FIELD_NUMBER: _ClassVar[int]
+    OTHER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_OTHER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_PRECISION_FIELD_NUMBER: _ClassVar[int]
     image_count: int
     correct_count: int
     auroc: float
-    def __init__(self, image_count: _Optional[int] = ..., correct_count: _Optional[int] = ..., auroc: _Optional[float] = ...) -> None: ...
+    other_count: int
+    correct_other_count: int
+    average_precision: float
+    def __init__(self, image_count: _Optional[int] = ..., correct_count: _Optional[int] = ..., auroc: _Optional[float] = ..., other_count: _Optional[int] = ..., correct_other_count: _Optional[int] = ..., average_precision: _Optional[float] = ...) -> None: ...
 
 class Away(_message.Message):
     __slots__ = ("reason", "until_time")

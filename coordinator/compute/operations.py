@@ -35,6 +35,7 @@ from semisilo.common.methods.contract import (
     Tensors,
 )
 from semisilo.common.methods.parts.imbalance import check_class_prior
+from semisilo.common.methods.parts.label_task import check_class_weights
 from semisilo.common.methods.parts.privacy import SiloNoise
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
@@ -154,6 +155,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
     Raises: BadConfiguration or UnknownName where method and images do not fit each other.
     """
     check_class_prior(config.method.settings, data.frozen.classes)
+    check_class_weights(config.method.settings, data.frozen.classes)
     check_network(config.privacy.dp, data.build_model, seed=config.study.seed)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,

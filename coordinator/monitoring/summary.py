@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from semisilo.common.errors import StorageDamaged
 from semisilo.common.measures.gain import Gain
 from semisilo.common.measures.site_evaluation import (
-    BALANCED,
     SiteEvaluation,
     SiteScores,
     estimate_text,
     site_scores,
 )
-from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
+from semisilo.common.measures.study_measure import VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric
 from semisilo.coordinator.ledger.costs import Cost, costs_of
 from semisilo.coordinator.ledger.events import StudyNote, event_kinds, study_notes
@@ -44,12 +43,13 @@ __all__ = ["MODEL_METRICS", "AuditSummary", "MeasureBeside", "RoundSummary", "Si
            "seconds_left", "seconds_since_start", "site_lines", "summarise"]
 
 MODEL_METRICS = ("accuracy", "loss", "balanced_accuracy", "auroc", "calibration_error", "labelled_accuracy",
-                 "selection_score", "selection_error")
+                 "selection_score", "selection_error", "average_precision", "f1", "exact_match")
 """Numbers of a round that are of its model, whatever the method; there are more by class, as "recall/CLASS"."""
 _ETA_ROUNDS = 5
 
 
 _MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "auroc": "AUROC",
+             "average_precision": "average precision", "f1": "F1", "exact_match": "exact match",
              "calibration_error": "calibration error"}
 _SETS = {"": "", VALIDATION_PREFIX: ", validation images", "crossfit_": ", cross-validated on the labels"}
 
@@ -306,6 +306,7 @@ def measures_beside(row: StudyRow, federated: Mapping[str, float], classes: Sequ
     for prefix, where in _SETS.items():
         names = _MEASURES | {f"recall/{each}": f"recall of {each}" for each in classes}
         names |= {f"auroc/{each}": f"AUROC of {each}" for each in classes}
+        names |= {f"average_precision/{each}": f"average precision of {each}" for each in classes}
         for name, words in names.items():
             key = f"{prefix}{name}"
             if key in alone or (key in federated and prefix != "crossfit_"):
@@ -342,12 +343,11 @@ def _site_line(silo: str, found: SiteEvaluation | None, frozen: FrozenStudy, cho
     if found is None:
         return SiteLine(silo=silo, round=None, labels_alone=False, handed_over=False, scores=None, texts={})
     scores, measure = site_scores(found, frozen.study_measure, frozen.classes), frozen.study_measure
-    values = {ACCURACY: scores.accuracy, BALANCED: scores.balanced_accuracy, measure: scores.measure}
     return SiteLine(
         silo=silo, round=found.round, labels_alone=found.labels_alone, scores=scores,
         handed_over=found.labels_alone if choice.labels_alone else
         not found.labels_alone and found.round == choice.round,
-        texts={each.title: estimate_text(value, each) for each, value in values.items()})
+        texts={each.title: estimate_text(value, each) for each, value in scores.by_measure(measure).items()})
 
 
 def labels_alone_note(row: StudyRow, *, live: str = "") -> str:

@@ -131,7 +131,7 @@ def _score_line(axes: Axes, xs: list[float] | list[int], scored: list[tuple[Roun
                 theme: Theme, *, second: bool = False) -> None:
     """The study's measure, in percent, an AUROC as it is; with `second` another number where there is one to see."""
     measure = study.measure
-    full = 1 if measure.kind == "auroc" else 100
+    full = 1 if measure.is_area else 100
     values = [full * score for _, score in scored]
     axes.plot(xs, values, color=theme.accent, marker=marker_of(len(xs)), markersize=4,
               label="federated")

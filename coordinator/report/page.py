@@ -234,7 +234,8 @@ def _gain_note(study: StudySummary) -> str:
 
 def _score_note(study: StudySummary) -> str:
     if study.test_score is not None:
-        beside = "" if study.measure == ACCURACY else f"; accuracy {describe_percentage(study.accuracy)}"
+        beside = "" if study.measure == ACCURACY or study.accuracy is None else \
+            f"; accuracy {describe_percentage(study.accuracy)}"
         return f"test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}{beside}"
     if study.completed_rounds == 0:
         return "no round yet"

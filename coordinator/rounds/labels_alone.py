@@ -138,8 +138,8 @@ class LabelsAloneWork:
             return
         self._ledger.set_study_facts(study.name, baseline=result)
         self._remove_file(study.name)
-        if "accuracy" in result.metrics:
-            short, measure = cut_short(result), study.frozen.study_measure
+        short, measure = cut_short(result), study.frozen.study_measure
+        if "accuracy" in result.metrics or measure.metric in result.metrics:
             told = measure if measure.metric in result.metrics else ACCURACY
             _LOG.info("labels alone reach %s of %s%s", told.with_article,
                       describe_metric(told.metric, result.metrics[told.metric]), f" ({short})" if short else "")

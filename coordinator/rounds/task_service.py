@@ -470,6 +470,8 @@ class TaskService:
         row = self._ledger.find_study(found.study)
         if row is None or len(found.classes) != len(row.classes):
             why = "there is no such study" if row is None else f"the study has {len(row.classes)} classes"
+        elif row.frozen is None or found.multi_label != (row.frozen.task == "multi_label"):
+            why = "its counts are those of another kind of label"
         elif not is_committed(self._ledger, found.study, found.round):
             why = f"round {found.round} is not committed"
         elif found.labels_alone and (row.baseline is None or not row.baseline.model_digest):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semisilo.common.config import ADDED_LATER
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.split_settings import SplitSettings
 
 __all__ = ["SimulationSettings"]
@@ -22,7 +22,7 @@ class SimulationSettings:
     """What is dealt: `file.npz` (its training part), `file.npz#train`, or a named set such as "digits"; with labels."""
     split: SplitSettings
     """Table [simulation.split]: how it is dealt."""
-    labelled: str = field(default="", metadata=ADDED_LATER)
+    labelled: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """The coordinator's labelled images, all of them; `data` is then dealt to the silos alone, and needs no labels
     where the split is "iid". Left out: the split draws them from `data` (`num_labelled`)."""
     test: str = ""

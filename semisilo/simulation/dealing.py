@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
+from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.methods import silos_have_labels
@@ -100,10 +101,10 @@ class Dealt:
         """Number of classes."""
         return len(self.classes)
 
-    def labels(self) -> NDArray[np.int64]:
-        """Of everything that is dealt, int64 (N,)."""
+    def labels(self) -> NDArray[np.integer]:
+        """Of everything that is dealt, int64 (N,); multi-hot rows, int8 (N, K), where images may have several."""
         assert self.images.labels_N is not None
-        labels_N: NDArray[np.int64] = self.images.labels_N.numpy()
+        labels_N: NDArray[np.integer] = self.images.labels_N.numpy()
         return labels_N
 
     def coordinator_set(self, name: str) -> ImageSet | None:
@@ -129,8 +130,11 @@ class Dealt:
                            classes_known=self.classes_known)
 
     def non_iidness(self) -> float:
-        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common. Source: data.md section 3.8."""
-        return non_iidness(class_distributions(self.labels(), self.split, num_classes=self.num_classes))
+        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common; of images with several labels that of
+        their strata. Source: data.md section 3.8."""
+        labels_N = self.labels()
+        return non_iidness(class_distributions(strata_of(labels_N), self.split,
+                                               num_classes=num_strata(labels_N, self.num_classes)))
 
     def digest(self) -> str:
         """SHA-256, hex, of all that participants get: a simulation goes on only with the same images."""
@@ -160,7 +164,8 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
-                            selection=study.draft.data.selection)
+                            selection=study.draft.data.selection,
+                            multi_label=study.draft.study.task == "multi_label")
         return found.images, classes or found.classes
 
     classes_known, apart = True, 0
@@ -177,7 +182,7 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     assert images.labels_N is not None
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
-                     scenario=study.scenario, apart=apart)
+                     scenario=study.scenario, apart=apart, multi_label=images.labels_N.ndim == 2)
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
     if len(split.test):
@@ -217,7 +222,9 @@ def _joined_sources(study: SimulatedStudy, read: _Read, source: str
                         on_error="stop", reading=form.reading, selection=study.draft.data.selection).images
     import torch
 
-    return (joined(own, replace(found, labels_N=torch.zeros(len(found), dtype=torch.int64))), classes, len(own), False)
+    assert own.labels_N is not None
+    unknown = torch.zeros((len(found), *own.labels_N.shape[1:]), dtype=own.labels_N.dtype)
+    return joined(own, replace(found, labels_N=unknown)), classes, len(own), False
 
 
 def silo_names(number: int) -> tuple[str, ...]:

@@ -205,10 +205,14 @@ class SiteEvaluator:
             found, sent = each.evaluation, evaluation_to_proto(each.evaluation)
             self._disclosures.record(message(
                 "evaluation", sent.SerializeToString(deterministic=True), study=found.study, round=found.round,
-                text=f"global model: {found.correct} of {found.count} test images right, by class",
+                text=f"global model: {_told(found)}",
                 content={"labels_alone": found.labels_alone, "images": [one.images for one in found.classes],
                          "correct": [one.correct for one in found.classes],
-                         "auroc": [one.auroc for one in found.classes]}))
+                         "auroc": [one.auroc for one in found.classes],
+                         **({"others": [one.others for one in found.classes],
+                             "correct_others": [one.correct_others for one in found.classes],
+                             "average_precision": [one.average_precision for one in found.classes]}
+                            if found.multi_label else {})}))
             messages.append(sent)
         return messages
 
@@ -216,3 +220,9 @@ class SiteEvaluator:
         """The coordinator has answered the last call."""
         self._unsent = [each for each in self._unsent if each not in self._in_call]
         self._in_call = ()
+
+
+def _told(found: SiteEvaluation) -> str:
+    if found.multi_label:
+        return f"answers to {len(found.classes)} classes on {found.count} test images, right and wrong ones"
+    return f"{found.correct} of {found.count} test images right, by class"

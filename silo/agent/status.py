@@ -87,8 +87,9 @@ class EvaluationFacts:
     unix: float
     count: int
     """Test images."""
-    accuracy: Estimate
-    balanced_accuracy: Estimate
+    accuracy: Estimate | None
+    """None where images may have several labels or none, like the next."""
+    balanced_accuracy: Estimate | None
     measure: str
     """What the study compares rounds by."""
     measured: Estimate | None

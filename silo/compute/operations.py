@@ -24,7 +24,7 @@ from semisilo.common.data.image_set import ImageSet, Skipped
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.evaluation import Evaluation, evaluation_steps
+from semisilo.common.learning.evaluation import AnyEvaluation, MultiLabelEvaluation, evaluation_steps
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.measures.site_evaluation import ClassResult
@@ -40,6 +40,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
+from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, contribution_of, noise_shares, shares_noise
 from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
 from semisilo.common.methods.spec import EPSILON, FROZEN, MEASURING, counts_of
@@ -96,6 +97,8 @@ class _ImagesKey:
     scenario: Scenario
     classes: tuple[str, ...]
     """They matter where the silo's own labels do."""
+    multi_label: bool
+    """So does whether an image may have several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +264,8 @@ class Operations:
         the number is told once. To be overridden where the images are in memory already."""
         form = order.image
         key = _ImagesKey(choice=choice, size=form.size, channels=form.channels, resize=form.resize,
-                         reading=form.reading, scenario=scenario, classes=order.model.classes)
+                         reading=form.reading, scenario=scenario, classes=order.model.classes,
+                         multi_label=is_multi_label(order.settings))
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
             found = _all_images(order, scenario, choice, self._progress, self._disk)
@@ -283,9 +287,15 @@ def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file
             if stop_file.exists():
                 return _STOPPED
     except StopIteration as end:
-        found: Evaluation = end.value
+        found: AnyEvaluation = end.value
     finally:
         steps.close()
+    if isinstance(found, MultiLabelEvaluation):
+        return Evaluated(classes=tuple(
+            ClassResult(images=counts.with_class, correct=counts.true_positives, auroc=area,
+                        others=counts.without_class, correct_others=counts.true_negatives, average_precision=precision)
+            for counts, area, precision in zip(found.class_counts, found.areas.per_class,
+                                               found.average_precisions.per_class, strict=True)))
     return Evaluated(classes=tuple(
         ClassResult(images=sum(row), correct=row[label], auroc=area)
         for label, (row, area) in enumerate(zip(found.confusion, found.per_class_auroc, strict=True))))
@@ -297,7 +307,7 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
     comes from reading may hold the name of a file, which may hold a patient's."""
     try:
         return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
-                                disk=disk)
+                                disk=disk, multi_label=is_multi_label(order.settings))
     except (SemisiloError, MemoryError):
         raise
     except Exception as error:

@@ -195,8 +195,10 @@ class Score:
     labels_alone: bool
     unix: float
     count: int
-    accuracy: Estimate
-    balanced_accuracy: Estimate
+    accuracy: Estimate | None
+    """None where an image may show several classes or none, as the next one."""
+    balanced_accuracy: Estimate | None
+    """None where an image may show several classes or none, as the next one."""
     measure: str
     measured: Estimate | None
 

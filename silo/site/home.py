@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from semisilo.common.config import ADDED_LATER, from_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, from_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
@@ -279,7 +279,7 @@ class JoinChoice:
     """False: all images of `source` are unlabelled, whatever folders they are in."""
     dicom: DicomRules = field(default_factory=dict)
     patient: PatientRule = "auto"
-    formats: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    formats: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
 
     @property
     def selection(self) -> Selection:

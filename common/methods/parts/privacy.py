@@ -282,6 +282,8 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         value = getattr(settings, name, harmless)
         if name == "clip_norm" and trained_with(settings) is not settings:
             continue  # it is the coordinator's as well, and silos do without
+        if name == "class_weights" and not isinstance(value, str):
+            continue  # numbers that a person wrote follow from no image
         if value != harmless and (scenario == "labels-at-silo" or name not in _OF_LABELS):
             return f"[method] {name} = {_text(value)}: {why}. Leave it out."
     return ""
@@ -313,12 +315,14 @@ _ACROSS_IMAGES: tuple[tuple[str, object, str], ...] = (
     ("mask_mean", "batch", "it divides by how many images are kept, which depends on all of them"),
     ("distribution_alignment", "none", "it follows a mean over the silo's images, which is neither clipped nor noised"),
     ("logit_adjustment", 0.0, "it follows the class shares of the silo's labels, which are neither clipped nor noised"),
+    ("class_weights", (), "balanced weights follow the class shares of the silo's labels, which are neither clipped nor"
+     " noised: give numbers"),
     ("labelled_sampling", "shuffled", "epsilon is counted for images that are drawn independently (Poisson sampling)"),
     ("thresholds", "fixed", "it follows the mean confidence on the silo's labels, which is neither clipped nor noised"),
     ("clip_norm", 0.0, "the gradient of every image is clipped already, at [privacy.dp] clip_norm"),
 )
 """Settings that tie images to each other: the value without effect, and why any other is refused."""
-_OF_LABELS = ("logit_adjustment", "labelled_sampling", "thresholds")
+_OF_LABELS = ("logit_adjustment", "class_weights", "labelled_sampling", "thresholds")
 """Of them those that look at labels alone: where the coordinator has these, they touch no image of a silo."""
 
 

@@ -230,6 +230,14 @@ def test_an_evaluation_arrives_as_it_was_sent() -> None:
     assert evaluation_from_proto(pb.SiteEvaluation.FromString(sent.SerializeToString())) == EVALUATION
 
 
+def test_an_evaluation_of_images_with_several_labels_arrives_as_it_was_sent() -> None:
+    several = SiteEvaluation(study="first", round=4, classes=(
+        ClassResult(images=0, correct=0, others=9, correct_others=9),
+        ClassResult(images=3, correct=2, auroc=0.75, others=6, correct_others=0, average_precision=0.5)))
+    sent = evaluation_to_proto(several).SerializeToString()
+    assert evaluation_from_proto(pb.SiteEvaluation.FromString(sent)) == several
+
+
 @pytest.mark.parametrize("changes", [
     {"study": ""}, {"study": "../x"}, {"round": -1}, {"classes": []}, {"labels_alone": True},
     {"classes": [pb.ClassResult(image_count=1, correct_count=2)]},

@@ -299,7 +299,7 @@ const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
 function beside(study) {
   if (!study.beside?.length) return null;
-  const shown = (each, value) => (value === null ? format.DASH : each.name.split("/")[0].includes("auroc") ? value.toFixed(3) : `${(100 * value).toFixed(1)}${each.error === null ? "" : ` ± ${(100 * each.error).toFixed(1)}`} %`);
+  const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? value.toFixed(3) : `${(100 * value).toFixed(1)}${each.error === null ? "" : ` ± ${(100 * each.error).toFixed(1)}`} %`);
   const columns = [
     { name: "Measure", cell: (each) => each.words },
     { name: "Federated", class: "digits", cell: (each) => shown(each, each.federated) },

@@ -108,7 +108,7 @@ function numbers(here) {
     tile("Left today", budget ? format.bytes(budget.sent_bytes) : format.DASH, budget ? `${format.bytes(budget.received_bytes)} arrived` : null),
     tile("Since enrolment", `${about}${format.bytes(agent.sent_bytes)}`, `sent; ${about}${format.bytes(agent.received_bytes)} received`),
     privacy ? tile("Privacy spent", `ε ${format.number(privacy.epsilon)}`, privacy.max_epsilon ? `of ${format.number(privacy.max_epsilon)} permitted` : "no limit", privacy.max_epsilon && privacy.epsilon > 0.9 * privacy.max_epsilon ? "warn" : "") : null,
-    evaluation ? tile("Accuracy here", format.percentage(evaluation.accuracy.value), `round ${evaluation.round}, ${format.percentage(evaluation.accuracy.low)} to ${format.percentage(evaluation.accuracy.high)}`) : null);
+    evaluation ? tile(`${sentence(measureOf(evaluation))} here`, format.percentage(estimateOf(evaluation)?.value), `round ${evaluation.round}, ${interval(estimateOf(evaluation))}`) : null);
 }
 
 // Who it is ------------------------------------------------------------------------------------------------------------
@@ -138,25 +138,32 @@ function lately(here) {
 
 // The model here -------------------------------------------------------------------------------------------------------
 
+/** Where an image may show several classes or none there is no accuracy: then the study's own measure, if it has a value. */
+const estimateOf = ({ accuracy, measured }) => accuracy ?? measured;
+const measureOf = ({ accuracy, measure }) => (accuracy ? "accuracy" : measure.replaceAll("_", " "));
+const sentence = (text) => text[0].toUpperCase() + text.slice(1);
+const interval = (estimate) => (estimate ? `${format.percentage(estimate.low)} to ${format.percentage(estimate.high)}` : format.percentage(null));
+
 function atHome(here) {
   if (!here.evaluation) return null;
   const facts = data(api.evaluations());
   if (!facts) return null;
   const study = facts.newest.study;
   const scores = facts.scores.filter((each) => each.study === study && !each.labels_alone);
-  const points = scores.map(({ round, accuracy }) => [round, accuracy.value]);
+  const points = scores.filter(estimateOf).map((score) => [score.round, estimateOf(score).value]);
+  const measure = scores.length ? measureOf(scores.at(-1)) : "accuracy";
   const alone = facts.scores.find((each) => each.study === study && each.labels_alone);
   const classes = Object.entries(facts.newest.classes).map(([name, found]) => ({ name, ...found }));
   return h("section", { class: "card", key: "at-home", "aria-labelledby": "at-home" },
     h("h2", { id: "at-home", class: "unseen" }, "The model on this site's test images"),
-    points.length ? figure(`Accuracy on this site's test images, ${study}`, h("line-chart", { key: "accuracy", prop: { data: {
-      label: `Line: accuracy of ${study}'s model on this site's ${scores.at(-1).count} test images by round; ${format.percentage(points[0][1])} in round ${points[0][0]}, ${format.percentage(points.at(-1)[1])} in round ${points.at(-1)[0]}.`,
-      series: [{ name: "accuracy", tone: "first", points }],
-      level: alone ? { y: alone.accuracy.value, name: "labels alone" } : null,
+    points.length ? figure(`${sentence(measure)} on this site's test images, ${study}`, h("line-chart", { key: "accuracy", prop: { data: {
+      label: `Line: ${measure} of ${study}'s model on this site's ${scores.at(-1).count} test images by round; ${format.percentage(points[0][1])} in round ${points[0][0]}, ${format.percentage(points.at(-1)[1])} in round ${points.at(-1)[0]}.`,
+      series: [{ name: measure, tone: "first", points }],
+      level: alone && estimateOf(alone) ? { y: estimateOf(alone).value, name: "labels alone" } : null,
       x: { name: "round", text: String, whole: true, low: 0, high: Math.max(points.at(-1)[0], 1), tip: (value) => `round ${value}` },
       y: { text: (value, exact) => format.percentage(value, exact ? 1 : 0), least: 0.05 }, height: 200 } } }),
     { id: "accuracy", note: `${format.plural(facts.newest.count, "test image")}, never trained on. ${{ true: "The coordinator is told, as counts by class.", false: "The numbers stay here: silo.toml does not permit telling the coordinator." }[facts.told] ?? ""}`,
-      columns: [{ name: "Round", cell: ({ round }) => round }, { name: "Accuracy", class: "digits", cell: ({ accuracy }) => format.percentage(accuracy.value) }, { name: "Interval (95 %)", class: "digits", cell: ({ accuracy }) => `${format.percentage(accuracy.low)} to ${format.percentage(accuracy.high)}` }, { name: "Balanced", class: "digits", cell: ({ balanced_accuracy: balanced }) => format.percentage(balanced.value) }, { name: "Images", class: "digits", cell: ({ count }) => format.count(count) }],
+      columns: [{ name: "Round", cell: ({ round }) => round }, { name: sentence(measure), class: "digits", cell: (score) => format.percentage(estimateOf(score)?.value) }, { name: "Interval (95 %)", class: "digits", cell: (score) => interval(estimateOf(score)) }, ...(measure === "accuracy" ? [{ name: "Balanced", class: "digits", cell: ({ balanced_accuracy: balanced }) => format.percentage(balanced?.value) }] : []), { name: "Images", class: "digits", cell: ({ count }) => format.count(count) }],
       rows: [...scores].reverse() }) : null,
     h("h3", { class: "recall-title" }, `Right of each class, round ${facts.newest.round}`),
     h("dl", { class: "recall", style: { "--name": `${Math.min(180, 12 + 8 * Math.max(...classes.map(({ name }) => name.length)))}px` } }, classes.map(({ name, images, correct }) => h("div", { key: name },
