@@ -35,6 +35,7 @@ from semisilo.common.methods.contract import (
     ModelSettings,
     NumericsRecord,
     PayloadRef,
+    SiloData,
     SiloTask,
     TaskSpec,
     TensorGroup,
@@ -75,7 +76,7 @@ from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
 
-__all__ = ["Operations", "evaluated_on"]
+__all__ = ["Given", "Operations", "as_asked", "evaluated_on"]
 
 T = TypeVar("T")
 
@@ -111,6 +112,17 @@ class _Ready:
     build: ModelBuilder
     device: str
     record: NumericsRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a task brings besides what its trainer sees."""
+
+    request: Train
+    frozen: TensorGroup | None
+    """Tensors of layers that nobody trains."""
+    numerics: NumericsRecord
+    """In force."""
 
 
 class Operations:
@@ -154,12 +166,10 @@ class Operations:
                       memory=request.memory, numerics=record, network=ready.build()),
             data, policy=request.privacy, folder=request.privacy_folder) if order.dp is not None else None
         trainer = load_trainer(order.method)()
-        asked = SiloTask(
-            study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
-            seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
-            image=order.image, device=device, progress=self._progress, last_folded_round=order.last_folded_round,
-            private=private if order.dp is not None and order.dp.unit == "example" else None)
-        update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+        asked = as_asked(order, settings=settings, groups=groups, build=build, device=device, progress=self._progress,
+                         private=private if order.dp is not None and order.dp.unit == "example" else None)
+        update, keep = self._trained(trainer, asked, data, _remembered(trainer.Memory, request.memory), given=Given(
+            request=request, frozen=ready.frozen, numerics=record))
         if asked.private is not None:
             _assert_private(spec, update)
         metrics = _finite(spec, update)
@@ -180,6 +190,12 @@ class Operations:
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
                        memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
                        skipped=skipped, vector=vector)
+
+    def _trained(self, trainer: Any, asked: SiloTask, data: SiloData, memory: Any, *,
+                 given: Given) -> tuple[Update, Any]:
+        """What the trainer answers. To be overridden where several processes train together."""
+        update, keep = trainer.train(asked, data, memory)
+        return update, keep
 
     def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
         """Adds masks to words. To be overridden where there are any."""
@@ -260,6 +276,15 @@ class Operations:
             _log_skipped(found.skipped)
             return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
+
+
+def as_asked(order: TaskSpec, *, settings: Any, groups: Mapping[str, TensorGroup], build: ModelBuilder, device: str,
+             progress: Callable[[float, str], None], private: PrivateTask | None = None) -> SiloTask:
+    """A task as its trainer gets it."""
+    return SiloTask(
+        study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo, seed=order.seed,
+        settings=settings, groups=groups, build_model=build, augmentation=order.augmentation, image=order.image,
+        device=device, progress=progress, last_folded_round=order.last_folded_round, private=private)
 
 
 def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file: Path,
