@@ -91,7 +91,8 @@ class Agent:
 
     def __init__(self, *, home: SiloHome, silo: str, address: str, policy: Policy, choice: JoinChoice, link: Link,
                  compute: Compute, display: Display, traffic: Traffic, renew: Callable[[], Awaitable[None]],
-                 exit_when_finished: bool = False, federation: str = "", heads: HeadRecord | None = None,
+                 exit_when_finished: bool = False, idle_seconds: float = math.inf, federation: str = "",
+                 heads: HeadRecord | None = None,
                  poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time,
                  on_task: Callable[[TaskOutcome], None] = lambda outcome: None) -> None:
         """
@@ -107,6 +108,7 @@ class Agent:
             compute: runs `semisilo.silo.compute.operations.Operations`.
             renew: renews the certificate when that is due; called before every poll.
             exit_when_finished: `run` returns when there is no study any more after this silo has taken part in one.
+            idle_seconds: `run` returns as well when there was nothing to do for so long after it has begun.
             poll_seconds: how long the coordinator may hold a poll.
             clock: Unix seconds.
             on_task: told what became of each task.
@@ -128,6 +130,9 @@ class Agent:
         self._traffic = traffic
         self._renew = renew
         self._exit_when_finished = exit_when_finished
+        self._idle_seconds = idle_seconds
+        self.has_worked = False
+        """Whether there was a study to take part in, or the end of one was heard."""
         self._poll_seconds = poll_seconds
         self._clock = clock
         self._memory = SiloMemory(home.memory, outgoing=home.outgoing)
@@ -171,19 +176,23 @@ class Agent:
     # The loop ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
-        """Works until the study is over (with `exit_when_finished`); returns the coordinator's line about its end.
+        """Works until the study is over (with `exit_when_finished`), or there was none for `idle_seconds`; returns the
+        coordinator's line about its end, if there is one.
 
         Raises: BadData when the images cannot be used; what no repetition can mend.
         """
         try:
             await self._until_well(self._begin)
+            began = time.monotonic()
             self._display.state(f"connecting to {self._address}")
             self._save(state=f"connecting to {self._address}")
             pauses = waits(self._link.backoff, silo=self._silo)
             while True:
                 await self._until_well(self._renew)
                 asked = time.monotonic()
-                answer = await self._link.await_task(self._hello)
+                answer = await self._next_answer(asked - began)
+                if answer is None:
+                    return ""
                 self._sites.heard()
                 self._heed(answer.warning)
                 first, self._heard = not self._heard, True
@@ -215,6 +224,20 @@ class Agent:
             self._display.done()
             if self._status.now.pid:
                 self._save(state="stopped", pid=0)
+
+    async def _next_answer(self, since_seconds: float) -> pb.AwaitTaskResponse | None:
+        """What the coordinator answers, or None when there was nothing to do for too long.
+
+        Args:
+            since_seconds: how long ago this began.
+        """
+        if self.has_worked or math.isinf(self._idle_seconds):
+            return await self._link.await_task(self._hello)
+        try:
+            async with asyncio.timeout(max(0.0, self._idle_seconds - since_seconds)):
+                return await self._link.await_task(self._hello)
+        except TimeoutError:  # a task that was on its way is given again
+            return None
 
     async def _begin(self) -> None:
         # Nobody writes updates now: what a crash has left half-written can go.
@@ -361,6 +384,7 @@ class Agent:
 
     async def _work(self, task: pb.Task, away: Away | None) -> bool:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
+        self.has_worked = True
         name = f"{task.study}, round {task.round}/{task.round_count}"
         self._save(state=printable(f"{name}: works on it"), study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
@@ -424,11 +448,13 @@ class Agent:
         if text:
             line = f"{line} ({text})"
         if standby.reason != pb.Standby.REASON_NO_STUDY:
+            self.has_worked = True
             self._display.state(self._greeting(line, first=first))
             self._save(state=line, study=study or self._status.now.study, round=standby.round,
                        rounds=standby.round_count)
             return False
         was_part = bool(self._status.now.study)
+        self.has_worked = self.has_worked or was_part
         if was_part:
             self._over = self._status.now.study
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))

@@ -20,8 +20,8 @@ from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.policy import PrivacyPolicy
 
-__all__ = ["EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps", "MeasuredSteps", "Survey",
-           "Surveyed", "Train", "Trained"]
+__all__ = ["Dismiss", "Dismissed", "EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps",
+           "MeasuredSteps", "Survey", "Surveyed", "Train", "Trained"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +66,8 @@ class Trained:
     """What was in force in the compute process."""
     skipped: int = 0
     """Files that could not be read and were left out; told once, not in every round."""
+    processes: int = 1
+    """That have trained together: bits hang on their number as well."""
     vector: bytes = b""
     """SHA-256 of the words of a masked update before they were masked; empty where it goes in the clear. Never sent."""
 
@@ -192,3 +194,16 @@ class MeasureSteps(Request[MeasuredSteps]):
     """Images of a step."""
     factories: tuple[PermittedCode, ...] = ()
     """Code that this silo permits to build networks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dismissed:
+    """The other processes will end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dismiss(Request[Dismissed]):
+    """Tells the other processes that `torchrun` has started for this silo that it is over, so that they end.
+
+    Raises: ProcessGroupLost when they cannot be told.
+    """

@@ -35,6 +35,7 @@ from semisilo.common.methods.contract import (
     ModelSettings,
     NumericsRecord,
     PayloadRef,
+    SiloData,
     SiloTask,
     TaskSpec,
     TensorGroup,
@@ -76,7 +77,7 @@ from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
 
-__all__ = ["Operations", "evaluated_on"]
+__all__ = ["Given", "Operations", "as_asked", "evaluated_on"]
 
 T = TypeVar("T")
 
@@ -114,6 +115,17 @@ class _Ready:
     build: ModelBuilder
     device: str
     record: NumericsRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a task brings besides what its trainer sees."""
+
+    request: Train
+    frozen: TensorGroup | None
+    """Tensors of layers that nobody trains."""
+    numerics: NumericsRecord
+    """In force."""
 
 
 class Operations:
@@ -157,14 +169,12 @@ class Operations:
                       memory=request.memory, numerics=record, network=ready.build(), masking=request.masking),
             data, policy=request.privacy, folder=request.privacy_folder) if order.dp is not None else None
         trainer = load_trainer(order.method)()
-        asked = SiloTask(
-            study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
-            seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
-            image=order.image, device=device, progress=self._progress, last_folded_round=order.last_folded_round,
-            private=private if order.dp is not None and order.dp.unit == "example" else None)
+        asked = as_asked(order, settings=settings, groups=groups, build=build, device=device, progress=self._progress,
+                         private=private if order.dp is not None and order.dp.unit == "example" else None)
         hidden = private is not None and asked.private is None
         try:
-            update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+            update, keep = self._trained(trainer, asked, data, _remembered(trainer.Memory, request.memory),
+                                         given=Given(request=request, frozen=ready.frozen, numerics=record))
         except ComputeFailed as error:
             if not hidden:
                 raise
@@ -192,6 +202,12 @@ class Operations:
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
                        memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
                        skipped=skipped, vector=vector)
+
+    def _trained(self, trainer: Any, asked: SiloTask, data: SiloData, memory: Any, *,
+                 given: Given) -> tuple[Update, Any]:
+        """What the trainer answers. To be overridden where several processes train together."""
+        update, keep = trainer.train(asked, data, memory)
+        return update, keep
 
     def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
         """Adds masks to words. To be overridden where there are any."""
@@ -273,6 +289,15 @@ class Operations:
             _log_skipped(found.skipped)
             return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
+
+
+def as_asked(order: TaskSpec, *, settings: Any, groups: Mapping[str, TensorGroup], build: ModelBuilder, device: str,
+             progress: Callable[[float, str], None], private: PrivateTask | None = None) -> SiloTask:
+    """A task as its trainer gets it."""
+    return SiloTask(
+        study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo, seed=order.seed,
+        settings=settings, groups=groups, build_model=build, augmentation=order.augmentation, image=order.image,
+        device=device, progress=progress, last_folded_round=order.last_folded_round, private=private)
 
 
 def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file: Path,

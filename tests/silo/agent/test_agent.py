@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -40,6 +41,7 @@ from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.policy import Limits, Permit, Policy
 from tests.audit_kit import audit_key
+from tests.processes import free_ports
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import HOLD_SECONDS, FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -73,7 +75,7 @@ class Bench:
 
 @asynccontextmanager
 async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
-                   renew: Any = None, exit_when_finished: bool = True,
+                   renew: Any = None, exit_when_finished: bool = True, idle_seconds: float = math.inf,
                    choice: JoinChoice = SCANS, clock: Callable[[], float] = time.time,
                    quick_seconds: float | None = HOLD_SECONDS / 2) -> AsyncIterator[Bench]:
     """
@@ -100,7 +102,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
                   choice=choice, link=link, compute=compute, display=PlainDisplay(output),
                   heads=HeadRecord(home.heads, audit_key().authority),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
-                  poll_seconds=2.0, clock=clock)
+                  idle_seconds=idle_seconds, poll_seconds=2.0, clock=clock)
     try:
         with pytest.MonkeyPatch.context() as patch:
             if quick_seconds is not None:
@@ -842,4 +844,34 @@ def test_the_certificate_is_renewed_when_due_on_a_new_connection_and_a_failure_i
             running.cancel()
         assert "could not be renewed yet: a fault" in output.getvalue()
         assert "was renewed" in output.getvalue()
+    run(work())
+
+
+# Once -----------------------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_only_for_a_while_ends_when_there_is_no_study_or_nobody_answers(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(standby=pb.Standby(reason=pb.Standby.REASON_NO_STUDY))
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "idle", idle_seconds=0.5) as bench:
+            assert await bench.agent.run() == ""
+            assert not bench.agent.has_worked
+            assert coordinator.hellos
+        async with agent_at(free_ports(), tmp_path / "alone", idle_seconds=0.5) as bench:
+            assert await bench.agent.run() == ""
+            assert not bench.agent.has_worked
+    run(work())
+
+
+def test_who_waits_only_for_a_while_stays_as_long_as_there_is_a_study(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        async with serving(coordinator) as port, agent_at(port, tmp_path, idle_seconds=0.5) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await asyncio.sleep(1.0)  # longer than it would wait for a study
+            assert not running.done()
+            coordinator.after, coordinator.tasks = OVER, [make_task()]
+            assert await running == "reached 91.2 %"
+            assert bench.agent.has_worked
+            assert coordinator.begins
     run(work())

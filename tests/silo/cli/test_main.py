@@ -293,9 +293,9 @@ def test_join_hands_over_what_the_command_names(tmp_path: Path, monkeypatch: pyt
     assert silo("join", "--home", str(tmp_path)) == 0
     assert heard == [
         (tmp_path, {"data": "/scans", "labelled": "/known", "test": "/t", "no_labels": True, "on_error": "skip",
-                    "exit_when_finished": True, "metrics": None}),
+                    "exit_when_finished": True, "once_seconds": None, "metrics": None}),
         (tmp_path, {"data": None, "labelled": None, "test": None, "no_labels": False, "on_error": None,
-                    "exit_when_finished": False, "metrics": None})]
+                    "exit_when_finished": False, "once_seconds": None, "metrics": None})]
 
 
 def test_a_folder_that_is_not_there_is_named_before_a_process_is_started(
