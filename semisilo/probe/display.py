@@ -71,8 +71,8 @@ def _show_membership(console: Console, entries: tuple[MembershipFound, ...]) -> 
             Text("") if rate not in hits else
             Text(_share(hits[rate].true_positive_rate) + _allowed(hits[rate].allowed)) for rate in rates))
     console.print(fitted(table, console))
-    console.print(Text("Of two images, one trained on and one not, the attack says which was trained on. AUC is how often"
-                       " it is right:"), soft_wrap=True)
+    console.print(Text("Of two images, one trained on and one not, the attack says which was trained on. AUC is how"
+                       " often it is right:"), soft_wrap=True)
     for entry in entries:
         console.print(Text(f"  {_view(entry)}: {entry.words}", style="bold red" if entry.violates else ""),
                       soft_wrap=True)

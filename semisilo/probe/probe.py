@@ -226,12 +226,16 @@ class _Probe:
         return pool.astype(np.int64)
 
     def _members(self, site: SiloAtWork, pool: NDArray[np.int64], pairs: int, *, purpose: str) -> NDArray[np.bool_]:
-        """Which images of the pool each update is trained on, (2 pairs, N): half of the labelled, and of the others."""
+        """Which images of the pool each update is trained on, (2 pairs, N): half of the labelled, and of the others.
+
+        Drawn pair by pair, so that more of them begin with the same ones.
+        """
         first = 0 if site.images.labelled is None else len(site.images.labelled)
         generator = numpy_generator(self._settings.seed, purpose, silo=site.name)
         labelled = int((pool < first).sum())
-        return np.concatenate([halves(size, pairs, generator=generator)
-                               for size in (labelled, len(pool) - labelled)], axis=1)
+        return np.concatenate([np.concatenate([halves(size, 1, generator=generator)
+                                               for size in (labelled, len(pool) - labelled)], axis=1)
+                               for _ in range(pairs)])
 
     # How long it takes ------------------------------------------------------------------------------------------------
 
@@ -273,7 +277,7 @@ class _Probe:
 
     def _updates(self, scene: _Scene, pool: NDArray[np.int64], number: int) -> Path:
         """The file of what an update of the membership attack gave."""
-        of = _named("membership", scene.digest, pool.tolist(), self._settings.seed, self._settings.shadows)
+        of = _named("membership", scene.digest, pool.tolist(), self._settings.seed)
         return self._out / "updates" / f"{scene.protection.name}-{of}" / f"{number:05d}.json"
 
     def _membership(self, scene: _Scene, pool: NDArray[np.int64]) -> list[MembershipFound]:

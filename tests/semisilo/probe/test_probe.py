@@ -113,8 +113,9 @@ def test_the_command_goes_on_where_it_was_and_gives_the_same_numbers(tmp_path: P
              "--iterations", "10"]
     assert run_cli(app, [*words, "--json", str(tmp_path / "found.json")], name="semisilo") == 0
     shown = capsys.readouterr().out
-    for text in ("guessing is 50 times", "Was this image trained on?", "What did the images look like?", "the update by itself",
-                 "the average of 3 silos", "nothing has left this machine", "18 updates to train"):
+    for text in ("guessing is 50 times", "Was this image trained on?", "What did the images look like?",
+                 "the update by itself", "the average of 3 silos", "nothing has left this machine",
+                 "18 updates to train"):
         assert text in shown
     first = json.loads((tmp_path / "found.json").read_text())
     assert [(each["view"], each["silos"]) for each in first["membership"]] == [("own", 1), ("average", 3)]
