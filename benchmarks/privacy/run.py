@@ -69,7 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sets", default="", help="only these sets, such as 'digits'")
     parser.add_argument("--minutes", type=float, default=0.0, help="begins no further study after so long; 0: no limit")
     parser.add_argument("--page", action="store_true", help="run nothing, write RESULTS.md only")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--probe", action="store_true",
+                        help="measure instead what an update gives away (probe.py has its own --help); writes PROBE.md")
+    options, others = parser.parse_known_args(arguments)
+    if options.probe:
+        from benchmarks.privacy.probe import main as probe
+
+        return probe([*others, *(["--page"] if options.page else [])])
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     began = time.monotonic()
     for name, epsilon, seed in [] if options.page else _missing(options):
         if options.minutes and time.monotonic() - began > 60 * options.minutes:
