@@ -30,7 +30,7 @@ __all__ = ["MOST_CONFUSED_CLASSES", "MOST_LABELLED", "LocalModels", "MeasuredMod
 MOST_LABELLED = 10_000
 """Larger labelled sets are not measured in every round."""
 MOST_CONFUSED_CLASSES = 64
-"""Of studies with more classes no confusion matrix is kept: one of 64 classes has some 10 kB for every round."""
+"""Of studies with more classes no confusion matrix is kept: one of 64 classes has some 8 kB for every round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

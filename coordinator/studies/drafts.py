@@ -114,6 +114,9 @@ def create_draft(federation: Federation, ledger: Ledger, draft: StudyDraft) -> P
     Raises: UsageError for a name that does not fit or is taken; UnknownName; BadConfiguration as `coordinator queue`
         has it.
     """
+    if ":" in draft.model:
+        raise UsageError(f"'{draft.model[:80]}' is a model factory, which is code: it is named in the study file only.",
+                         remedy="Choose a network of coordinator models, or write it into the file at the hub.")
     if draft.like:
         text = _like(federation, ledger, draft)
         scenario: Scenario = "labels-at-coordinator"

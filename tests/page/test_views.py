@@ -38,7 +38,8 @@ from tests.page.kit import NARROW, LivePage, live_page, tab
 
 VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/first/round/6": "Round 6",
          "#/study/first/round/11": "Round 11", "#/silos": "Silos", "#/silo/hospital-a": "hospital-a",
-         "#/cost/first": "Cost", "#/audit": "Audit trail", "#/studies": "Studies"}
+         "#/cost/first": "Cost", "#/audit": "Audit trail", "#/studies": "Studies", "#/alerts": "Needs a person",
+         "#/logs": "Log", "#/compare": "Compare studies"}
 
 
 def test_every_view_opens_from_the_navigation_and_shows_its_heading(browser: Any, page: LivePage) -> None:

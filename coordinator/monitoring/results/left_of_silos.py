@@ -6,11 +6,12 @@ Tests: tests/coordinator/monitoring/results/test_left_of_silos.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.ledger.tasks import received_answers, site_evaluation_counts
 from semisilo.coordinator.ledger.traffic import wire_by_silo
 
 __all__ = ["LeftOfSilo", "left_of_silos"]
@@ -52,18 +53,16 @@ class _Counted:
 def left_of_silos(ledger: Ledger, study: str) -> tuple[LeftOfSilo, ...]:
     """Every silo that was asked, in byte order of names; rounds that the study went back behind do not count."""
     found: dict[str, _Counted] = {}
-    for row in ledger.query(
-            "SELECT task.silo, task.state, task.metrics_json, groups_json, accepted_unix FROM task LEFT JOIN"
-            " declared_update ON declared_update.update_id = task.update_id WHERE task.study = ?", study):
-        counted = found.setdefault(row["silo"], _Counted())
-        counted.refusals += row["state"] == "refused" and row["accepted_unix"] is None
-        counted.numbers |= {_kind(name) for name in json.loads(row["metrics_json"])}
-        if row["accepted_unix"] is not None:
-            counted.updates += 1
-            for group, size in json.loads(row["groups_json"]).items():
-                counted.groups[group] = counted.groups.get(group, 0) + int(size)
-    evaluations = {row["silo"]: int(row["n"]) for row in ledger.query(
-        "SELECT silo, count(*) AS n FROM site_evaluation WHERE study = ? GROUP BY silo", study)}
+    for answer in received_answers(ledger, study):
+        counted = found.setdefault(answer.silo, _Counted())
+        counted.numbers |= {_kind(name) for name in answer.metrics}
+        if answer.groups is None:
+            counted.refusals += answer.state is TaskState.REFUSED
+            continue
+        counted.updates += 1
+        for group, size in answer.groups.items():
+            counted.groups[group] = counted.groups.get(group, 0) + size
+    evaluations = site_evaluation_counts(ledger, study)
     wire = wire_by_silo(ledger, study)
     return tuple(LeftOfSilo(
         silo=silo, updates=each.updates, groups=dict(sorted(each.groups.items())), numbers=tuple(sorted(each.numbers)),

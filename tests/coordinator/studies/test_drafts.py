@@ -74,6 +74,7 @@ def test_another_method_begins_with_its_own_defaults(hub: Filled) -> None:
     (StudyDraft(name="second", method="fedsgd-x"), UnknownName, "fedsgd-x"),
     (StudyDraft(name="second", scenario="nowhere"), UsageError, "labels-at-silo"),
     (StudyDraft(name="second", scenario="labels-at-silo", method="semifl"), BadConfiguration, "scenario"),
+    (StudyDraft(name="second", model="os:getcwd"), UsageError, "is code"),
     (StudyDraft(name="second", rounds=0), BadConfiguration, "rounds")])
 def test_what_is_wrong_is_said_as_by_the_commands_and_leaves_nothing_behind(
         draft: StudyDraft, error: type[Exception], words: str, hub: Filled) -> None:

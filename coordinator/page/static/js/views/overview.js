@@ -261,7 +261,7 @@ function numbers(study) {
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
     tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `of the last round, on test images${byAccuracy(study) ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
     study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
-    study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.conclusion || study.choice.text),
+    study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
     tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
