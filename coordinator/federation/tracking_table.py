@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["TrackingSettings", "check_installed", "mlflow_target"]
 
@@ -54,7 +55,7 @@ def check_installed(settings: TrackingSettings) -> None:
     for wanted, package in ((settings.tensorboard, "tensorboard"), (bool(settings.mlflow), "mlflow")):
         if wanted and find_spec(package) is None:
             raise BadConfiguration(f"[tracking] {package}: the package {package} is not installed here.",
-                                   remedy=f"Install it: pip install 'semisilo[{package}]'.")
+                                   remedy=how_to_install(f"semisilo[{package}]"))
     if _DATABASE.match(settings.mlflow) and find_spec("sqlalchemy") is None:
         raise BadConfiguration("[tracking] mlflow: a database without a server needs the whole of MLflow, which is not"
-                               " installed here.", remedy="Name a server or a folder, or: pip install mlflow.")
+                               " installed here.", remedy=f"Name a server or a folder. Or: {how_to_install('mlflow')}")
