@@ -105,7 +105,8 @@ class _Arrays:
                              reading=reading)[0]
             found.append(Picture(
                 square=square, width=array.shape[1], height=array.shape[0], channels=_channels(array),
-                bits=8 * array.dtype.itemsize, part=part_of(those, len(self.arrays), index), patient=patient_key(self.patient)))
+                bits=8 * array.dtype.itemsize, part=part_of(those, len(self.arrays), index),
+                patient=patient_key(self.patient)))
         return found
 
 
@@ -154,7 +155,7 @@ def _trouble(name: str, loaded: object) -> str:
         return f"its format is called '{loaded.name}'"
     if not loaded.suffixes or not all(isinstance(each, str) and _SUFFIX.fullmatch(each) for each in loaded.suffixes):
         return "its suffixes are not of the form \".slide\", in small letters"
-    taken = {suffix for each in (*IMAGE_FORMATS, *SOURCE_FORMATS) for suffix in each.suffixes}
+    taken = {suffix for formats in (IMAGE_FORMATS, SOURCE_FORMATS) for each in formats for suffix in each.suffixes}
     if mine := sorted(taken & set(loaded.suffixes)):
         return f"files that end in {mine[0]} have a reader already"
     return "" if callable(loaded.open) else "its reader cannot be called"
