@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from semisilo.common.data.formats import registry
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, SOURCE_FORMATS, ImageFormat
 from semisilo.common.errors import BadConfiguration
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from semisilo.common.data.form import Reading
     from semisilo.common.data.formats.picture import Header, OpenedImage, Picture
     from semisilo.common.data.formats.pixels import Geometry
@@ -66,6 +65,8 @@ def opened_array(*pictures: NDArray[Any], patient: str = "") -> OpenedImage:
         patient: who it is, where the file says so: kept as a key, and never sent.
     Raises: UnusableError for arrays that are no pictures.
     """
+    import numpy as np  # only where pixels are: light commands look for names
+
     from semisilo.common.data.formats.pixels import UnusableError
 
     arrays = tuple(np.asarray(each) for each in pictures)
