@@ -167,9 +167,13 @@ def stored(data: DataSource, folder: Path) -> str:
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
         raise BadData(f"data: the images are {images.dtype} of the shape {images.shape}.",
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
+    if labels.ndim == 2 and labels.shape[1] > 1 and len(labels) == len(images) > 0 and bool(
+            np.isin(labels, (-1, 0, 1)).all()):  # several labels, or none
+        return _written({"images": images, "labels": labels.astype(np.int64)}, folder)
     if labels.shape not in ((len(images),), (len(images), 1)) or len(images) == 0:
         raise BadData(f"data: {len(images)} images, and labels of the shape {labels.shape}.",
-                      remedy="Give one label per image.")
+                      remedy="Give one label per image; or a row of 0 and 1, with tables={'study': {'task': "
+                             "'multi_label'}}.")
     labels = labels.reshape(-1)
     arrays: dict[str, NDArray[Any]] = {"images": images}
     if labels.dtype.kind in "US":
@@ -178,6 +182,11 @@ def stored(data: DataSource, folder: Path) -> str:
     elif labels.dtype.kind not in "iub":
         raise BadData(f"data: the labels have the type {labels.dtype}.", remedy="Give whole numbers from 0, or names.")
     arrays["labels"] = labels.astype(np.int64)
+    return _written(arrays, folder)
+
+
+def _written(arrays: Mapping[str, NDArray[Any]], folder: Path) -> str:
+    """The path of a file of these arrays, called by what is in it."""
     stream = io.BytesIO()
     np.savez(stream, **arrays)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
