@@ -136,7 +136,7 @@ lint-deploy: $(VENV)/.semisilo-deploy  ## check deploy/ with Compose, Helm, the 
 	@echo "==> what others' tools say to deploy/" >&2
 	$(BIN)/python -m pytest tests/test_deploy.py tests/test_deploy_linters.py $(PYTEST_ARGS)
 
-docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods.md anew
+docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods/ anew
 	$(BIN)/python -P docs/list_modules.py
 	$(BIN)/python -P docs/list_methods.py
 

@@ -27,8 +27,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_there_and_its_search_works_from_a_disk(site: Path) -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        assert (site / page.with_suffix(".html").name).is_file()
+    for page in (ROOT / "docs").rglob("*.md"):
+        page = page.relative_to(ROOT / "docs")
+        assert (site / page.with_name("index.html" if page.name == "README.md" else f"{page.stem}.html")).is_file()
     assert not list(site.rglob("*.py"))
     assert "confidence_threshold" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
 
