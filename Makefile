@@ -129,6 +129,7 @@ lint: setup  ## check style, types, layers, protos, and that what is generated i
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -P docs/list_modules.py --check
 	$(BIN)/python -P docs/list_methods.py --check
+	$(BIN)/python -P docs/draw_sequences.py --check
 	$(BIN)/hadolint deploy/*.Dockerfile
 	$(BIN)/shellcheck deploy/install.sh
 
@@ -136,9 +137,10 @@ lint-deploy: $(VENV)/.semisilo-deploy  ## check deploy/ with Compose, Helm, the 
 	@echo "==> what others' tools say to deploy/" >&2
 	$(BIN)/python -m pytest tests/test_deploy.py tests/test_deploy_linters.py $(PYTEST_ARGS)
 
-docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods/ anew
+docs: setup  ## update the generated parts of docs/: modules, references of methods, sequence diagrams
 	$(BIN)/python -P docs/list_modules.py
 	$(BIN)/python -P docs/list_methods.py
+	$(BIN)/python -P docs/draw_sequences.py
 
 site: setup docs  ## build the documentation as a site that works offline: build/site/index.html
 	@echo "==> mkdocs build" >&2

@@ -1,4 +1,4 @@
-"""Writes the references in `docs/methods/`, and what `docs/privacy.md` says of each method; `--check`: are they current?
+"""Writes the references in `docs/methods/` and what `docs/privacy.md` says of methods; `--check`: are they current?
 
 The text comes from `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring
 under each field of its settings. So the pages cannot say what the program does not. Text above the heading of a
