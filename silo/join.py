@@ -56,7 +56,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         exit_when_finished: end when there is no study any more after this silo has taken part in one.
         metrics: host:port to serve numbers for Prometheus at; None for what silo.toml says.
     Returns: exit status: 0 at the end of the study and after SIGTERM, 130 after SIGINT.
-    Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can mend.
+    Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can fix.
     """
     settle_allocator()
     home = SiloHome(folder)

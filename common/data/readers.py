@@ -153,7 +153,7 @@ def _chosen(listing: Listing, selection: Selection, source: str) -> Listing:
         wanted = ", ".join(f"{by_tag[keyword]} by {keyword}" for keyword in rules if by_tag[keyword])
         raise BadData(f"{source}: none of {len(files)} DICOM file{'s' * (len(files) != 1)} has the tags that [data]"
                       f" dicom asks for (left out: {wanted}).",
-                      remedy='Mend the values there; "" stands for a file without the tag.')
+                      remedy='Fix the values there; "" stands for a file without the tag.')
     left_out = tuple(Skipped(name, f"its {keyword} is none of those that [data] dicom asks for", unchosen=True)
                      for name, keyword in why.items() if keyword)
     return replace(listing, images=kept, skipped=_in_order([*listing.skipped, *left_out]))
@@ -229,7 +229,7 @@ def read_listing(
     broken = next((item for item in skipped if item.broken), None)
     if on_error == "stop" and broken is not None:
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
-                      remedy='Mend it, or set on_error = "skip" to leave such files out.')
+                      remedy='Fix it, or set on_error = "skip" to leave such files out.')
     if labelled:
         _check_listing(source, listing, classes)
         classes = classes or listing.folders
@@ -354,7 +354,7 @@ def refuse_broken(where: str, skipped: Iterable[Skipped], *, any_left: bool = Tr
         _LOG.warning("%s: %s", printable(item.name, limit=300), printable(item.reason, limit=300))
     if broken:
         raise BadData(f"{where}: {len(broken)} file{'s' * (len(broken) > 1)} cannot be used; each is named above.",
-                      remedy='Mend or remove them, or set on_error = "skip" to leave them out.' if any_left else
+                      remedy='Fix or remove them, or set on_error = "skip" to leave them out.' if any_left else
                       "There is no other: check how they were exported.")
 
 

@@ -113,7 +113,7 @@ def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0) -> bo
             if ledger.study_state(study) is StudyState.RUNNING else ""
         if found:
             ledger.set_study_state(study, StudyState.PAUSED,
-                                   reason=f"{found}. Mend it there, then: coordinator resume")
+                                   reason=f"{found}. Fix it there, then: coordinator resume")
     if found:
         _LOG.error("study %s is paused: %s", study, ledger.study(study).reason)
     return bool(found)

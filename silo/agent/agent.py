@@ -166,7 +166,7 @@ class Agent:
     async def run(self) -> str:
         """Works until the study is over (with `exit_when_finished`); returns the coordinator's line about its end.
 
-        Raises: BadData when the images cannot be used; what no repetition can mend.
+        Raises: BadData when the images cannot be used; what no repetition can fix.
         """
         try:
             await self._until_well(self._begin)
@@ -450,7 +450,7 @@ class Agent:
         """A call failed and is going to be repeated."""
         _LOG.debug("attempt %d failed: %s", failures, error.line())
         self._traffic.total()  # the connection may be gone at the next look
-        if failures >= 2:  # a single cut is mended before anyone could do anything about it
+        if failures >= 2:  # a single cut is fixed before anyone could do anything about it
             line = error.line()
             self._in_trouble = True
             self._display.state(line if "again" in line else f"{line} Trying again.")
@@ -504,7 +504,7 @@ class Renewal:
     async def __call__(self) -> None:
         """Renews when due. A coordinator that cannot be reached is asked again later: the old certificate still lasts.
 
-        Raises: what no repetition can mend.
+        Raises: what no repetition can fix.
         """
         now = time.monotonic()
         if self._clock() < self._due() or now < self._not_before:

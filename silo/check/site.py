@@ -172,7 +172,7 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
             return Finding(what="images", state="warning", text=f'{text}; on_error = "skip" leaves them out',
                            remedy=f"`{looks}` looks at every file whole.", facts=facts), counts
         return Finding(what="images", state="bad", text=text, facts=facts,
-                       remedy=f'Mend them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
+                       remedy=f'Fix them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
                               "every file whole."), counts
     if question := _question(choice, needs):
         return Finding(what="images", state="warning", text=f"{text}; {question}", facts=facts,

@@ -25,7 +25,7 @@ app = typer.Typer(
     \b
     Enrol once, then join for ever:
       silo enroll semisilo-invite-v1.eyJhIjoi...   the line from the coordinator's operator
-      silo check                                   what works, what does not, and how to mend it
+      silo check                                   what works, what does not, and how to fix it
       silo join --data /scans                      waits, trains, sends updates; safe to stop and restart
       silo status                                  what it is doing, from another shell
       silo disclosures                             what has left this site

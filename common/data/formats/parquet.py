@@ -303,7 +303,7 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
         if highest > _MAX_LABEL or (names and highest >= len(names)):
             row = int(found.argmax())
             raise BadData(f"{source}: the label of row {row} is out of range.",
-                          remedy="Mend the labels or the class names.")
+                          remedy="Fix the labels or the class names.")
         return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
     if there <= {str}:
         texts = tuple(sorted({label for label in labels if label}))

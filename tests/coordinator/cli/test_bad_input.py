@@ -1,5 +1,5 @@
 """What an operator may get wrong, through the real command: one clear line, the right exit status, nothing lost, and
-after mending it a restart works."""
+after fixing it a restart works."""
 
 from __future__ import annotations
 

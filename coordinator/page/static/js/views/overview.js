@@ -71,7 +71,7 @@ const MOST_NOTICES = 8;
 function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
-  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is mended, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
+  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
   if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To take it up again from there: " : "No round was committed. To take it up again: ", h("code", null, `coordinator queue ${study.name}`))));
   if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, `paused: ${study.reason}`) : null, h("p", null, study.paused_unix ? ["Since ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new begins until it is resumed." : "Nothing new begins until it is resumed.")));
   const back = study.rollbacks?.at(-1);

@@ -96,7 +96,7 @@ function notices(study, name) {
   return found.length ? trouble("warn", `${name} stands out`, h("ul", null, found.map((each) => h("li", { key: each.kind }, `${each.round ? `Round ${each.round}: ` : ""}${each.text}${each.times > 1 ? ` (${each.times} times)` : ""}`)))) : null;
 }
 
-/** Why it last gave no update, as long as that is news: what was mended long ago is in the rounds. */
+/** Why it last gave no update, as long as that is news: what was fixed long ago is in the rounds. */
 function lastReason(silo, study) {
   const latest = study.rounds.at(-1)?.number ?? 0;
   return silo.last_reason && latest - silo.last_reason_round < NEWS_ROUNDS ? `Last reason given, in round ${silo.last_reason_round}: ${silo.last_reason}` : null;
