@@ -418,8 +418,8 @@ def _place(source: str, number: int, *, size: int, channels: int, disk: Path | N
     needed, what = number * channels * size * size, f"{source}: its {number} images as squares of {size} pixels"
     chosen = disk_for(needed, what=what, disk=disk)
     if chosen is not None:
-        _LOG.info("%d images of %d pixels take %s, more than memory should hold: they lie on the disk of %s, in a file"
-                  " without a name, until they are no longer needed", number, size, describe_bytes(needed), chosen)
+        _LOG.info("%d images of %d pixels need %s, too much for memory: they are stored on the disk of %s, in an"
+                  " unnamed file, until they are no longer needed", number, size, describe_bytes(needed), chosen)
     return chosen
 
 

@@ -165,7 +165,7 @@ class Engine:
     async def _put_off(self, trouble: SystemTrouble) -> None:
         if self._runtime.trouble != trouble.line():
             who = f"study {self._runtime.study}" if self._runtime.study else "the coordinator"
-            _LOG.error("%s waits: %s It goes on by itself.", who, trouble.line())
+            _LOG.error("%s waits: %s It continues automatically.", who, trouble.line())
         self._runtime.trouble = trouble.line()
         await asyncio.sleep(self._pause_seconds)
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
@@ -175,7 +175,7 @@ class Engine:
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         if self._runtime.trouble:
             self._runtime.trouble = ""
-            _LOG.info("the system is well again: it goes on")
+            _LOG.info("the system works again: the study continues")
 
     async def _run_next(self) -> StudyRow | None:
         await self._lifecycle.tidy_up()

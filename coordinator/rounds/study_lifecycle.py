@@ -65,7 +65,7 @@ class OperatorRequests:
             return False
         runtime = self._runtime
         before = (runtime.reason, runtime.text, runtime.activity)
-        _LOG.info("study %s is paused; go on with: coordinator resume", name)
+        _LOG.info("study %s is paused; continue with: coordinator resume", name)
         # Every silo reads this text, so what one of them has given as its reason is not in it.
         runtime.set(reason=StandbyReason.PAUSED, text="paused", activity="")
         while self._ledger.study_state(name) is StudyState.PAUSED:

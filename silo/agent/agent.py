@@ -1,4 +1,4 @@
-"""The loop of a silo: wait for a task, do it, answer, wait again; for ever, or until the study is over.
+"""The loop of a silo: wait for a task, do it, answer, wait again, until it is stopped or the study is over.
 
 What happens inside a task is in `semisilo.silo.agent.task_runner`; how calls are repeated in `semisilo.silo.link.link`.
 """

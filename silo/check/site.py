@@ -300,7 +300,7 @@ def look_at_gpu(*, driver: Path = Path("/proc/driver/nvidia/gpus")) -> Finding:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         return Finding(what="gpu", state="warning",
                        text=f"nvidia-smi finds none: {said[0] if said else 'no reason given'}",
-                       remedy="Check the driver; without one, training runs on the processor.")
+                       remedy="Check the driver; without one, training runs on the CPU.")
     try:
         names = [_gpu_name(folder) for folder in sorted(driver.iterdir())]
     except OSError:

@@ -1,4 +1,4 @@
-"""The silo's end of the wire: every call may be repeated, a cut transfer goes on where it was, nothing waits for ever.
+"""The silo's end of the wire: every call may be repeated, a cut transfer resumes, nothing waits without a limit.
 
 Unary calls have deadlines. Transfers have none, because a large update on a thin line may take hours: they are given up
 when no byte has moved for a minute. After a failure the same request is made again, at growing intervals that shrink

@@ -96,7 +96,7 @@ def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: F
     sign_in(shown)
     dialog = shown.page.get_by_role("dialog", name="Stop first?")
     assert "Its open round, 4, is given up" in dialog.inner_text()
-    assert "coordinator queue first would take it up again" in dialog.inner_text()
+    assert "coordinator queue first would continue it" in dialog.inner_text()
     assert "The model of the last committed round (3 of 12) stays" in dialog.inner_text()
     stop = dialog.get_by_role("button", name="Stop the study")
     assert stop.is_disabled()

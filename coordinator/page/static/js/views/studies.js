@@ -24,7 +24,7 @@ export function view() {
   ];
   return [
     head("Studies", { over: federation, below: "They run one after another, in this order." }),
-    studies.length === 0 ? empty("No study yet", h("p", null, "Make one in the federation folder, edit it, then queue it:"), commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"))
+    studies.length === 0 ? empty("No study yet", h("p", null, "Create one in the federation folder, edit it, then queue it:"), commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"))
       : card("Queue", { id: "queue" }, table("Studies of the federation", columns, studies, { key: ({ name }) => name, cards: true })),
     studies.length && !readOnly ? card("Another study", { id: "another" }, commands("coordinator new second", "$EDITOR studies/second/study.toml", "coordinator queue second")) : null,
   ];
