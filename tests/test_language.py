@@ -15,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "doc
 """Not the decisions, which stay as they were written."""
 WRITTEN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 MOST_WORDS_ON_AVERAGE = 20
-MOST_WORDS = 45
+MOST_WORDS = 60
 
 BANNED = {
     r"\bmend(s|ed|ing)?\b": "fix",
