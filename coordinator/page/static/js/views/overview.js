@@ -137,7 +137,7 @@ function activity(study, open, live) {
 
 function deadline(study, open) {
   if (!open.deadline_unix || open.state !== "collecting") return format.DASH;
-  return study.state === "paused" ? "stands still" : until(open.deadline_unix, "passed");
+  return study.state === "paused" ? "suspended" : until(open.deadline_unix, "passed");
 }
 
 const asked = ({ tasks }) => Object.values(tasks).reduce((sum, count) => sum + count, 0);
