@@ -104,7 +104,7 @@ bench-robust: setup-demo  ## measure what lying silos cost under each rule of [r
 	@echo "==> python -m benchmarks.robust.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.robust.run $(BENCH_ARGS)
 
-bench-privacy: setup  ## measure accuracy against epsilon of differential privacy (hours; goes on where it was); writes benchmarks/privacy/RESULTS.md
+bench-privacy: setup  ## measure accuracy against epsilon of differential privacy (hours; goes on where it was); writes benchmarks/privacy/RESULTS.md; BENCH_ARGS=--probe: what updates give away, PROBE.md
 	@echo "==> python -m benchmarks.privacy.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.privacy.run $(BENCH_ARGS)
 

@@ -22,13 +22,18 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
 T = TypeVar("T")
 
 Tables = dict[str, Any]  # Any: whatever a person has written, before it is checked
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
+
+ABSENT_AT_DEFAULT: Mapping[str, bool] = types.MappingProxyType({"absent_at_default": True})
+"""`metadata` of a dataclass's field that came later: `to_dict` leaves it out while it has its default, so that texts
+and digests of what does not use it (tasks, study cards, model files) stay as they were, and a version that does not
+know it refuses what does, by name."""
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _PLAIN = (str, int, float, bool)
@@ -66,13 +71,19 @@ def load_toml(path: Path) -> Tables:
 
 
 def to_dict(value: Any) -> Any:
-    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex."""
-    if value is None or type(value) in _PLAIN:
+    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex.
+
+    Fields that are `ABSENT_AT_DEFAULT` are left out while they have their default.
+    """
+    kind = type(value)
+    if value is None or kind in _PLAIN:
         return value  # most values, before anything that takes time
+    if (names := _names(typing.cast(Hashable, kind))) is not None:
+        later = _later(typing.cast(Hashable, kind))
+        return {name: to_dict(getattr(value, name)) for name in names
+                if name not in later or getattr(value, name) != later[name]}
     if isinstance(value, bytes):
         return value.hex()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_dict(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
@@ -102,18 +113,17 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
     """
     if not isinstance(data, dict):
         raise BadConfiguration(f"{_at(where)}expected a table, found {_kind(data)}.")
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    fields = _fields(typing.cast(Hashable, cls))
     for key in data:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
             hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
             raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.", remedy=hint)
-    hints = _hints(typing.cast(Hashable, cls))
     values: dict[str, Any] = {}  # Any: arguments of a class that is known when this runs
     for name, field in fields.items():
         if name in data:
-            values[name] = _convert(hints[name], data[name], f"{where} {name}".strip())
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            values[name] = _convert(field.hint, data[name], f"{where} {name}".strip())
+        elif field.needed:
             raise BadConfiguration(f"{_at(where)}'{name}' is missing.")
     try:
         return cls(**values)
@@ -122,15 +132,35 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
 
 
 @functools.cache
-def _names(cls: Hashable) -> tuple[str, ...]:
-    """The names of a dataclass's fields."""
+def _names(cls: Hashable) -> tuple[str, ...] | None:
+    """The names of a dataclass's fields; None for another class."""
+    if not dataclasses.is_dataclass(cls):
+        return None
     return tuple(field.name for field in dataclasses.fields(typing.cast(Any, cls)))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """Of a dataclass, what `from_dict` looks at."""
+
+    hint: Any
+    needed: bool
+
+
 @functools.cache
-def _hints(cls: Hashable) -> Mapping[str, object]:
-    """The types of a dataclass's fields; finding them out takes longer than everything else here."""
-    return typing.get_type_hints(cls)
+def _later(cls: Hashable) -> Mapping[str, object]:
+    """The fields of a dataclass that are left out at their default, with it."""
+    return {field.name: field.default for field in dataclasses.fields(typing.cast(Any, cls))
+            if field.metadata.get("absent_at_default")}
+
+
+@functools.cache
+def _fields(cls: Hashable) -> Mapping[str, _Field]:
+    """The fields that a dataclass is built from; finding them out takes longer than everything else here."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: _Field(hints[field.name], field.default is dataclasses.MISSING
+                               and field.default_factory is dataclasses.MISSING)
+            for field in dataclasses.fields(typing.cast(Any, cls)) if field.init}
 
 
 def _at(where: str) -> str:

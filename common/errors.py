@@ -34,6 +34,7 @@ __all__ = [
     "OutsideHours",
     "PayloadNotServed",
     "PortInUse",
+    "ProcessGroupLost",
     "SecureSumFailed",
     "SecureSumRefused",
     "SemisiloError",
@@ -137,6 +138,12 @@ class ComputeFailed(SemisiloError):
     """The compute process died or its work raised an error that nobody expected."""
 
     code, status = "COMPUTE_FAILED", "INTERNAL"
+
+
+class ProcessGroupLost(ComputeFailed):
+    """Of the processes that train one task together one is gone or does not answer; the task is done again."""
+
+    code, status, retry = "PROCESS_GROUP_LOST", "UNAVAILABLE", True
 
 
 class BadPayload(SemisiloError):

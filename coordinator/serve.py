@@ -17,6 +17,7 @@ import grpc.aio
 from rich.console import Console
 
 from semisilo.common.errors import SemisiloError, SystemTrouble
+from semisilo.common.page.token import page_token
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
@@ -36,11 +37,12 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.alerts.delivery import keep_telling
 from semisilo.coordinator.monitoring.terminal import Display
 from semisilo.coordinator.page import server as page_server
+from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import operator_token
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
@@ -143,9 +145,14 @@ class _Server:
                               folders=EngineFolders(
                                   studies=federation.studies, payloads=federation.payloads,
                                   images=federation.images if federation.config.limits.images_on_disk else None))
+        self._logs = LogLines()
         self._display = Display(ledger, self._roster, self._runtime, console, federation=federation)
 
     async def run(self, *, exit_when_finished: bool) -> int:
+        with self._logs.listening():
+            return await self._run(exit_when_finished=exit_when_finished)
+
+    async def _run(self, *, exit_when_finished: bool) -> int:
         refused = self._queue_studies()
         open_files = allow_open_files(len(self._roster.members()))
         address = self._federation.config.address
@@ -185,6 +192,7 @@ class _Server:
                 self._display.run(),
                 self._enrollment(port), self._refresh(certificate), _every(lambda: _CONNECTIONS_SECONDS, limits.look),
                 *([page.run()] if page is not None else []),
+                *([self._tell_alerts()] if self._federation.config.alerts.webhook else []),
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:
@@ -200,7 +208,11 @@ class _Server:
             PageSource(federation=federation.name, address=federation.config.address.public,
                        ledger=federation.ledger, read_only=False, folder=federation.folder),
             live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
-            token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
+            token=lambda: page_token(federation.page_token), acted=self._runtime.notify, logs=self._logs)
+
+    async def _tell_alerts(self) -> None:
+        await keep_telling(self._federation, live=lambda: LiveStatus.from_runtime(self._runtime),
+                           page=lambda: self._runtime.page)
 
     def _left(self, silo: str) -> None:
         """A silo has left: nobody waits for it any more."""

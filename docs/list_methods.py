@@ -30,6 +30,7 @@ def reference(spec: MethodSpec) -> str:
     module = inspect.getmodule(spec.settings)
     about = inspect.cleandoc((module.__doc__ if module is not None else "") or "").partition("\n\nTests: ")[0]
     facts = [("Source", spec.source), ("Scenarios", ", ".join(f"`{name}`" for name in spec.scenarios)),
+             ("Labels of an image", "one, or several and none" if "multi_label" in spec.tasks else "one"),
              ("A silo receives", _groups(spec.down)), ("A silo sends", _groups(spec.up)),
              ("Numbers that a silo sends", ", ".join(f"`{name}`" for name in spec.metrics) or "none"),
              ("Discloses", spec.discloses)]

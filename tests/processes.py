@@ -179,10 +179,14 @@ class FederationOfProcesses:
         assert self.factory in policy.read_text()
 
     def join(self, silo: str, *, crash: str = "", lie: str = "",
-             words: tuple[str, ...] = ("--exit-when-finished",)) -> None:
-        """Starts `silo join`."""
-        self._start(silo, "semisilo.silo.cli.main", "join", "--data", str(self.sources[silo]), "--home",
-                    str(self.folder / silo), *words, crash=crash, lie=lie)
+             words: tuple[str, ...] = ("--exit-when-finished",), processes: int = 1) -> None:
+        """Starts `silo join`; under torchrun as several processes."""
+        words = "semisilo.silo.cli.main", "join", "--data", str(self.sources[silo]), "--home", \
+            str(self.folder / silo), *words
+        if processes > 1:
+            words = "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--max-restarts", \
+                "3", "--module", *words
+        self._start(silo, *words, crash=crash, lie=lie)
 
     def start(self, *, hub_crash: str = "", silo_crash: str = "") -> None:
         """Starts the coordinator and, once all are enrolled, the silos; with crash points in it and in the first silo.

@@ -110,3 +110,28 @@ def test_silos_that_are_ahead_of_an_older_backup_go_on_without_their_memory(
     assert processes.query("SELECT count(*) FROM round WHERE state = 'completed'") == [(6,)]
     assert all("it is dropped and training starts without it" in processes.log(silo) for silo in processes.silos)
     assert digest != undisturbed, "the control: had the memory not been needed, this test would show nothing"
+
+
+def test_behind_masks_a_round_that_silos_have_answered_since_the_backup_fails_at_once_and_says_so(
+        tmp_path: Path) -> None:
+    """A silo masks an update of a round once: two sums of it could be compared. The study goes on with the next."""
+    masked = SMALL.replace("start_with = 2", "start_with = 3").replace("rounds = 5", "rounds = 4") + (
+        "\n[privacy]\nsecure_aggregation = true\n")
+    with federation(tmp_path, study=masked, silos=("alpha", "beta", "gamma")) as processes:
+        _start(processes)
+        processes.wait_for(lambda: processes.query(
+            "SELECT 1 FROM round WHERE number = 1 AND state = 'completed'") != [])
+        archive = _backup(processes)
+        processes.wait_for(lambda: processes.query("SELECT 1 FROM round WHERE number = 3") != [])
+        _lose_and_restore(processes, archive)
+        newest, = processes.query("SELECT max(number) FROM round")[0]
+        assert int(str(newest)) <= 2
+        processes.serve()
+        processes.finish()
+        rounds = dict(processes.query("SELECT number, state FROM round WHERE number > 0"))
+        said = " ".join(str(row[0]) for row in processes.query(
+            "SELECT reason FROM round WHERE number = 2 UNION SELECT reason FROM task WHERE round = 2"))
+        assert rounds[2] == "failed"
+        # Of a round that was open in the backup its silos say so themselves.
+        assert "masked an update of this round before" in said or "SECURE_SUM_REFUSED: " in said
+        assert rounds[4] == "completed"

@@ -88,7 +88,7 @@ class Study:
 
     def accuracy(self) -> float:
         parameters, statistics = self.strategy.model(self.state)
-        return measure_model(self.environment, tuple("0123456789"), parameters, statistics)["accuracy"]
+        return measure_model(self.environment, tuple("0123456789"), parameters, statistics).metrics["accuracy"]
 
 
 def _digits() -> tuple[ImageSet, ImageSet]:

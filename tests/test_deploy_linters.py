@@ -65,7 +65,7 @@ def test_hadolint_finds_nothing(path: Path, tmp_path: Path) -> None:
 
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     shellcheck = _tool("shellcheck")
-    run = _run(shellcheck, DEPLOY / "install.sh")
+    run = _run(shellcheck, DEPLOY / "install.sh", DEPLOY / "slurm" / "silo.sbatch")
     assert (run.returncode, run.stdout) == (0, "")
     (tmp_path / "x.sh").write_text("#!/bin/sh\nrm -rf $1/*\n")
     assert _run(shellcheck, tmp_path / "x.sh").returncode == 1  # the control

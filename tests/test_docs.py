@@ -25,6 +25,7 @@ from semisilo.common.methods.contract import ModelSettings, Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
+from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.folder import (
     AddressSettings,
     FederationConfig,
@@ -76,6 +77,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (FEDERATION, "federation.toml", "[address]", AddressSettings),
     (FEDERATION, "federation.toml", "[limits]", LimitSettings),
     (FEDERATION, "federation.toml", "[page]", PageSettings),
+    (FEDERATION, "federation.toml", "[alerts]", AlertSettings),
     (FEDERATION, "federation.toml", "[tracking]", TrackingSettings),
     (FEDERATION, "silo.toml", "[permit]", Permit),
     (FEDERATION, "silo.toml", "[data]", DataPolicy),
@@ -91,7 +93,7 @@ ELSEWHERE = {(ModelSettings, "classes"): "Class names (`classes`) belong in `[da
 """Fields that are no keys of that table for a person, and the sentence of the page that says so."""
 
 IN_WORDS = {(AddressSettings, "enrollment"), (Permit, "methods"), (Permit, "groups"), (Permit, "metrics"),
-            (Permit, "factories")}
+            (Permit, "factories"), (Permit, "model_files")}
 """Fields whose default cannot be written as one value."""
 
 
@@ -259,7 +261,7 @@ def test_the_example_study_of_the_page_is_accepted() -> None:
 def test_every_network_augmentation_and_split_is_in_its_table() -> None:
     from semisilo.common.data.split_settings import SplitName
     from semisilo.common.models.factory import model_names
-    from semisilo.common.models.torchvision_models import torchvision_names
+    from semisilo.common.models.libraries.torchvision_models import torchvision_names
 
     study, simulation = (page.read_text(encoding="utf-8") for page in (STUDY, SIMULATION))
     networks = {name for cell in rows_under(study, "", "Networks") for name in cell.split("`, `")}

@@ -95,7 +95,7 @@ def test_errors_log_lines_and_output_have_no_banned_phrase() -> None:
             source = path.read_text(encoding="utf-8")
             if banned_in(source) and (said := [text for text in strings_of(source) if banned_in(text)]):
                 found[str(path.relative_to(ROOT))] = said  # only files with a hit are parsed: it takes a second for all
-    for path in (ROOT / "coordinator" / "page" / "static" / "js").rglob("*.js"):
+    for path in (path for side in ("coordinator", "common", "silo") for path in (ROOT / side / "page").rglob("*.js")):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines()
                  if not line.lstrip().startswith(("/", "*"))]
         if said := banned_in("\n".join(lines)):

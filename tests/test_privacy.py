@@ -95,3 +95,32 @@ def test_a_site_that_requires_it_takes_no_part_without_and_check_says_how_many_r
                  for each in json.loads(silo(processes, "alpha", "check", "--json", status=1))["findings"]}
         assert found["privacy"]["state"] == "bad"
         assert found["privacy"]["facts"]["rounds_that_fit"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_noise_that_silos_share_is_counted_once_whatever_is_killed(tmp_path: Path) -> None:
+    """Four silos of which three share the noise, over two rounds of one step; silos are killed before, while and after
+    they mask. Of what was measured they tell epsilon alone."""
+    silos = ("alpha", "beta", "delta", "gamma")
+    study = PRIVATE.replace("wide_network:wide", 'small_cnn"\nnormalisation = "group').replace(
+        "start_with = 2", "start_with = 4").replace("rounds = 3", "rounds = 2").replace(
+        "[privacy.dp]", "[privacy]\nsecure_aggregation = true\n[privacy.dp]\nhonest_silos = 3").replace(
+        "local_epochs = 1", 'local_epochs = 1\nweighting = "uniform"')
+    with federation(tmp_path, study=study, silos=silos) as processes:
+        processes.start()
+        for step, victim in ((2, "alpha"), (3, "beta"), (4, "coordinator"), (8, "gamma")):
+            processes.wait_for(lambda step=step: bool(processes.query(  # type: ignore[misc]
+                f"SELECT 1 FROM phase WHERE 5 * (round - 1) + number >= {step}")))
+            processes.kill(victim)
+            if victim == "coordinator":
+                processes.serve()
+            else:
+                processes.join(victim)
+        processes.finish()
+        for name in silos:
+            assert [(line["round"], line["steps"], line["noise_multiplier"]) for line in spent(processes, name)] == [
+                (1, 1, 2.0), (2, 1, 2.0)]
+        told = processes.query("SELECT DISTINCT metrics_json FROM task WHERE metrics_json != '{}'")
+        assert all(set(json.loads(str(row[0]))) == {"epsilon"} for row in told)
+        assert processes.query("SELECT state FROM round WHERE number > 0") == [("completed",), ("completed",)]

@@ -17,7 +17,14 @@ import pytest
 from semisilo.common.errors import PayloadNotServed, TaskClosed
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.storage.store import PayloadStore
-from semisilo.common.text.log_context import REQUEST_ID_KEY
+from semisilo.common.text.log_context import (
+    REQUEST_ID_KEY,
+    TRACE_VARIABLE,
+    TRACEPARENT_KEY,
+    bound,
+    call_in,
+    new_trace_id,
+)
 from semisilo.common.text.logs import CALLS, FORMAT_VARIABLE, set_up_logging
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.link.link import Link, LinkSettings
@@ -78,6 +85,60 @@ def test_each_call_of_a_silo_is_one_id_in_the_lines_of_both_sides(tmp_path: Path
     assert (submitted["study"], submitted["round"], submitted["task_id"]) == ("s", 1, f"s/1/0-train/{SILOS[0]}")
     identities = {line["request_id"] for line in lines(log, logger=CALLS)}
     assert len(identities) >= 4
+    for line in lines(log, logger=CALLS):
+        assert len({other["trace_id"] for other in lines(log, request_id=line["request_id"])}) == 1
+    assert len({line["trace_id"] for line in lines(log, logger=CALLS)}) == len(identities), "no task binds them here"
+
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize(("sent", "valid"), [
+    (f"00-{TRACE}-{SPAN}-01", True), (f"00-{TRACE}-{SPAN}-00", True),
+    (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True), (f"00-{TRACE}-{SPAN}-01-more", False),
+    (f"ff-{TRACE}-{SPAN}-01", False), (f"00-{'0' * 32}-{SPAN}-01", False), (f"00-{TRACE}-{'0' * 16}-01", False),
+    (f"00-{TRACE.upper()}-{SPAN}-01", False), (f"00-{TRACE}-{SPAN}", False), ("", False),
+    (f"00-{TRACE}-{SPAN}-01\n", False), (f"cc-{TRACE}-{SPAN}-01-" + "x" * 1000, False)])
+def test_a_traceparent_is_taken_as_the_w3c_says_and_nothing_else_is(sent: str, valid: bool) -> None:
+    """The examples of Trace Context, sections 3.2.2 and 4.3."""
+    found = call_in([(TRACEPARENT_KEY, sent)])
+    assert (found["trace_id"] == TRACE) == (found["request_id"] == SPAN) == valid
+    assert len(found["trace_id"]) == 32
+    assert call_in([(REQUEST_ID_KEY, "my-own-id-0001"), (TRACEPARENT_KEY, sent)])["request_id"] == "my-own-id-0001"
+
+
+def test_of_two_traceparents_none_counts() -> None:
+    two = [(TRACEPARENT_KEY, f"00-{TRACE}-{SPAN}-01"), (TRACEPARENT_KEY, f"00-{'1' * 32}-{SPAN}-01")]
+    assert call_in(two)["trace_id"] not in (TRACE, "1" * 32)
+
+
+def test_calls_for_a_task_are_one_trace_and_that_of_whoever_started_the_process(
+        tmp_path: Path, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    async def scenario(folder: Path) -> None:
+        folder.mkdir()
+        async with hub(folder) as made:
+            link = link_of(made, "alpha")
+            with bound(task_id="t", trace_id=new_trace_id()):
+                for _ in range(2):
+                    with link._calls.request("ReportProgress") as metadata:
+                        await made.silos["alpha"].ReportProgress(
+                            pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=300,
+                            metadata=metadata)
+                    sent.append(dict(metadata)[TRACEPARENT_KEY])
+            await link.close()
+
+    asyncio.run(scenario(tmp_path / "first"))
+    monkeypatch.setenv(TRACE_VARIABLE, f"00-{TRACE}-{SPAN}-01")
+    asyncio.run(scenario(tmp_path / "second"))
+    (own, first, flags), (same, second, _), (outside, _, taken), _ = (each.split("-")[1:] for each in sent)
+    assert (own, flags) == (same, "00")
+    assert first != second
+    assert (outside, taken) == (TRACE, "01")
+    theirs = lines(log, message="ReportProgress: answered")
+    assert [line["trace_id"] for line in theirs] == [own, own, TRACE, TRACE]
+    assert [line["request_id"] for line in theirs][:2] == [first, second]
 
 
 def test_an_error_has_the_id_and_the_code_at_both_ends(tmp_path: Path, log: io.StringIO) -> None:

@@ -63,12 +63,15 @@ def test_no_silo_keeps_a_secret_of_a_sum_that_is_over(undisturbed: tuple[str, Pa
 
 
 @pytest.mark.slow
-def test_kills_of_both_sides_change_no_bit(undisturbed: tuple[str, Path], tmp_path: Path) -> None:
+def test_kills_of_both_sides_at_every_step_change_no_bit(undisturbed: tuple[str, Path], tmp_path: Path) -> None:
+    """A silo and the coordinator in turn, over two rounds of five steps: each side once in every step."""
+    kills = enumerate(("alpha", "coordinator", "beta", "coordinator", "gamma", "coordinator", "alpha", "coordinator",
+                       "delta", "coordinator"))
     with federation(tmp_path, study=MASKED, silos=SILOS) as processes:
         processes.start()
-        for step, victim in ((1, "alpha"), (2, "beta"), (2, "coordinator"), (3, "gamma")):
+        for step, victim in kills:
             processes.wait_for(lambda step=step: bool(processes.query(  # type: ignore[misc]
-                f"SELECT 1 FROM phase WHERE number >= {step} OR round > 1")))
+                f"SELECT 1 FROM phase WHERE 5 * (round - 1) + number >= {step}")))
             processes.kill(victim)
             if victim == "coordinator":
                 processes.serve()

@@ -50,6 +50,17 @@ SETS = {
                               plain_batch=50, rounds=12, local_epochs=1),
 }
 
+TEN = "digits at ten silos: "
+SHARED_ROUNDS = 20
+SHARED: dict[str, dict[str, Any]] = {
+    "each silo's own noise": {"noise_multiplier": 5.5},
+    "shared by 4 of a threshold of 7": {"noise_multiplier": 5.5, "honest_silos": 4},
+    "shared by 7 of a threshold of 7": {"noise_multiplier": 5.5, "honest_silos": 7},
+    "whole silos, noise at the coordinator": {"unit": "silo", "noise_multiplier": 1.0},
+    "whole silos, shared by 4 of a threshold of 7": {"unit": "silo", "noise_multiplier": 1.0},
+}
+"""Table [privacy.dp] of studies with ten silos and one step a round."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is missing, then writes the page."""
@@ -58,7 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sets", default="", help="only these sets, such as 'digits'")
     parser.add_argument("--minutes", type=float, default=0.0, help="begins no further study after so long; 0: no limit")
     parser.add_argument("--page", action="store_true", help="run nothing, write RESULTS.md only")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--probe", action="store_true",
+                        help="measure instead what an update gives away (probe.py has its own --help); writes PROBE.md")
+    options, others = parser.parse_known_args(arguments)
+    if options.probe:
+        from benchmarks.privacy.probe import main as probe
+
+        return probe([*others, *(["--page"] if options.page else [])])
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     began = time.monotonic()
     for name, epsilon, seed in [] if options.page else _missing(options):
         if options.minutes and time.monotonic() - began > 60 * options.minutes:
@@ -79,6 +98,8 @@ def lines() -> list[dict[str, Any]]:
 
 def study_of(name: str, epsilon: float, seed: int, *, folder: Path = Path()) -> dict[str, Any]:
     """The tables of a study."""
+    if name.startswith(TEN):
+        return _shared_study(name.removeprefix(TEN), seed)
     of = SETS[name]
     batch, momentum = (of.batch, 0.9) if epsilon else (of.plain_batch, 0.0)
     source = str(folder / of.source) + "#train" if of.source.endswith(".npz") else of.source
@@ -97,6 +118,20 @@ def study_of(name: str, epsilon: float, seed: int, *, folder: Path = Path()) -> 
     if epsilon:
         study["privacy"] = {"dp": {"target_epsilon": epsilon, "clip_norm": 0.5, "delta": DELTA}}
     return study
+
+
+def _shared_study(name: str, seed: int) -> dict[str, Any]:
+    """Ten silos with 114 images each; a step expects 100 of them, and is a round."""
+    masked = {} if "coordinator" in name else {"secure_aggregation": True, "threshold": 7}
+    return {
+        "study": {"seed": seed, "rounds": SHARED_ROUNDS, "labelled_only_baseline": False},
+        "model": {"name": "small_cnn", "normalisation": "group"},
+        "data": {"image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.3]}}, "augmentation": {"policy": "none"},
+        "method": {"name": "fedavg", "objective": "sl", "scenario": "labels-at-silo", "lr": 0.2, "lambda_s": 1.0,
+                   "labelled_batch": 100, "weighting": "uniform", "global_momentum": 0.9, "weak_view": "none"},
+        "privacy": {**masked, "dp": {"clip_norm": 0.5, "delta": DELTA, **SHARED[name]}},
+        "simulation": {"data": "digits", "split": {"name": "iid", "silos": 10, "all_labelled": True, "num_test": 300}},
+    }
 
 
 def digest_of(name: str, epsilon: float, seed: int) -> str:
@@ -144,15 +179,37 @@ def page(found: list[dict[str, Any]]) -> str:
                         f"({min(accuracies):.1%} to {max(accuracies):.1%}) | {len(rows)} | {private} |\n")
         text.append(f"\n{of.rounds} rounds of {of.local_epochs} local epoch; a step expects {of.batch} images"
                     f" ({of.plain_batch} without privacy).\n")
+    text.append(_shared_table(found))
     notes = HERE / "notes.md"
     return "".join([*text, "\n", notes.read_text() if notes.exists() else ""])
 
 
+def _shared_table(found: list[dict[str, Any]]) -> str:
+    text = ["\n## Noise that silos share\n\n",
+            "Ten silos with 114 images of the digits each, all labelled; one step a round, of 100 expected images;",
+            " momentum at the\ncoordinator. The noise of the mean is in units of clip / (images of a step), or of the",
+            " clip where whole silos are\nhidden: sigma sqrt(10 / shares) / 10.\n\n",
+            "| noise | accuracy | seeds | noise of the mean | epsilon by the sites' ledgers |\n",
+            "|---|---|---:|---:|---:|\n"]
+    for name, dp in SHARED.items():
+        rows = [line for line in found if line["set"] == TEN + name]
+        if not rows:
+            continue
+        accuracies = [line["accuracy"] for line in rows]
+        shares = dp.get("honest_silos") or (4 if "shared" in name else 10 if "coordinator" in name else 1)
+        spent = max(line["spent"] for line in rows)
+        text.append(f"| {name} | {statistics.mean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%}) |"
+                    f" {len(rows)} | {dp['noise_multiplier'] * (10 / shares) ** 0.5 / 10:.2f} |"
+                    f" {f'{spent:.2f}' if spent else '-'} |\n")
+    text.append(f"\n{SHARED_ROUNDS} rounds.\n")
+    return "".join(text)
+
+
 def _missing(options: argparse.Namespace) -> list[tuple[str, float, int]]:
     done = {(line["set"], line["epsilon"], line["seed"]) for line in lines()}
-    wanted = [name for name in SETS if not options.sets or name in options.sets.split(",")]
-    return [(name, epsilon, seed) for seed in SEEDS for name in wanted for epsilon in EPSILONS
-            if (name, epsilon, seed) not in done]
+    wanted = [(name, epsilon) for name in SETS for epsilon in EPSILONS] + [(TEN + name, 0.0) for name in SHARED]
+    return [(name, epsilon, seed) for seed in SEEDS for name, epsilon in wanted
+            if (name, epsilon, seed) not in done and (not options.sets or name in options.sets.split(","))]
 
 
 if __name__ == "__main__":

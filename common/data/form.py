@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
+
 __all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "DicomRules", "ImageForm", "OnError", "PatientRule",
            "Reading", "Selection", "patient_key"]
 
@@ -71,6 +73,8 @@ class Selection:
     dicom: DicomRules = field(default_factory=dict)
     """What the tags of a DICOM file must say; files of other formats always count."""
     patient: PatientRule = "auto"
+    formats: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Plug-ins of the entry point group `semisilo.formats` whose files are read as well."""
 
     def __post_init__(self) -> None:
         for keyword, values in self.dicom.items():

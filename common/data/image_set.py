@@ -35,7 +35,8 @@ class ImageSet:
     """uint8 (N, C, S, S), in the study's geometry, not normalised. May be mapped from a disk because it is larger than
     memory: take batches from it, never a copy of all."""
     labels_N: torch.Tensor | None
-    """int64 (N,), or None when unlabelled."""
+    """int64 (N,), or None when unlabelled. Where images may have several labels or none multi-hot rows, int8 (N, K): 1
+    shown, 0 not shown, -1 not known (`semisilo.common.data.multi_hot`)."""
     names: tuple[str, ...]
     """A name per image for messages: path within the folder, or "file.npz[12]". Never leaves the site."""
     patients: tuple[str, ...] = ()
@@ -174,6 +175,7 @@ class Survey:
     classes: tuple[str, ...]
     """As `read_images` would find them; empty when the source has none."""
     class_counts: dict[str, int]
+    """Images of each class. Where images may have several labels they add up to more, or less, than `num_labelled`."""
     sizes: dict[tuple[int, int], int]
     """(width, height) of up to five most common original sizes, most common first, with counts; in a large folder the
     counts are of an even sample."""
@@ -181,6 +183,13 @@ class Survey:
     """3 as soon as one image of the sample has colours."""
     skipped: tuple[Skipped, ...] = ()
     """What would be left out as far as names show it."""
+    num_with_rows: int | None = None
+    """Images whose labels are rows, which may say "nothing"; None where an image has one class."""
+
+    @property
+    def num_labelled(self) -> int:
+        """Images with a label."""
+        return sum(self.class_counts.values()) if self.num_with_rows is None else self.num_with_rows
 
 
 def measure_form(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

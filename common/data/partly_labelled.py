@@ -77,7 +77,8 @@ class PartlySurvey:
 
 def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ...], use_labels: bool,
                          on_error: OnError = "stop", progress: Progress | None = None,
-                         disk: Path | None = None, selection: Selection = Selection()) -> PartlyLabelled:
+                         disk: Path | None = None, selection: Selection = Selection(), multi_label: bool = False
+                         ) -> PartlyLabelled:
     """All images of a source in a study's geometry, apart by whether they are labelled.
 
     Args:
@@ -86,54 +87,76 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
         progress: told the share that is done, 0 to 1, and a line of text that names no file.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not.
         selection: which DICOM files count, and how the patients of images are known.
+        multi_label: whether images may have several labels or none. Folders then say nothing: all that is in them is
+            unlabelled.
     Raises: BadData, naming the file, also for a class that the study does not have.
     """
     path, split = parse_source(source)
     kind = kind_of(path)
+    if multi_label and kind == "folder":
+        use_labels = _folders_say_nothing(source, path)
     if path is not None and use_labels and kind in ("folder", "table"):
-        listing = listing_of(path, split, source=source, classes=classes, selection=selection)
+        listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
         divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
         _check_apart(source, listing, divided, classes)
-        return _read_apart(source, listing, divided, form, classes, on_error, progress, disk, selection.patient)
+        return _read_apart(source, listing, divided, form, classes, on_error, progress, disk, selection.patient,
+                           multi_label=multi_label)
     if path is not None and use_labels and kind == "parquet":
-        return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source), form, classes, on_error,
-                          progress, disk)
+        return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label),
+                          form, classes, on_error, progress, disk)
     parts = parts_of(source, path, split)
     if parts is not None:
-        return _read_parts(source, parts, form, classes, use_labels, progress)
-    labelled = use_labels and sum(survey(source, selection).class_counts.values()) > 0
+        return _read_parts(source, parts, form, classes, use_labels, progress, multi_label=multi_label)
+    labelled = use_labels and survey(source, selection).num_labelled > 0
     found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
                         labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk,
-                        selection=selection)
+                        selection=selection, multi_label=multi_label)
     return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
                           skipped=found.skipped)
 
 
-def check_partly_labelled(source: str, *, classes: tuple[str, ...], selection: Selection = Selection()) -> None:
+def _folders_say_nothing(source: str, path: Path | None) -> bool:
+    """False: the images of a folder have no labels where an image may have several.
+
+    Raises: BadData for a folder that says of itself that some are labelled.
+    """
+    if path is not None and (path / LABELLED).is_dir():
+        raise BadData(f"{source}: has a folder '{LABELLED}', and in this study an image may have several labels or"
+                      " none, which class folders cannot say.",
+                      remedy="Name a table that says what each image shows: silo join --labelled labels.csv.")
+    return False
+
+
+def check_partly_labelled(source: str, *, classes: tuple[str, ...], selection: Selection = Selection(),
+                          multi_label: bool = False) -> None:
     """Refuses what `read_partly_labelled` with `use_labels` would refuse of names and labels, in the same words;
     decodes nothing.
 
     Args:
         classes: the study's class names in label order.
+        multi_label: whether images may have several labels or none.
     Raises: BadData for folders of which it is not clear what they are, and for a class that the study does not have.
     """
     path, split = parse_source(source)
     kind = kind_of(path)
+    if multi_label and kind == "folder":
+        _folders_say_nothing(source, path)
+        return
     if path is not None and kind in ("folder", "table"):
-        listing = listing_of(path, split, source=source, classes=classes, selection=selection)
+        listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
         divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
         _check_apart(source, listing, divided, classes)
         check_folders(divided.where, divided.labelled.folders, classes)
         return
     if kind == "parquet":
         assert path is not None
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
         if rows.labels_N is not None:
             check_labels(rows.source, rows.labels_N, rows.classes, rows.classes_named, classes)
         return
     parts = parts_of(source, path, split)
     for name in ("",) if parts is None else (LABELLED,) if parts.labelled else ():
-        arrays = arrays_of(source, path, name or split, labels="if there", pixels=False)
+        arrays = arrays_of(source, path, name or split, labels="if there", pixels=False, multi_label=multi_label)
         if arrays.labels_N is not None:
             check_labels(arrays.source, arrays.labels_N, arrays.classes, arrays.classes_named, classes)
 
@@ -148,14 +171,14 @@ def survey_partly_labelled(source: str, selection: Selection = Selection()) -> P
     if path is not None and kind in ("folder", "table"):
         listing = listing_of(path, split, source=source, selection=selection)
         divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
-        return PartlySurvey(labelled=sum(bool(file.class_name) for file in divided.labelled.images),
+        return PartlySurvey(labelled=sum(file.has_label for file in divided.labelled.images),
                             unlabelled=len(divided.unlabelled.images))
     parts = parts_of(source, path, split)
     if parts is not None:
         steps = 0 if parts.steps_N is None else int(parts.steps_N.max(initial=-1)) + 1
         return PartlySurvey(labelled=parts.labelled, unlabelled=parts.unlabelled, steps=steps)
     found = survey(source, selection)
-    labelled_count = sum(found.class_counts.values())
+    labelled_count = found.num_labelled
     return PartlySurvey(labelled=labelled_count, unlabelled=found.num_images - labelled_count)
 
 
@@ -199,8 +222,8 @@ def apart(source: str, path: Path, listing: folder.Listing) -> folder.Listing:
 
 def _by_label(source: str, listing: folder.Listing) -> _Apart:
     """A table's images apart."""
-    return _Apart(source, replace(listing, images=tuple(file for file in listing.images if file.class_name)),
-                  folder.Listing(tuple(file for file in listing.images if not file.class_name), (), ()), ())
+    return _Apart(source, replace(listing, images=tuple(file for file in listing.images if file.has_label)),
+                  folder.Listing(tuple(file for file in listing.images if not file.has_label), (), ()), ())
 
 
 def _check_apart(source: str, listing: folder.Listing, divided: _Apart, classes: tuple[str, ...]) -> None:
@@ -217,8 +240,8 @@ def _check_apart(source: str, listing: folder.Listing, divided: _Apart, classes:
 
 
 def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: ImageForm, classes: tuple[str, ...],
-                on_error: OnError, progress: Progress | None, disk: Path | None, patient: PatientRule
-                ) -> PartlyLabelled:
+                on_error: OnError, progress: Progress | None, disk: Path | None, patient: PatientRule, *,
+                multi_label: bool = False) -> PartlyLabelled:
     broken = next((item for item in listing.skipped if item.broken), None)
     if on_error == "stop" and broken is not None:
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
@@ -234,6 +257,7 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
         done = 0 if with_class else len(divided.labelled.images)
         return read_listing(where, part, form=_geometry(form), reading=form.reading, classes=classes,
                             labelled=with_class, on_error=_later(on_error), ranges=ranges, disk=disk, patient=patient,
+                            multi_label=multi_label,
                             progress=_share_of(progress, done, len(part.images), len(listing.images)))
 
     return _together(source, read, listing.skipped, on_error)
@@ -241,7 +265,7 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
 
 def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on_error: OnError,
                progress: Progress | None, disk: Path | None) -> PartlyLabelled:
-    with_label = np.zeros(rows.number, dtype=bool) if rows.labels_N is None else rows.labels_N >= 0
+    with_label = rows.has_label_N
     done = int(with_label.sum())
 
     def read(with_class: bool, ranges: Mapping[str, float]) -> ReadPart | None:
@@ -295,7 +319,7 @@ def parts_of(source: str, path: Path | None, split: str) -> archive.Parts | None
 
 
 def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tuple[str, ...], use_labels: bool,
-                progress: Progress | None) -> PartlyLabelled:
+                progress: Progress | None, *, multi_label: bool = False) -> PartlyLabelled:
     base = source.removesuffix(f"#{LABELLED}").removesuffix(f"#{UNLABELLED}")
     total = parts.labelled + parts.unlabelled
 
@@ -303,7 +327,7 @@ def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tup
         if not count:
             return None
         return read_images(f"{base}#{part}", size=form.size, channels=form.channels, resize=form.resize,
-                           classes=classes, labelled=with_labels, reading=form.reading,
+                           classes=classes, labelled=with_labels, reading=form.reading, multi_label=multi_label,
                            progress=_share_of(progress, done, count, total)).images
 
     labelled = read(LABELLED, 0, parts.labelled, with_labels=use_labels)

@@ -13,7 +13,10 @@ Class order decides the labels. A study freezes it; given as `classes`, a source
 one with an unknown class is refused. Not given, class folders count in sorted order. In a source that does not name its
 classes a label is the index into `classes`.
 
-Shapes: N images, C channels, S side of the square.
+In a study whose images may have several labels or none, labels are multi-hot rows: they come from tables, Parquet and
+.npz files, since a class folder names one class alone.
+
+Shapes: N images, C channels, S side of the square, K classes.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from numpy.typing import NDArray
 from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, patient_key
 from semisilo.common.data.formats import archive, decoding, dicom, folder, parquet, pixels, table
 from semisilo.common.data.formats.folder import ImageFile, Listing
+from semisilo.common.data.formats.plugins import use_formats
 from semisilo.common.data.formats.registry import (
     DICOM,
     DIGITS,
@@ -45,6 +49,7 @@ from semisilo.common.data.formats.registry import (
     has_suffix,
 )
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
+from semisilo.common.data.multi_hot import findings_of, to_rows
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.text.describe import describe_bytes
@@ -65,6 +70,7 @@ def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
     labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
     reading: Reading = Reading(), disk: Path | None = None, selection: Selection = Selection(),
+    multi_label: bool = False,
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
@@ -80,7 +86,9 @@ def read_images(
         disk: a folder on whose disk images lie that are too many for memory; None where they must not. Those of an .npz
             are always in memory.
         selection: which DICOM files count, and how the patients of images are known.
-    Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows.
+        multi_label: whether images may have several labels or none.
+    Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows;
+        with several labels int8 (N, K) of 1, 0 and, for a class that the source was never asked for, -1.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
     """
     _check_form(size, channels, resize)
@@ -90,17 +98,18 @@ def read_images(
     form = pixels.Geometry(size=size, channels=channels, resize=resize)
     if kind in ("folder", "table"):
         assert path is not None
-        listing = listing_of(path, split, source=source, classes=classes, selection=selection)
+        listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
         return read_listing(source, listing, form=form, reading=reading, classes=classes, labelled=labelled,
-                            on_error=on_error, progress=progress, disk=disk, patient=selection.patient)
+                            on_error=on_error, progress=progress, disk=disk, patient=selection.patient,
+                            multi_label=multi_label)
     if kind == "parquet":
         assert path is not None
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
         return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
                          progress=progress, disk=disk)
     shape = arrays_of(source, path, split, labels="no", pixels=False).shape
     _place(source, shape[0], size=size, channels=channels, disk=None)
-    arrays = arrays_of(source, path, split, labels="needed" if labelled else "no")
+    arrays = arrays_of(source, path, split, labels="needed" if labelled else "no", multi_label=multi_label)
     labels_N, names = (_align(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
                        if labelled else (None, classes))
     assert arrays.images is not None
@@ -126,14 +135,15 @@ def kind_of(path: Path | None) -> SourceKind:
 
 
 def listing_of(path: Path, split: str, *, source: str, classes: tuple[str, ...] = (),
-               selection: Selection = Selection()) -> Listing:
+               selection: Selection = Selection(), multi_label: bool = False) -> Listing:
     """The images of a folder or a table; of DICOM files those that the selection asks for.
 
     Raises: BadData when it cannot be listed or understood, or holds no image; BadConfiguration for a tag that there is
-        not.
+        not, or a format that is not installed.
     """
+    use_formats(selection.formats)
     if table.is_table(path) and not path.is_dir():
-        listing = table.list_table(path, split, source=source, classes=classes)
+        listing = table.list_table(path, split, source=source, classes=classes, multi_label=multi_label)
     else:
         listing = folder.list_images(path)
     return _chosen(listing, selection, source) if selection.dicom else listing
@@ -168,28 +178,33 @@ def survey(source: str, selection: Selection = Selection()) -> Survey:
     kind = kind_of(path)
     if kind == "parquet":
         assert path is not None
-        return _survey_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source))
+        return _survey_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=None))
     if kind not in ("folder", "table"):
-        arrays = arrays_of(source, path, split, labels="if there", pixels=False)
+        arrays = arrays_of(source, path, split, labels="if there", pixels=False, multi_label=None)
         counts = _class_counts(arrays.labels_N, arrays.classes)
         return Survey("digits" if path is None else "npz", arrays.shape[0], arrays.classes, counts,
                       {(arrays.shape[2], arrays.shape[1]): arrays.shape[0]},
-                      3 if len(arrays.shape) == 4 and arrays.shape[3] > 1 else 1)
+                      3 if len(arrays.shape) == 4 and arrays.shape[3] > 1 else 1, num_with_rows=arrays.shape[0]
+                      if arrays.labels_N is not None and arrays.labels_N.ndim == 2 else None)
     assert path is not None
     listing = listing_of(path, split, source=source, selection=selection)
     sizes, channels = _sampled(listing.images, len(listing.images))
     by_class = Counter(file.class_name for file in listing.images)
     in_classes = any(name for name in by_class)
     counts = {name: by_class[name] for name in listing.folders} if in_classes else {}
+    several = any(file.findings is not None for file in listing.images)
     return Survey("table" if kind == "table" else "class_folders" if in_classes else "flat_folder",
-                  len(listing.images), listing.folders if in_classes else (), counts, sizes, channels, listing.skipped)
+                  len(listing.images), listing.folders if in_classes else (), counts, sizes, channels, listing.skipped,
+                  num_with_rows=sum(file.has_label for file in listing.images) if several else None)
 
 
 def _survey_rows(rows: parquet.Rows) -> Survey:
     wanted = np.zeros(rows.number, dtype=bool)
     wanted[: min(rows.number, 50)] = True  # the first rows: others would need all before them to be read
     sizes, channels = _sampled(list(parquet.files_of(rows, wanted)), 50)
-    return Survey("parquet", rows.number, rows.classes, _class_counts(rows.labels_N, rows.classes), sizes, channels)
+    several = rows.labels_N is not None and rows.labels_N.ndim == 2
+    return Survey("parquet", rows.number, rows.classes, _class_counts(rows.labels_N, rows.classes), sizes, channels,
+                  num_with_rows=int(rows.has_label_N.sum()) if several else None)
 
 
 def _sampled(files: Sequence[ImageFile], number: int) -> tuple[dict[tuple[int, int], int], Literal[1, 3]]:
@@ -201,7 +216,7 @@ def _sampled(files: Sequence[ImageFile], number: int) -> tuple[dict[tuple[int, i
 
 
 def _class_counts(labels_N: NDArray[np.int64] | None, classes: tuple[str, ...]) -> dict[str, int]:
-    occurring = ([0] * len(classes) if labels_N is None
+    occurring = ([0] * len(classes) if labels_N is None else (labels_N == 1).sum(axis=0).tolist() if labels_N.ndim == 2
                  else np.bincount(labels_N[labels_N >= 0], minlength=len(classes)).tolist())
     return dict(zip(classes, occurring, strict=True))
 
@@ -218,6 +233,7 @@ def read_listing(
     source: str, listing: Listing, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...],
     labelled: bool, on_error: OnError, progress: Callable[[float, str], None] | None = None,
     ranges: Mapping[str, float] | None = None, disk: Path | None = None, patient: PatientRule = "auto",
+    multi_label: bool = False,
 ) -> ReadPart:
     """As `read_images`, of image files that were listed before.
 
@@ -231,12 +247,12 @@ def read_listing(
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
                       remedy='Fix it, or set on_error = "skip" to leave such files out.')
     if labelled:
-        _check_listing(source, listing, classes)
+        _check_listing(source, listing, classes, multi_label=multi_label)
         classes = classes or listing.folders
         beside = "has no label" if has_suffix(source.partition("#")[0], TABLE) else \
             "lies beside the class folders, so it has no class"
-        skipped += [Skipped(file.name, beside) for file in files if not file.class_name]
-        files = [file for file in files if file.class_name]
+        skipped += [Skipped(file.name, beside) for file in files if not file.has_label]
+        files = [file for file in files if file.has_label]
     number = sum(decoding.count_pictures(files, reading))
     disk = _place(source, number, size=form.size, channels=form.channels, disk=disk)
     found = decoding.decode(lambda: files, number, form=form, reading=reading, on_error=on_error, where=source,
@@ -244,7 +260,8 @@ def read_listing(
     everything = _in_order([*skipped, *found.skipped])
     if on_error == "report":
         refuse_broken(source, everything)
-    return ReadPart(images=_labelled(found, classes if labelled else None, patient), classes=classes,
+    return ReadPart(images=_labelled(found, classes if labelled else None, patient,
+                                     asked=listing.asked if multi_label else ()), classes=classes,
                     skipped=everything, ranges=found.ranges)
 
 
@@ -262,28 +279,30 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
     if labelled:
         labels_N, names = _align(rows.source, _known(rows.labels_N, source=rows.source), rows.classes,
                                  rows.classes_named, classes)
-        unlabelled = int((take & (labels_N < 0)).sum())
+        unlabelled = int((take & ~rows.has_label_N).sum())
         if unlabelled:
             skipped.append(Skipped(f"{unlabelled} rows", "have no label"))
-        take = take & (labels_N >= 0)
+        take = take & rows.has_label_N
         if not take.any():
             raise BadData(f"{rows.source}: holds {rows.number} images and no label.",
                           remedy="Say which column holds the labels: add #label=COLUMN.")
-        index = {own: names[int(labels_N[row])] for own, row in _first_of(rows)}
+        index = {own: names[int(labels_N[row])] for own, row in _first_of(rows)} if labels_N.ndim == 1 else {}
         classes = names
     number = int(take.sum())
     disk = _place(rows.source, number, size=form.size, channels=form.channels, disk=disk)
 
     def files() -> Iterable[ImageFile]:
         for file in parquet.files_of(rows, take):
-            yield ImageFile(file.path, file.name, index[file.class_name] if labelled else "", file.content)
+            yield replace(file, class_name=index.get(file.class_name, "") if labelled else "")
 
     found = decoding.decode(files, number, form=form, reading=reading, on_error=on_error, where=rows.source,
                             ranges=ranges, progress=_told(progress), disk=disk)
     everything = (*skipped, *found.skipped)
     if on_error == "report":
         refuse_broken(rows.source, everything)
-    return ReadPart(images=_labelled(found, classes if labelled else None, "none"), classes=classes,
+    several = rows.labels_N is not None and rows.labels_N.ndim == 2
+    return ReadPart(images=_labelled(found, classes if labelled else None, "none", asked=rows.asked if several else ()),
+                    classes=classes,
                     skipped=everything, ranges=found.ranges)
 
 
@@ -294,13 +313,23 @@ def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
     return [(rows.classes[int(label)], int(row)) for label, row in zip(occurring, first, strict=True) if label >= 0]
 
 
-def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None, patient: PatientRule) -> ImageSet:
-    labels_N = None
-    if classes is not None:
+def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None, patient: PatientRule, *,
+              asked: tuple[str, ...] | None = ()) -> ImageSet:
+    """What was decoded as a set of images.
+
+    Args:
+        classes: None drops all labels.
+        asked: () where an image has one class; else `Listing.asked`.
+    """
+    labels_N: NDArray[np.integer] | None = None
+    if classes is not None and asked == ():
         index = {name: label for label, name in enumerate(classes)}
         labels_N = np.array([index[file.class_name] for file in found.files], dtype=np.int64)
+    elif classes is not None:
+        labels_N = to_rows([file.findings or () for file in found.files], classes, asked=asked)
+    if classes is not None and labels_N is not None:
         _warn_of_twins(found, labels_N, classes)
-    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None)
+    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None and asked == ())
                      for file, of_file in zip(found.files, found.patients, strict=True))
     return _image_set(found.squares, labels_N, found.names, patients if any(patients) else ())
 
@@ -323,17 +352,23 @@ def patient_of(file: ImageFile, of_tags: str, rule: PatientRule, *, in_class: bo
     return patient_key(inside[0]) if inside else ""
 
 
-def _warn_of_twins(found: decoding.Decoded, labels_N: NDArray[np.int64], classes: tuple[str, ...]) -> None:
+def _warn_of_twins(found: decoding.Decoded, labels_N: NDArray[np.integer], classes: tuple[str, ...]) -> None:
     """Says on this machine which images are in two classes; pictures of a single value are not looked at."""
     seen: dict[bytes, int] = {}
     twins = []
     for index, square in enumerate(found.squares):
         first = seen.setdefault(square.tobytes() if square.size <= 64 else _digest(square), index)
-        if labels_N[first] != labels_N[index] and square.min() != square.max():
+        if not np.array_equal(labels_N[first], labels_N[index]) and square.min() != square.max():
             twins.append((first, index))
+
+    def said(index: int) -> str:
+        if labels_N.ndim == 1:
+            return classes[int(labels_N[index])]
+        return "|".join(findings_of(labels_N[index].tolist(), classes)) or "no finding"
+
     for first, index in twins[:5]:
         _LOG.warning("the same image in two classes: %s (%s) and %s (%s)", printable(found.names[first], limit=200),
-                     classes[labels_N[first]], printable(found.names[index], limit=200), classes[labels_N[index]])
+                     said(first), printable(found.names[index], limit=200), said(index))
     if len(twins) > 5:
         _LOG.warning("the same image in two classes: %d more", len(twins) - 5)
 
@@ -367,32 +402,39 @@ def check_folders(source: str, folders: Sequence[str], classes: tuple[str, ...])
     _refuse_unknown(source, folders, classes, what="folder")
 
 
-def check_labelled(source: str, *, classes: tuple[str, ...], selection: Selection = Selection()) -> None:
+def check_labelled(source: str, *, classes: tuple[str, ...], selection: Selection = Selection(),
+                   multi_label: bool = False) -> None:
     """Refuses what `read_images` with labels would refuse of names and labels, in the same words; decodes nothing.
 
     Args:
         classes: the study's class names in label order, once they are known.
+        multi_label: whether images may have several labels or none.
     Raises: BadData; BadConfiguration for a tag that there is not.
     """
     path, split = parse_source(source)
     kind = kind_of(path)
     if kind in ("folder", "table"):
         assert path is not None
-        _check_listing(source, listing_of(path, split, source=source, classes=classes, selection=selection), classes)
+        _check_listing(source, listing_of(path, split, source=source, classes=classes, selection=selection,
+                                          multi_label=multi_label), classes, multi_label=multi_label)
         return
     if kind == "parquet":
         assert path is not None
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
         check_labels(rows.source, _known(rows.labels_N, source=rows.source), rows.classes, rows.classes_named, classes)
         return
-    arrays = arrays_of(source, path, split, labels="needed", pixels=False)
+    arrays = arrays_of(source, path, split, labels="needed", pixels=False, multi_label=multi_label)
     check_labels(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
 
 
-def _check_listing(source: str, listing: Listing, classes: tuple[str, ...]) -> None:
+def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, multi_label: bool = False) -> None:
     if listing.question is not None:
         raise listing.question
-    if not any(file.class_name for file in listing.images):
+    if multi_label and not has_suffix(source.partition("#")[0], TABLE):
+        raise BadData(f"{source}: is a folder, and in this study an image may have several labels or none, which class"
+                      " folders cannot say.", remedy="Name a table that says what each image shows: labels.csv, with a"
+                                                     ' column of 0 and 1 for each class, or cells such as "A|B".')
+    if not any(file.has_label for file in listing.images):
         of_table = has_suffix(source.partition("#")[0], TABLE)
         raise BadData(f"{source}: names {len(listing.images)} images and no label." if of_table
                       else f"{source}: holds {len(listing.images)} images but no class folders.",
@@ -424,19 +466,23 @@ def _place(source: str, number: int, *, size: int, channels: int, disk: Path | N
 
 
 def arrays_of(
-    source: str, path: Path | None, split: str, *, labels: Literal["needed", "if there", "no"], pixels: bool = True
+    source: str, path: Path | None, split: str, *, labels: Literal["needed", "if there", "no"], pixels: bool = True,
+    multi_label: bool | None = False,
 ) -> archive.Arrays:
     """An .npz or the digits, as `semisilo.common.data.formats.archive` reads them.
 
     Raises: BadData, also for a path that is no kind of source.
     """
     if path is None:
+        if multi_label and labels != "no":
+            raise BadData(f"{source}: every digit is of one class, and in this study an image may have several labels.",
+                          remedy="Name other images, or leave [study] task out.")
         return archive.digits(split, source=source)
     if not path.exists():
         raise BadData(f"{source}: no such folder or file.", remedy=SOURCES)
     if not has_suffix(path, NPZ):
         raise BadData(f"{source}: is neither a folder nor an .npz file, a table or Parquet.", remedy=SOURCES)
-    return archive.npz(path, split, source=source, labels=labels, pixels=pixels)
+    return archive.npz(path, split, source=source, labels=labels, pixels=pixels, multi_label=multi_label)
 
 
 def _known(labels_N: NDArray[np.int64] | None, *, source: str = "") -> NDArray[np.int64]:
@@ -456,8 +502,18 @@ def _align(source: str, labels_N: NDArray[np.int64], own: tuple[str, ...], named
         return labels_N, own
     if named:
         _refuse_unknown(source, own, classes, what="class")
+        if labels_N.ndim == 2:  # a class that the source has no column for is not known
+            aligned_NK = np.full((len(labels_N), len(classes)), -1, dtype=np.int64)
+            aligned_NK[:, [classes.index(name) for name in own]] = labels_N
+            return aligned_NK, classes
         order = np.array([*(classes.index(name) for name in own), -1], dtype=np.int64)
         return order[labels_N], classes
+    if labels_N.ndim == 2:
+        if labels_N.shape[1] != len(classes):
+            raise BadData(f"{source}: its labels have {labels_N.shape[1]} columns, the study has {len(classes)}"
+                          " classes.",
+                          remedy="Write one column for each class of the study, in its order.")
+        return labels_N, classes
     if len(labels_N) and labels_N.max() >= len(classes):
         index = int(labels_N.argmax())
         raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
@@ -510,9 +566,11 @@ def _check_form(size: int, channels: int, resize: str) -> None:
                                remedy=f"Did you mean '{near[0]}'?" if near else "Choose fit, crop, stretch or pad.")
 
 
-def _image_set(squares: NDArray[np.uint8], labels_N: NDArray[np.int64] | None, names: tuple[str, ...],
+def _image_set(squares: NDArray[np.uint8], labels_N: NDArray[np.integer] | None, names: tuple[str, ...],
                patients: tuple[str, ...] = ()) -> ImageSet:
     import torch
 
+    if labels_N is not None and labels_N.ndim == 2:
+        labels_N = labels_N.astype(np.int8)
     labels = None if labels_N is None else torch.from_numpy(labels_N)
     return ImageSet(torch.from_numpy(squares), labels, names, patients)

@@ -18,6 +18,7 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.imbalance.labels import finding_shares, log_odds
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
 from semisilo.common.learning.tensors import all_like, load_into
@@ -68,9 +69,14 @@ def log_prior(labels_N: Tensor, num_classes: int) -> Tensor | None:
     """log of each class's share of the labels, float32 (K,); None where they are balanced within `IMBALANCED`.
 
     Added to the logits in training, it leaves a classifier for classes that are equally frequent, which is what
-    balanced accuracy asks for. A class without images counts as one of one image.
+    balanced accuracy asks for. A class without images counts as one of one image. Of multi-hot rows every class is a
+    two-class problem of its own: `log_odds`, under which the model answers as if half of all images showed it.
     Source: Menon et al., "Long-tail learning via logit adjustment", ICLR 2021, Eq. 10 with tau = 1.
     """
+    if labels_N.ndim == 2:
+        shares_K = finding_shares(labels_N)
+        larger_K = torch.maximum(shares_K, 1.0 - shares_K)
+        return None if bool((larger_K <= IMBALANCED * (1.0 - larger_K)).all()) else log_odds(shares_K)
     counts_K = torch.bincount(labels_N.cpu(), minlength=num_classes)
     present = counts_K[counts_K > 0]
     if int(present.max()) <= IMBALANCED * int(present.min()):

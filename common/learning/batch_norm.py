@@ -24,6 +24,7 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, LayoutMismatch
 from semisilo.common.learning.evaluation import outcome
+from semisilo.common.numerics import process_group
 from semisilo.common.numerics.side_by_side import results_in_order
 
 __all__ = [
@@ -96,6 +97,9 @@ class StaticBatchNorm(nn.Module):
                 raise StatisticsMissing("Static batch-norm has no statistics yet: measure them before inference.")
             return functional.batch_norm(input, self.mean, self.var, self.weight, self.bias, False, 0.0, self.eps)
         per_channel = input.numel() // max(input.shape[1], 1)
+        batch = process_group.batch_under_way()
+        if batch is not None:  # of as many images as in one process
+            per_channel = per_channel // len(input) * batch.everywhere
         if self._watch is not None:
             self._watch(input)
             if per_channel == 1:  # its own mean and variance 0: what is left is beta
@@ -104,7 +108,27 @@ class StaticBatchNorm(nn.Module):
                 return beta.expand_as(input)
         if per_channel == 1:
             raise OneValuePerChannel(f"One value per channel at a batch-norm layer of {self.num_features} channels.")
+        if batch is not None:
+            return self._over_processes(input, batch.here, per_channel)
         return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+    def _over_processes(self, input: Tensor, here: int, per_channel: int) -> Tensor:
+        """The same with the statistics of the whole batch, of which other processes have the other images.
+
+        Args:
+            here: images of `input` that count.
+            per_channel: values of a channel in the whole batch.
+        """
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(input.dim())]
+        values = input.float()  # sums of 16 bits would be too coarse
+        mean = (process_group.over_processes(values[:here].sum(axes)) / per_channel).reshape(shape)
+        centred = values - mean
+        var_C = process_group.over_processes(centred[:here].square().sum(axes)) / per_channel
+        output = centred * torch.rsqrt(var_C + self.eps).reshape(shape)
+        if self.weight is not None and self.bias is not None:
+            output = output * self.weight.reshape(shape) + self.bias.reshape(shape)
+        return output.to(input.dtype)
 
     def fix(self, mean: Tensor, var: Tensor) -> None:
         """Statistics for good, float32 (C,) each: the layer is no longer among `layers_of`."""
@@ -239,7 +263,9 @@ def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator
         images_NCHW: uint8, at least one image.
     Source: SemiFL section 3.4; exact merge instead of the official cumulative average.
     """
-    return outcome(measuring_steps(model, images_NCHW, form=form, generator=generator, batch_size=batch_size), progress)
+    steps = measuring_steps(model, images_NCHW, form=form, generator=generator, batch_size=batch_size)
+    with process_group.each_by_itself():  # the layers look at all that goes through them
+        return outcome(steps, progress)
 
 
 def measuring_steps(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator: torch.Generator,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
+from semisilo.common.learning.losses import PseudoLabels, Threshold, example_losses, pseudo_labels
 
 __all__ = [
     "MaskMean", "TSALoss", "TSASchedule", "UDALoss", "UnlabelledLoss", "ema_into", "fixmatch_unsup",
@@ -69,19 +69,21 @@ def masked_mean(values_B: Tensor, keep_B: Tensor, mask_mean: MaskMean = "batch")
     return total / keep_B.sum().clamp(min=1)
 
 
-def fixmatch_unsup(weak_logits_BK: Tensor, strong_logits_BK: Tensor, confidence_threshold: float | Tensor, *,
+def fixmatch_unsup(weak_logits_BK: Tensor, strong_logits_BK: Tensor, confidence_threshold: Threshold, *,
                    mask_mean: MaskMean = "batch") -> UnlabelledLoss:
     """mean_b 1(max q_b >= threshold) * CE(argmax q_b, strong_b), q = softmax(weak). Oracle B6.
 
+    With `ClassThresholds` every class is labelled by itself, and the loss of an image is the binary cross-entropy
+    summed over its known classes (`example_losses`).
     Source: FixMatch, Sohn et al. (NeurIPS 2020) Eq. 4; mask_mean = "kept" as in the codes of FedMatch and SemiFL.
     """
     labels = pseudo_labels(weak_logits_BK.detach(), confidence_threshold)
-    values_B = functional.cross_entropy(strong_logits_BK, labels.hard_label_B, reduction="none")
+    values_B = example_losses(strong_logits_BK, labels.hard_label_B)
     return UnlabelledLoss(masked_mean(values_B, labels.keep_B, mask_mean), labels)
 
 
 def uda_unsup(original_logits_BK: Tensor, augmented_logits_BK: Tensor, *, temperature: float,
-              confidence_threshold: float | Tensor, mask_mean: MaskMean = "batch") -> UDALoss:
+              confidence_threshold: Threshold, mask_mean: MaskMean = "batch") -> UDALoss:
     """mean_b 1(max q_b >= threshold) * CE(softmax(z_b / T), augmented_b), z the original's logits, q = softmax(z).
     Oracle B5.
 

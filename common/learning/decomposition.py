@@ -63,7 +63,7 @@ class Decomposed:
         self.model = model
         own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._sigma, self._psi = (
-            SGD(settings=sgd, lr=sgd.lr, buffers={}, parameters=copied, descent=Descent(copied))
+            SGD(settings=sgd, lr=sgd.lr, buffers={}, parameters=copied, descent=Descent(copied, apart=True))
             for copied in ({name: nn.Parameter(tensor) for name, tensor in all_like(own, part).items()}
                            for part in (sigma, psi)))
         if sigma_momentum is not None:

@@ -1,4 +1,5 @@
-"""One pass over labelled images: accuracy, loss, recall and AUROC of every class, calibration, confusion.
+"""One pass over labelled images: accuracy, loss, recall and AUROC of every class, calibration, confusion; where images
+have several labels or none, what can be said class by class.
 
 Shapes: N images, K classes, B images in a batch.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,11 +21,23 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
-from semisilo.common.learning.losses import first_argmax
+from semisilo.common.learning.losses import example_losses, first_argmax
 from semisilo.common.measures.calibration import Auroc, auroc, calibration_of, probabilities
+from semisilo.common.measures.multi_label import (
+    AVERAGE_CUT,
+    ByClass,
+    ClassCounts,
+    average_precisions,
+    counts_at,
+    exact_match,
+    f1_of,
+    finding_areas,
+    sigmoid,
+)
 from semisilo.common.numerics.side_by_side import results_in_order
 
-__all__ = ["Evaluation", "evaluate", "evaluation_steps", "inference_batches", "logits_of", "outcome"]
+__all__ = ["AnyEvaluation", "Evaluation", "MultiLabelEvaluation", "evaluate", "evaluate_classes", "evaluation_steps",
+           "inference_batches", "logits_of", "outcome"]
 
 OutcomeT = TypeVar("OutcomeT")
 
@@ -54,6 +68,43 @@ class Evaluation:
     """By label; None for a class that no image or every image has, or where a logit is not finite."""
     calibration_error: float | None
     """Expected calibration error of the probabilities, 15 bins; None where a logit is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiLabelEvaluation:
+    """How well a model answers a set of images that show several findings each, or none.
+
+    There is no accuracy: whether an answer is right hangs on a cut-off for each class, and "no finding" everywhere
+    would look good. What needs a cut-off here has a probability of 0.5.
+    """
+
+    loss: float
+    """Mean over the images of binary cross-entropy, summed over the classes."""
+    count: int
+    areas: ByClass
+    """Under the receiver operating characteristic; all None where a logit is not finite."""
+    average_precisions: ByClass
+    """Likewise."""
+    class_counts: tuple[ClassCounts, ...]
+    """By label, of answers at 0.5."""
+    exact_match: float
+    """Share of the images of which every class is answered rightly at 0.5."""
+    is_finite: bool
+    """Whether every logit is."""
+
+    @property
+    def f1(self) -> ByClass:
+        """At 0.5; None for a class that no image shows."""
+        return ByClass(tuple(f1_of(each) for each in self.class_counts))
+
+    @property
+    def sensitivity(self) -> ByClass:
+        """Likewise: the share of the images of a class that are found."""
+        return ByClass(tuple(each.sensitivity for each in self.class_counts))
+
+
+AnyEvaluation = Evaluation | MultiLabelEvaluation
+"""Which of the two, the labels of the images say."""
 
 
 def inference_batches(count: int, batch_size: int) -> Iterator[slice]:
@@ -97,7 +148,7 @@ def _piece(form: ImageForm, device: torch.device) -> int:
 
 
 def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm,
-             progress: Callable[[float], None] | None = None) -> Evaluation:
+             progress: Callable[[float], None] | None = None) -> AnyEvaluation:
     """Evaluates in evaluation mode, without augmentation; ties go to the lowest class. The model's mode is restored.
 
     Raises: BadData when there are no images or no labels, or a label is not one of the model's classes;
@@ -106,7 +157,14 @@ def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm,
     return outcome(evaluation_steps(model, images, form=form), progress)
 
 
-def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm) -> Generator[float, None, Evaluation]:
+def evaluate_classes(model: nn.Module, images: ImageSet, *, form: ImageForm) -> Evaluation:
+    """`evaluate` of images that have one class each."""
+    found = evaluate(model, images, form=form)
+    assert isinstance(found, Evaluation), "of images with several labels there is no accuracy"
+    return found
+
+
+def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm) -> Generator[float, None, AnyEvaluation]:
     """`evaluate`, which may be left after every batch; yields the share that is done.
 
     The model belongs to it until it has ended.
@@ -119,6 +177,8 @@ def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm) -> 
         logits_NK = yield from _logit_steps(model, images.images_NCHW, form)
     finally:
         model.train(was_training)
+    if images.labels_N.ndim == 2:
+        return _of_findings(logits_NK, images.labels_N)
     classes = logits_NK.shape[1]
     labels_N = _checked(images.labels_N, classes).to(logits_NK.device)
     losses = [float(functional.cross_entropy(logits_NK[cut], labels_N[cut], reduction="sum"))
@@ -135,6 +195,22 @@ def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm) -> 
                       auroc=None if areas is None else areas.macro,
                       per_class_auroc=(None,) * classes if areas is None else areas.per_class,
                       calibration_error=calibration_error)
+
+
+def _of_findings(logits_NK: Tensor, rows_NK: Tensor) -> MultiLabelEvaluation:
+    """Of images with multi-hot rows. Raises: BadData for rows of another number of classes."""
+    if rows_NK.shape != logits_NK.shape:
+        raise BadData(f"Labels of {rows_NK.shape[1]} classes; the model has {logits_NK.shape[1]}.")
+    on_device_NK = rows_NK.to(logits_NK.device)
+    losses = [float(example_losses(logits_NK[cut], on_device_NK[cut]).sum())
+              for cut in inference_batches(len(rows_NK), _SUMMED)]
+    is_finite, rows, none = bool(torch.isfinite(logits_NK).all()), rows_NK.cpu().numpy(), ByClass(
+        (None,) * rows_NK.shape[1])
+    p_NK, cuts_K = sigmoid(logits_NK.float().cpu().numpy()), np.full(rows.shape[1], AVERAGE_CUT)
+    return MultiLabelEvaluation(
+        loss=sum(losses) / len(rows), count=len(rows), areas=finding_areas(p_NK, rows) if is_finite else none,
+        average_precisions=average_precisions(p_NK, rows) if is_finite else none,
+        class_counts=counts_at(p_NK, rows, cuts_K), exact_match=exact_match(p_NK, rows, cuts_K), is_finite=is_finite)
 
 
 def _ranking(logits_NK: Tensor, labels_N: Tensor) -> tuple[Auroc | None, float | None]:

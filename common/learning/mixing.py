@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from semisilo.common.learning.agreement import psi_regulariser
-from semisilo.common.learning.losses import PseudoLabels, cross_entropy, first_argmax, reaches
+from semisilo.common.learning.losses import (
+    ClassThresholds,
+    PseudoLabels,
+    Threshold,
+    cross_entropy,
+    finding_labels,
+    first_argmax,
+    reaches,
+)
 from semisilo.common.learning.tensors import check_same_layout
 
 __all__ = ["FedMixLoss", "LabelRule", "fedmix_client_loss", "fedmix_mix", "fedmix_pseudo", "mean_over_views"]
@@ -70,7 +78,7 @@ def mean_over_views(prob_views_ABK: Tensor) -> Tensor:
     return total_BK / len(prob_views_ABK)
 
 
-def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: float | Tensor, *,
+def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: Threshold, *,
                   rule: LabelRule = "mean") -> PseudoLabels:
     """One label per image from A views of it; oracle X6.
 
@@ -83,10 +91,13 @@ def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: float | Tensor, 
 
     Args:
         prob_views_ABK: class probabilities of every view, float, at least one view.
-        confidence_threshold: 0..1, or one for each class, (K,).
+        confidence_threshold: 0..1, or one for each class, (K,); or `ClassThresholds` for probabilities of classes that
+            do not exclude each other: then each class is labelled by itself, by its mean over the views.
     Source: FedMix Eq. 8.
     """
     mean_BK = mean_over_views(prob_views_ABK)
+    if isinstance(confidence_threshold, ClassThresholds):
+        return finding_labels(mean_BK, confidence_threshold)
     if rule == "mean":
         label_B = first_argmax(mean_BK)
     else:
@@ -103,7 +114,7 @@ def fedmix_client_loss(logits_BK: Tensor | None, hard_label_B: Tensor, keep_B: T
 
     Args:
         logits_BK: float, of the images that are to be learnt; None where none is kept, for then nobody needs them.
-        hard_label_B: int64 pseudo-labels.
+        hard_label_B: int64 pseudo-labels, or multi-hot rows.
         keep_B: bool, which images enter.
         psi: the silo's trainable parameters.
         sigma: the coordinator's, same layout and device; not changed.

@@ -25,6 +25,7 @@ from semisilo.common.learning.seeds import derive_seed, torch_generator
 from semisilo.common.learning.sgd import SGDSettings, make_optimiser, momentum_of, step
 from semisilo.common.learning.tensors import all_finite, load_into
 from semisilo.common.methods.contract import ModelBuilder
+from semisilo.common.numerics import process_group
 
 __all__ = [
     "Evaluation", "LabelledPasses", "LabelledTraining", "PassesPosition", "PausedRandomness", "SGDSettings",
@@ -85,7 +86,10 @@ def named_randomness(seed: int, purpose: str, *, round: int = 0, silo: str = "",
     target = torch.device(device)
     devices = [target] if target.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        value = derive_seed(seed, purpose, round=round, silo=silo)
+        # Each of several processes computes other images of a batch: equal masks of dropout would go with all of them.
+        group = process_group.present()
+        mine = f"{purpose}/process {group.rank}" if group is not None and group.rank else purpose
+        value = derive_seed(seed, mine, round=round, silo=silo)
         torch.default_generator.manual_seed(value)
         if devices:
             with torch.cuda.device(target):

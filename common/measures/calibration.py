@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from semisilo.common.errors import BadData
 
-__all__ = ["BINS", "Auroc", "Bin", "Calibration", "auroc", "calibration_of", "fit_temperature",
-           "negative_log_likelihood", "probabilities"]
+__all__ = ["BINS", "Auroc", "Bin", "Calibration", "area_under_curve", "auroc", "calibration_of",
+           "fit_temperature", "negative_log_likelihood", "probabilities"]
 
 Floats = NDArray[np.floating]
 
@@ -152,13 +152,14 @@ def auroc(scores_NK: Floats, labels_N: NDArray[np.int64]) -> Auroc | None:
     Source: Hanley and McNeil, Radiology 143 (1982); macro mean of one class against the rest.
     """
     _, classes = _checked(scores_NK, labels_N)
-    found = [_area(scores_NK[:, label], labels_N == label) for label in range(classes)]
+    found = [area_under_curve(scores_NK[:, label], labels_N == label) for label in range(classes)]
     known = [area for area in found if area is not None]
     return Auroc(macro=math.fsum(known) / len(known), per_class=tuple(found)) if known else None
 
 
-def _area(scores_N: Floats, is_class_N: NDArray[np.bool_]) -> float | None:
-    """Mann and Whitney's U over the number of pairs, from ranks: equal scores share the mean of their ranks.
+def area_under_curve(scores_N: Floats, is_class_N: NDArray[np.bool_]) -> float | None:
+    """The area under the curve of one class, or None without images of both kinds: Mann and Whitney's U over the number
+    of pairs, from ranks: equal scores share the mean of their ranks.
 
         (sum of the ranks of the class - n (n + 1) / 2) / (n (N - n))
 

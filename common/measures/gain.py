@@ -18,6 +18,7 @@ from semisilo.common.measures.intervals import (
     dependent_mean_interval,
     difference_interval,
     mean_interval,
+    precision_interval,
     wilson,
 )
 from semisilo.common.measures.study_measure import StudyMeasure
@@ -69,6 +70,7 @@ def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCount
     | accuracy, recall  | Wilson's of right / images; of the difference it is Newcombe's            |
     | balanced accuracy | of the mean of the recalls, each class by itself (`mean_interval`)        |
     | AUROC             | of the mean of the areas, each with `area_interval`, as if all err alike  |
+    | average precision | likewise, each with `precision_interval`                                  |
 
     The two are then put together as Newcombe does (`difference_interval`), as if the models were measured on images of
     their own: since these are the same ones, the interval is wider than it need be, and a difference that it shows is
@@ -108,8 +110,11 @@ def interval_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageC
     if measure.kind == "balanced_accuracy":
         found = [(share, _of_recall(share, count)) for name, count in by_class.items()
                  if (share := metrics.get(f"recall/{name}")) is not None]
+    elif measure.kind == "average_precision":
+        found = [(area, precision_interval(area, inside=count))
+                 for name, count in by_class.items() if (area := metrics.get(f"average_precision/{name}")) is not None]
     else:
-        total = sum(by_class.values())
+        total = images.total  # of images with several labels or none it is not what the classes add up to
         found = [(area, area_interval(area, inside=count, outside=total - count) if 0 < count < total else None)
                  for name, count in by_class.items() if (area := metrics.get(f"auroc/{name}")) is not None]
     known = [(value, interval) for value, interval in found if interval is not None]
@@ -143,7 +148,7 @@ def mean_gain(gains: Sequence[Gain]) -> Gain | None:
 def gain_text(gain: Gain, *, decimals: int = 1) -> str:
     """How large it is: "+1.2 points", of an AUROC "+0.012"."""
     number = _signed(gain.measure, gain.federated, gain.labels_alone, decimals)
-    return number if gain.measure.kind == "auroc" else f"{number} points"
+    return number if gain.measure.is_area else f"{number} points"
 
 
 def gain_interval_text(gain: Gain, *, decimals: int = 1) -> str:
@@ -171,7 +176,7 @@ def describe_gain(gain: Gain, *, decimals: int = 1) -> str:
 
 def _signed(measure: StudyMeasure, after: float, before: float, decimals: int) -> str:
     """The difference of what stands there for each, so that who subtracts finds the same."""
-    if measure.kind != "auroc":
+    if not measure.is_area:
         return describe_points(after, before, decimals=decimals)
     places = decimals + 2
     difference = round(round(after, places) - round(before, places), places)

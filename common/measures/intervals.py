@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy
 
 __all__ = ["LEVEL", "Interval", "area_error", "area_interval", "around", "balanced_accuracy_interval",
-           "dependent_mean_interval", "difference_interval", "mean_interval", "newcombe", "standard_error", "wilson"]
+           "dependent_mean_interval", "difference_interval", "mean_interval", "newcombe",
+           "precision_interval", "standard_error", "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
@@ -48,13 +49,26 @@ def wilson(successes: int, count: int) -> Interval | None:
         raise ValueError(f"{successes} successes of {count}.")
     if count == 0:
         return None
-    share, square = successes / count, _Z * _Z
+    return _score_interval(successes / count, count)
+
+
+def precision_interval(value: float, *, inside: int) -> Interval | None:
+    """Interval of an average precision, as if it were a share of the images that have the class; None without any.
+
+    Source: Boyd, Eng and Page, ECML PKDD 2013, section 4 (the binomial interval, with as many trials as images of the
+        class), in Wilson's form, which stays within 0 and 1.
+    """
+    return _score_interval(value, inside) if inside else None
+
+
+def _score_interval(share: float, count: int) -> Interval:
+    square = _Z * _Z
     middle = share + square / (2 * count)
     reach = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
     whole = 1 + square / count
     # At 0 and 1 the bound is exact; floating point would leave it a hair beside.
-    return Interval(0.0 if successes == 0 else max(0.0, (middle - reach) / whole),
-                    1.0 if successes == count else min(1.0, (middle + reach) / whole))
+    return Interval(0.0 if share == 0 else max(0.0, (middle - reach) / whole),
+                    1.0 if share == 1 else min(1.0, (middle + reach) / whole))
 
 
 def standard_error(successes: int, count: int) -> float:

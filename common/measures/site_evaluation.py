@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.measures.intervals import Interval, around, wilson
-from semisilo.common.measures.study_measure import StudyMeasure, score_of
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, score_of
 
 __all__ = ["BALANCED", "MAX_IMAGES", "ClassResult", "Estimate", "SiteEvaluation", "SiteScores", "estimate_text",
            "site_scores"]
@@ -32,8 +33,19 @@ class ClassResult:
     auroc: float | None = None
     """Area under the curve of this class against the rest, 0 to 1; None where no image or every image has the class, or
     an answer was not finite."""
+    others: int | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """Test images without the class, where an image may have several labels or none; None where it has one, and the
+    others are those of the other classes."""
+    correct_others: int = field(default=0, metadata=ABSENT_AT_DEFAULT)
+    """Of these, at a probability of 0.5 as `correct`."""
+    average_precision: float | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """Of this class, likewise there; 0 to 1."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.correct_others <= (self.others or 0) <= MAX_IMAGES:
+            raise ValueError(f"{self.correct_others} of {self.others or 0} other images cannot be right.")
+        if self.average_precision is not None and not 0 <= self.average_precision <= 1:
+            raise ValueError(f"{self.average_precision} is no average precision.")
         if not 0 <= self.correct <= self.images <= MAX_IMAGES:
             raise ValueError(f"{self.correct} of {self.images} images cannot be right.")
         if self.auroc is not None and not 0 <= self.auroc <= 1:
@@ -61,12 +73,23 @@ class SiteEvaluation:
         if not 1 <= self.count <= MAX_IMAGES:
             raise ValueError(f"{self.count} images cannot be.")
         for each in self.classes:
-            if each.auroc is not None and each.images in (0, self.count):
+            if (each.others is None) != (self.classes[0].others is None):
+                raise ValueError("Either all classes have other images or none has.")
+            if each.auroc is not None and (each.images == 0 or each.images == (
+                    self.count if each.others is None else each.images + each.others)):
                 raise ValueError("A class without images, or without others, has no area under a curve.")
 
     @property
+    def multi_label(self) -> bool:
+        """Whether an image may have several labels or none."""
+        return bool(self.classes) and self.classes[0].others is not None
+
+    @property
     def count(self) -> int:
-        """Images of all classes."""
+        """Images of all classes. Where a class may not be known of some, as many as the one that is known of most
+        has."""
+        if self.multi_label:
+            return max(each.images + (each.others or 0) for each in self.classes)
         return sum(each.images for each in self.classes)
 
     @property
@@ -90,15 +113,24 @@ class SiteScores:
 
     count: int
     """Test images."""
-    accuracy: Estimate
-    balanced_accuracy: Estimate
+    accuracy: Estimate | None
+    """None where images may have several labels or none, like the next."""
+    balanced_accuracy: Estimate | None
     """Over the classes of which the site has images."""
     measure: Estimate | None
     """The study's measure; None where it cannot be measured on these images."""
 
+    def by_measure(self, measure: StudyMeasure) -> dict[StudyMeasure, Estimate | None]:
+        """What is shown of a site, in order: accuracy, balanced accuracy and the study's measure, which is among them.
+        Where images may have several labels or none, the measure alone."""
+        if self.accuracy is None:
+            return {measure: self.measure}
+        return {ACCURACY: self.accuracy, BALANCED: self.balanced_accuracy, measure: self.measure}
+
 
 def site_scores(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str]) -> SiteScores:
-    """Accuracy, balanced accuracy and the study's measure, with intervals.
+    """Accuracy, balanced accuracy and the study's measure, with intervals; where images may have several labels or none
+    the measure alone.
 
     Of accuracy and recall Wilson's interval; of the others value -+ z times the standard error of `score_of`.
     Args:
@@ -110,6 +142,9 @@ def site_scores(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[
         raise ValueError(f"Counts of {len(found.classes)} classes; the study has {len(classes)}.")
     if measure.kind == "recall" and measure.class_name not in classes:
         raise ValueError(f"There is no class '{measure.class_name}'.")
+    if found.multi_label:
+        return SiteScores(count=found.count, accuracy=None, balanced_accuracy=None,
+                          measure=_score(found, measure, classes) if measure.is_area else None)
     accuracy = _share(found.correct, found.count)
     balanced = _score(found, BALANCED, classes)
     assert accuracy is not None, "there is at least one image"
@@ -124,8 +159,10 @@ def _score(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str])
     if measure.kind == "recall":
         own = found.classes[list(classes).index(measure.class_name)]
         return _share(own.correct, own.images)
+    areas = [each.average_precision if measure.kind == "average_precision" else each.auroc for each in found.classes]
     score = score_of(measure, classes=classes, hits_K=[each.correct for each in found.classes],
-                     images_K=[each.images for each in found.classes], areas_K=[each.auroc for each in found.classes])
+                     images_K=[each.images for each in found.classes], areas_K=areas,
+                     total=found.count if found.multi_label else None)
     return None if score is None else _within(score.value, around(score.value, score.error))
 
 
@@ -143,6 +180,6 @@ def estimate_text(found: Estimate | None, measure: StudyMeasure) -> str:
     """For a person: "81.2 % (76.0 to 85.4 %)", of an AUROC "0.912 (0.870 to 0.954)"."""
     if found is None:
         return "not measurable here"
-    if measure.kind == "auroc":
+    if measure.is_area:
         return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
     return f"{100 * found.value:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f} %)"

@@ -12,16 +12,17 @@ from typing import Literal
 
 from semisilo.common.measures.intervals import area_error, standard_error
 
-__all__ = ["ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score", "StudyMeasure", "decided_measure",
-           "parse_measure", "score_of"]
+__all__ = ["ACCURACY", "AUROC", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score", "StudyMeasure",
+           "decided_measure", "parse_measure", "score_of", "why_not_for"]
 
-MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "recall"]
+MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "recall"]
 VALIDATION_PREFIX = "validation_"
 """Before the names of metrics that are measured on validation images."""
 IMBALANCED = 1.5
 """Classes of which the largest has more than so many times the images of the smallest are imbalanced."""
 _RECALL = "recall:"
-_WITHOUT_CLASS: tuple[MeasureKind, ...] = ("accuracy", "balanced_accuracy", "auroc")
+_WITHOUT_CLASS: tuple[MeasureKind, ...] = ("accuracy", "balanced_accuracy", "auroc", "average_precision")
+_OF_FINDINGS: tuple[MeasureKind, ...] = ("auroc", "average_precision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,16 @@ class StudyMeasure:
     @property
     def with_article(self) -> str:
         """In a sentence: "a balanced accuracy", "an AUROC"."""
-        return f"{'an' if self.kind in ('accuracy', 'auroc') else 'a'} {self.title}"
+        return f"{'a' if self.kind in ('balanced_accuracy', 'recall') else 'an'} {self.title}"
+
+    @property
+    def is_area(self) -> bool:
+        """Whether it is an area under a curve, which people write as 0.912 and not as a percentage."""
+        return self.kind in _OF_FINDINGS
 
 
 ACCURACY = StudyMeasure("accuracy")
+AUROC = StudyMeasure("auroc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,8 @@ class Score:
 
 
 def parse_measure(text: str) -> StudyMeasure:
-    """A measure as a study file names it: "accuracy", "balanced_accuracy", "auroc" or "recall:CLASS".
+    """A measure as a study file names it: "accuracy", "balanced_accuracy", "auroc", "average_precision" or
+    "recall:CLASS".
 
     Raises: ValueError for anything else.
     """
@@ -82,7 +90,22 @@ def parse_measure(text: str) -> StudyMeasure:
     for kind in _WITHOUT_CLASS:
         if text == kind:
             return StudyMeasure(kind)
-    raise ValueError(f'"{text}": choose "accuracy", "balanced_accuracy", "auroc" or "recall:CLASS".')
+    raise ValueError(f'"{text}": choose "accuracy", "balanced_accuracy", "auroc" or "recall:CLASS". With several labels'
+                     ' for an image: "auroc" or "average_precision".')
+
+
+def why_not_for(measure: StudyMeasure, *, multi_label: bool) -> str:
+    """Why a study cannot be about this measure; empty where it can.
+
+    Args:
+        multi_label: whether its images have several labels.
+    """
+    if multi_label and not measure.is_area:
+        return ("it hangs on a cut-off of each class, which is chosen only when a model is handed over; choose"
+                ' "auroc" or "average_precision"')
+    if not multi_label and measure.kind == "average_precision":
+        return 'it is for studies with task = "multi_label"; choose "auroc"'
+    return ""
 
 
 def decided_measure(images_K: Sequence[int]) -> StudyMeasure:
@@ -98,7 +121,7 @@ def decided_measure(images_K: Sequence[int]) -> StudyMeasure:
 
 
 def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[int], images_K: Sequence[int],
-             areas_K: Sequence[float | None]) -> Score | None:
+             areas_K: Sequence[float | None], total: int | None = None) -> Score | None:
     """A measure and its standard error, from counts and areas under the curve.
 
     | measure           | standard error                                                                 |
@@ -106,14 +129,18 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     | accuracy, recall  | Wilson's at z = 1 (`standard_error`)                                           |
     | balanced accuracy | sqrt(sum of the squares of those of the recalls) / number of classes           |
     | AUROC             | the same of Hanley and McNeil's, as if the areas did not hang on one another   |
+    | average precision | the same of sqrt(p (1 - p) / images of the class)                              |
 
     Args:
         classes: names in label order, (K,).
         hits_K: images of each class that are classified right.
         images_K: images of each class.
-        areas_K: area under the curve of each class against the rest; None where it has none.
+        areas_K: area under the curve of each class against the rest, or its average precision where the measure is
+            that; None where it has none.
+        total: images, where they may have several labels or none; None: as many as `images_K` add up to.
     Returns: None where it cannot be measured: no images, none of the class, or no class with an area.
     Raises: ValueError for a class that is not among `classes`.
+    Source: of average precision the binomial error of Boyd, Eng and Page, ECML PKDD 2013, section 4.
     """
     if measure.kind == "accuracy":
         return _share(sum(hits_K), sum(images_K))
@@ -122,7 +149,10 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
         return _share(hits_K[label], images_K[label])
     if measure.kind == "balanced_accuracy":
         return _mean([_share(hits, images) for hits, images in zip(hits_K, images_K, strict=True)])
-    total = sum(images_K)
+    if measure.kind == "average_precision":
+        return _mean([None if area is None or not images else Score(area, math.sqrt(area * (1 - area) / images))
+                      for area, images in zip(areas_K, images_K, strict=True)])
+    total = sum(images_K) if total is None else total
     return _mean([None if area is None else Score(area, area_error(area, inside=images, outside=total - images))
                   for area, images in zip(areas_K, images_K, strict=True)])
 

@@ -9,11 +9,13 @@ Tests: tests/test_contract.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
@@ -31,6 +33,7 @@ __all__ = [
     "UpdateHeader", "Updates",
 ]
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _WITHOUT_NORMALISATION = ("resnet9", "alexnet_like", "mlp_5000")
 """Built-in networks that their papers use without normalisation layers."""
 
@@ -171,7 +174,7 @@ class ModelSettings:
     """The network of a study."""
 
     name: str = "small_cnn"
-    """A built-in name, a torchvision name, "timm/NAME", or "package.module:factory"."""
+    """A built-in name, a torchvision name, "timm/NAME", "package.module:factory", or "file.py:factory"."""
     classes: tuple[str, ...] = ()
     """Class names in label order; frozen when the study starts."""
     normalisation: Literal["auto", "static_batch", "group", "layer", "none"] = "auto"
@@ -182,11 +185,22 @@ class ModelSettings:
     freeze: tuple[str, ...] | str = ()
     """Parts of the network that keep their weights, as parameter names, module names or patterns; or "backbone", all
     but the head. It does not travel: tasks bring the frozen tensors as group `frozen`, which says it all."""
+    factory_sha256: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """Of "file.py:factory": SHA-256 of the file, hex, by which a silo knows the file that it permits. Of a network that
+    was handed over from Python: what tells it from others. Else empty."""
 
     def __post_init__(self) -> None:
+        if self.factory_sha256 and (_SHA256.fullmatch(self.factory_sha256) is None or ":" not in self.name):
+            raise ValueError(f'factory_sha256 = "{self.factory_sha256[:80]}": must be 64 lower-case hex digits, beside'
+                             ' a name of the form "file.py:factory".')
         if isinstance(self.freeze, str) and self.freeze != "backbone":
             raise ValueError(f'freeze = "{self.freeze}": write a list of names, such as ["{self.freeze}"], or'
                              ' "backbone" for all but the head.')
+
+    def sent(self, classes: tuple[str, ...]) -> ModelSettings:
+        """What silos are told of it, with the study's classes; weights and what is frozen come with tasks."""
+        return ModelSettings(name=self.name, classes=classes, normalisation=self.normalisation,
+                             factory_sha256=self.factory_sha256)
 
     @property
     def normalisation_layers(self) -> Literal["static_batch", "group", "layer", "none"]:
@@ -298,6 +312,10 @@ class Update:
     totals: Mapping[str, float] = field(default_factory=dict)
     """Of methods that have any (`semisilo.common.methods.parts.secure_sum.totals_of`): numbers of at least 0 that are
     added up behind masks, where updates are, and leave the silo in no other way."""
+    exact: Tensors | None = field(default=None, repr=False)
+    """Where `PrivateTask.shared`: in place of the group `model`, which is zeros, its numbers without noise, float64 by
+    parameter. What one image moves of them is bounded exactly. They leave with this silo's share of the noise behind
+    masks, or not at all."""
 
 
 class Updates(Protocol):

@@ -106,7 +106,8 @@ class FedSHVRSettings(ImbalanceSettings):
         return self.variant != "fed_sh" and self.correction_at == "silo"
 
     def __post_init__(self) -> None:
-        self.check_imbalance(threshold=0.0, no_thresholds="Fed-SHVR, whose labels are soft: all images enter")
+        self.check_imbalance(threshold=0.0, no_thresholds="Fed-SHVR, whose labels are soft: all images enter",
+                             no_class_weights="Fed-SHVR")
         for name in ("alpha0", "alpha1", "alpha2", "correction_max_age_rounds", "correction_epoch", "correction_round",
                      "correction_since"):
             at_least(name, getattr(self, name), 0)

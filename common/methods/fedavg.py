@@ -76,6 +76,7 @@ FEDAVG = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, *OBJECTIVE_METRICS),
     settings=FedAvgSettings,
+    tasks=("single_label", "multi_label"),
     set_by_strategy=("round_lr", *LABELLED_HINTS),
     robust_rules=RULES,
     summed=True,

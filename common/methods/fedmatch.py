@@ -154,7 +154,8 @@ class FedMatchSettings(ImbalanceSettings):
         if self.l1_update == "proximal":
             positive("lambda_l1", self.lambda_l1)  # otherwise the proximal step does nothing
         idle = self.scenario == "labels-at-coordinator" and not self.coordinator_epochs
-        self.check_imbalance(threshold=self.confidence_threshold, no_labels="coordinator_epochs = 0" if idle else "")
+        self.check_imbalance(threshold=self.confidence_threshold, no_labels="coordinator_epochs = 0" if idle else "",
+                             no_class_weights="FedMatch")
 
     @property
     def measures_weak_views(self) -> bool:

@@ -101,6 +101,8 @@ class FedMixSettings(ImbalanceSettings):
             raise ValueError(f"mix_alpha + mix_beta + mix_gamma = {total:g}: must be 1.")
         self.check_imbalance(threshold=self.confidence_threshold,
                              no_labels="" if self.coordinator_epochs else "coordinator_epochs = 0")
+        if self.multi_label:
+            refuse_unused(self, "label_rule", 'task = "multi_label"')
         if self.weighting != "fedfreq":
             refuse_unused(self, "fedfreq_rule", f'weighting = "{self.weighting}"')
         if self.schedule != "plateau":
@@ -116,6 +118,7 @@ FEDMIX = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "unlabelled_loss", "sigma_distance", "steps"),
     settings=FedMixSettings,
+    tasks=("single_label", "multi_label"),
     set_by_strategy=("round_lr", *LABELLED_HINTS),
     robust_rules=RULES,
     summed=True,

@@ -73,6 +73,7 @@ class FedSGDSettings(ObjectiveSettings):
         ObjectiveSettings.__post_init__(self)
         for name in _OF_SEVERAL_STEPS:
             refuse_unused(self, name, "FedSGD, whose silos take no step of their own")
+        refuse_unused(self, "class_weights", "FedSGD")
         if self.scenario == "labels-at-silo":
             refuse_unused(self, "thresholds", "FedSGD and labels-at-silo: silos get no statistics to measure with")
 

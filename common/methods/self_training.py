@@ -18,7 +18,14 @@ the logits; in the first rounds on these alone, so that there is a model that ca
 Where they are at both, the coordinator does what it does with labels of its own alone, and a silo that has labels, be
 it of a few classes, trains on them after its pseudo-labels, from the first round on.
 
+Where images have several labels or none, every class is a two-class problem of its own: its share among a silo's images
+is estimated, its labels are made under that share, and the log odds of the kept labels are added to its logit. The
+model then stands for classes that half of all images show.
+
 Nothing but what SemiFL tells leaves a silo: the estimate stays there.
+
+With differential privacy of images (labels at the coordinator) silos train FixMatch, each image by itself: steps 2 and
+3 without class shares and MixUp, which look at many images at once. Steps 1 and 4 touch no image of a silo.
 
 Tests: tests/test_contract.py.
 """
@@ -29,6 +36,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.label_task import LabelTaskSettings
+from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.robust import RULES
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
@@ -50,7 +59,7 @@ _THRESHOLDS: dict[Scenario, float] = {"labels-at-coordinator": 0.65, "labels-at-
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelfTrainingSettings:
+class SelfTrainingSettings(LabelTaskSettings):
     """Settings of self-training. Sources stand beside each; the combination is ours
     (docs/decisions/0031-self-training.md)."""
 
@@ -129,10 +138,13 @@ class SelfTrainingSettings:
     """lr_t of the current round; set by the strategy in every task, never by a person."""
     model_prior: tuple[float, ...] = ()
     """Class shares that the model stands for; set by the strategy likewise. Equal ones, unless logit_adjustment is not
-    1 and the labels are imbalanced."""
+    1 and the labels are imbalanced. With several labels for an image the share of images that show each class: a
+    half."""
 
     def __post_init__(self) -> None:
         within("confidence_threshold", self.threshold, 0.0, 1.0)
+        self.check_label_task(threshold=self.threshold, no_class_weights="self-training, whose "
+                              "logit_adjustment corrects for the classes' sizes")
         used = {"warm_up_steps": self.labels_at_coordinator, "coordinator_steps": self.labels_at_coordinator,
                 "labelled_steps": self.labels_at_silos, "warm_up_rounds": not self.labels_at_coordinator}
         for name in (name for name, honoured in used.items() if not honoured):
@@ -174,6 +186,16 @@ class SelfTrainingSettings:
         return self.confidence_threshold
 
     @property
+    def under_privacy(self) -> ObjectiveSettings:
+        """What silos train with where the study has differential privacy of images: pseudo-labels of each image by
+        itself, made anew in every step, and the fix loss; without MixUp and without class shares."""
+        return ObjectiveSettings(
+            scenario="labels-at-coordinator", objective="fixmatch", local_epochs=self.local_epochs,
+            unlabelled_batch=self.unlabelled_batch, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov,
+            weight_decay=self.weight_decay, lambda_u=self.fix_weight, confidence_threshold=self.threshold,
+            round_lr=self.round_lr)
+
+    @property
     def passes_side_by_side(self) -> int:
         """Those of the fix and of the mix loss."""
         return 2 if self.fix_weight and self.mix_weight and not self.joined_passes else 1
@@ -188,9 +210,11 @@ SELF_TRAINING = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps", "labelled_loss"),
     settings=SelfTrainingSettings,
+    tasks=("single_label", "multi_label"),
     set_by_strategy=("round_lr", "model_prior"),
     robust_rules=RULES,
     summed=True,
+    dp_units=("example",),
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "

@@ -120,6 +120,7 @@ SEMIFL = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps"),
     settings=SemiFLSettings,
+    tasks=("single_label", "multi_label"),
     set_by_strategy=("round_lr", *LABELLED_HINTS),
     robust_rules=RULES,
     summed=True,

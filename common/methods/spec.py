@@ -5,13 +5,15 @@ Tests: tests/test_contract.py.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
@@ -80,6 +82,9 @@ class MethodSpec:
     other, where there are several; the number of threads is measured with it."""
     set_by_strategy: tuple[str, ...] = ()
     """Settings that the strategy writes into every task; a study file must not have them."""
+    tasks: tuple[LabelTask, ...] = ("single_label",)
+    """Kinds of labels that the method is defined for; its settings inherit `LabelTaskSettings` where there are more
+    than the first."""
     robust_rules: tuple[Rule, ...] = ()
     """Rules of table [robust] that the method is defined with, besides the plain mean."""
     summed: bool = False
@@ -184,12 +189,17 @@ def below_one(name: str, value: float) -> None:
         raise ValueError(f"{name} = {value}: must be at least 0 and below 1.")
 
 
+@functools.cache
+def _default(settings: Hashable, name: str) -> object:
+    """Of a setting; every task that arrives builds settings anew."""
+    return next(field.default for field in fields(cast(Any, settings)) if field.name == name)
+
+
 def refuse_unused(settings: Any, name: str, because: str) -> None:
     """Refuses a setting that would not be honoured.
 
     Raises: ValueError when the setting `name` is not at its default.
     """
-    default = next(field.default for field in fields(settings) if field.name == name)
     value = getattr(settings, name)
-    if value != default:
+    if value != _default(cast(Hashable, type(settings)), name):
         raise ValueError(f"{name} = {value!r}: not used with {because}. Leave it out.")

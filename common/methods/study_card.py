@@ -11,10 +11,11 @@ Tests: tests/common/methods/test_study_card.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +107,8 @@ def contradictions(card: StudyCard, task: TaskSpec, spec: MethodSpec) -> list[st
         "measure": task.measure, "receives": dict(spec.receives), "sends": dict(spec.up), "numbers": spec.tells,
         "discloses": spec.discloses}
     told = to_dict(card)
-    found = list(_differences("", {name: told[name] for name in asked}, _plain(asked)))
-    found += _differences("privacy.dp", told["privacy"]["dp"], _plain(task.dp))
+    found = list(_differences("", _plain({name: told[name] for name in asked}), _plain(asked)))
+    found += _differences("privacy.dp", _plain(told["privacy"]["dp"]), _plain(task.dp))
     if bool(task.secure) != secure:
         found.append(f"privacy.secure_aggregation: {_short(secure)}, not {_short(not secure)}")
     return found
@@ -115,7 +116,7 @@ def contradictions(card: StudyCard, task: TaskSpec, spec: MethodSpec) -> list[st
 
 def changes(before: StudyCard, after: StudyCard) -> str:
     """What is otherwise in a later card, for a person: the first few."""
-    found = list(_differences("", to_dict(before), to_dict(after)))
+    found = list(_differences("", _plain(before), _plain(after)))
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return "; ".join(found[:_MOST_NAMED]).replace(", not ", " is now ") + more
 
@@ -124,13 +125,18 @@ def _known(cls: Any, data: object) -> object:
     """The keys of a mapping that a dataclass has, and likewise in those of its fields that are dataclasses."""
     if not isinstance(data, dict):
         return data
-    hints, found = typing.get_type_hints(cls), {}
-    for each in dataclasses.fields(cls):
-        if each.name in data:
-            kind = next((option for option in (hints[each.name], *typing.get_args(hints[each.name]))
-                         if dataclasses.is_dataclass(option)), None)
-            found[each.name] = data[each.name] if kind is None else _known(kind, data[each.name])
-    return found
+    return {name: data[name] if kind is None else _known(kind, data[name])
+            for name, kind in _kinds(cls).items() if name in data}
+
+
+@functools.cache
+def _kinds(cls: Hashable) -> Mapping[str, object]:
+    """The names of a dataclass's fields, with the dataclass that each holds, be it beside others; None for no one.
+    Finding it out takes longer than to read a card."""
+    hints = typing.get_type_hints(cls)
+    return {each.name: next((option for option in (hints[each.name], *typing.get_args(hints[each.name]))
+                             if dataclasses.is_dataclass(option)), None)
+            for each in dataclasses.fields(typing.cast(Any, cls))}
 
 
 def _plain(value: object) -> object:
@@ -139,7 +145,7 @@ def _plain(value: object) -> object:
 
 
 def _differences(where: str, signed: object, other: object) -> Iterator[str]:
-    signed, other = _plain(signed), _plain(other)
+    """Of two values as JSON gives them back."""
     if isinstance(signed, dict) and isinstance(other, dict):
         for name in sorted(signed.keys() | other.keys()):
             at = f"{where}.{name}" if where else name

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.methods.parts.label_task import LabelTask
+from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.storage.durable import write_durably
 
 if TYPE_CHECKING:
@@ -81,6 +83,12 @@ class ModelFacts:
     where that is not known: labels at the silos, files of earlier versions."""
     operating_point: OperatingPoint | None = None
     """None: an image is of the class with the largest probability."""
+    task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
+    """"multi_label": an image may show several of the classes or none; the sigmoid of a logit is the probability that
+    it shows the class, and `training_prior` has the share of images that show each."""
+    thresholds: tuple[float, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """With several labels for an image: a class counts as shown where its probability is at least this, in label order;
+    empty: 0.5 for all."""
     format: int = _FORMAT
 
     def __post_init__(self) -> None:
@@ -93,6 +101,11 @@ class ModelFacts:
         if self.training_prior and (len(self.training_prior) != len(self.model.classes)
                                     or not all(0 < share <= 1 for share in self.training_prior)):
             raise ValueError("training_prior: must have a share above 0 for every class.")
+        if self.thresholds and (self.task != "multi_label" or len(self.thresholds) != len(self.model.classes)
+                                or not all(0 <= cut <= 1 for cut in self.thresholds)):
+            raise ValueError("thresholds: must be one from 0 to 1 for every class of images with several labels.")
+        if self.task == "multi_label" and (self.operating_point is not None or self.temperature != 1.0):
+            raise ValueError("an operating point and a temperature are for images with one class.")
         if self.operating_point is not None and self.operating_point.label not in self.model.classes:
             raise ValueError(f"operating point: there is no class '{self.operating_point.label}'.")
         if self.model != inference_settings(self.model):
@@ -154,12 +167,12 @@ def read_facts(path: Path) -> ModelFacts:
     return facts_from_json(metadata[METADATA_KEY], where=str(path))
 
 
-def read_model(path: Path, *, allow_factories: Collection[str] = (), device: str = "cpu"
+def read_model(path: Path, *, allow_factories: Collection[PermittedCode] = (), device: str = "cpu"
                ) -> tuple[nn.Module, ModelFacts]:
     """The network with its weights and statistics, in evaluation mode.
 
     Args:
-        allow_factories: "package.module:factory" names that the user of this machine permits.
+        allow_factories: "package.module:factory" names, and files, that the user of this machine permits.
     Raises: BadData when the file is damaged, or its tensors are not those of its network; NotPermitted or UnknownName
         for a network that cannot be built here.
     """
@@ -234,7 +247,7 @@ def _tensors_of(model: nn.Module, *, missing_too: bool = False) -> dict[str, Ten
     return tensors
 
 
-def _built(facts: ModelFacts, allow_factories: Collection[str]) -> nn.Module:
+def _built(facts: ModelFacts, allow_factories: Collection[PermittedCode]) -> nn.Module:
     import torch
 
     from semisilo.common.models.factory import build_model
@@ -244,8 +257,8 @@ def _built(facts: ModelFacts, allow_factories: Collection[str]) -> nn.Module:
                            allow_factories=allow_factories)
 
 
-def _check_without_memory(facts: ModelFacts, held: dict[str, tuple[int, ...]], allow_factories: Collection[str],
-                          path: Path) -> None:
+def _check_without_memory(facts: ModelFacts, held: dict[str, tuple[int, ...]],
+                          allow_factories: Collection[PermittedCode], path: Path) -> None:
     """Refuses a small file that asks for an enormous network (a linear layer for 4096 x 4096 pixels) beforehand.
 
     A network that cannot be built without memory (torchvision has some; none of them grows so with the image) is built.

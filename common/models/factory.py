@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
+from semisilo.common.errors import BadConfiguration, NotPermitted, SemisiloError, UnknownName
 from semisilo.common.learning.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.learning.tensors import parameters_of
@@ -22,15 +22,19 @@ from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Tensor
 from semisilo.common.models.alexnet_like import AlexNetLike
 from semisilo.common.models.cnn13 import CNN13
 from semisilo.common.models.freezing import freeze
+from semisilo.common.models.libraries.timm_models import PREFIX, build_timm_model, timm_names
+from semisilo.common.models.libraries.torchvision_models import build_torchvision_model, torchvision_names
 from semisilo.common.models.mlp_5000 import MLP5000
+from semisilo.common.models.own.given import GIVEN, given_factory
+from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, load_file
 from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.small_cnn import SmallCNN
-from semisilo.common.models.timm_models import PREFIX, build_timm_model, timm_names
-from semisilo.common.models.torchvision_models import build_torchvision_model, torchvision_names
 from semisilo.common.models.wide_resnet import WideResNet28
 from semisilo.common.numerics.numerics import at_work
 
-__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
+__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder",
+           "model_names"]
+
 
 class WrongSize(BadConfiguration):
     """The network does not take images of the study's size, or something else is wrong that shows only there."""
@@ -69,13 +73,14 @@ def model_names() -> tuple[str, ...]:
 
 
 def build_model(settings: ModelSettings, *, channels: int, size: int,
-                allow_factories: Collection[str] = ()) -> nn.Module:
+                allow_factories: Collection[PermittedCode] = ()) -> nn.Module:
     """The network of a study, on the CPU, with random weights from torch's global generator.
 
     Args:
         settings: its `classes` give the number of outputs.
-        allow_factories: "package.module:factory" names that the owner of this machine lists. A factory is called as
-            `factory(num_classes=, channels=, size=)`; only then is its package imported.
+        allow_factories: what the owner of this machine lists: "package.module:factory" names, and files. A factory is
+            called as `factory(num_classes=, channels=, size=)`; only then is its package imported, or its file run. A
+            network that was handed to this process needs no permission.
     Raises: UnknownName with the nearest name; NotPermitted for a factory that is not listed; BadConfiguration for a
         factory that cannot be imported or called, a network that refuses the image size, fewer than two classes, or
         normalisation layers that the network has no place for.
@@ -84,7 +89,7 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
     if classes < 2:
         raise BadConfiguration(f"Model '{name}' needs at least 2 classes; the study has {classes}.")
     if ":" in name:
-        model = _call_factory(name, num_classes=classes, channels=channels, size=size, allowed=allow_factories)
+        model = _called(settings, _factory(settings, allow_factories), channels=channels, size=size)
     elif name in _BUILT_IN:
         if name in _NOTHING_TO_NORMALISE and kind != "none":
             raise _takes_no_normalisation(settings)
@@ -108,7 +113,7 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
     return model
 
 
-def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Collection[str] = (), *,
+def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Collection[PermittedCode] = (), *,
                   frozen: Tensors | None = None) -> ModelBuilder:
     """A builder for images of `form`, of networks in the form of the numerics in force; raises as `build_model` and
     `freeze` do, when called.
@@ -183,19 +188,51 @@ def _takes_no_normalisation(settings: ModelSettings) -> BadConfiguration:
         remedy="Remove normalisation, or choose another [model] name.")
 
 
-def _call_factory(name: str, *, num_classes: int, channels: int, size: int, allowed: Collection[str]) -> nn.Module:
+def _factory(settings: ModelSettings, allowed: Collection[PermittedCode]) -> Callable[[], Callable[..., object]]:
+    """Finds a factory when it is called; whether it may be is known before.
+
+    Raises: NotPermitted or BadConfiguration.
+    """
+    name = settings.name
+    module_name, _, function = name.partition(":")
+    if module_name == GIVEN:
+        given = given_factory(settings.factory_sha256)
+        if given is None:
+            raise BadConfiguration(f"The network '{function}' was handed over from Python, and this process does not"
+                                   " have it.", remedy="Use it in the process that called semisilo.simulate(model=...),"
+                                   " hand it to semisilo.predict(network=...), or put it into a file: [model] factory ="
+                                   ' "my_net.py:build".')
+        return lambda: given
+    if file := file_of(name):
+        if not settings.factory_sha256:
+            raise BadConfiguration(f"'{name}' comes without the digest of its file.")
+        found = next((each for each in allowed if isinstance(each, ModelFile)
+                      and each.sha256 == settings.factory_sha256), None)
+        if found is None:
+            raise NotPermitted(f"The file of the network '{name}' (SHA-256 {settings.factory_sha256}) is not permitted"
+                               " here.", remedy="If you trust it, permit it: silo permit-model FILE, or semisilo"
+                               f" predict --allow-factory {name}.")
+        return lambda: getattr(load_file(found, name=file), function)
     if _FACTORY.fullmatch(name) is None:
-        raise BadConfiguration(f"'{name}' is not of the form package.module:factory.")
+        raise BadConfiguration(f"'{name}' is neither of the form package.module:factory nor of the form"
+                               " file.py:factory.")
     if name not in allowed:
         raise NotPermitted(f"The model factory '{name}' is not permitted here.",
                            remedy=f"If you trust it, list \"{name}\" among the permitted model factories.")
-    module_name, _, function = name.partition(":")
+    return lambda: getattr(importlib.import_module(module_name), function)
+
+
+def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], *, channels: int,
+            size: int) -> nn.Module:
+    name = settings.name
     try:
-        factory = getattr(importlib.import_module(module_name), function)
-        model = factory(num_classes=num_classes, channels=channels, size=size)
+        model = find()(num_classes=len(settings.classes), channels=channels, size=size)
+    except SemisiloError:
+        raise
     except Exception as error:
         raise BadConfiguration(
-            f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.") from error
+            f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
+            remedy="It is called as factory(num_classes=, channels=, size=).") from error
     if not isinstance(model, nn.Module):
         raise BadConfiguration(f"Model factory '{name}' returned {type(model).__name__}, not a torch.nn.Module.")
     return model

@@ -19,6 +19,7 @@ from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods.contract import ModelBuilder, ModelSettings
 from semisilo.common.models.factory import build_model, model_builder
 from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
+from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.models.weights_file import StoredWeights, read_weights
 
 __all__ = ["StartingPoint", "starting_point"]
@@ -47,7 +48,7 @@ class StartingPoint:
 
 
 def starting_point(settings: ModelSettings, form: ImageForm, *, seed: int, weights: Path | None = None,
-                   allow_factories: Collection[str] = (),
+                   allow_factories: Collection[PermittedCode] = (),
                    progress: Callable[[float, str], None] | None = None) -> StartingPoint:
     """Reads the weights and decides what is frozen. With neither, the plain builder.
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from semisilo.common.numerics import numerics
+from semisilo.common.numerics import numerics, process_group
 from semisilo.common.numerics.side_by_side import lanes, one_after_the_other, shares, side_by_side
 
 __all__ = ["Descent", "Gradients", "Term"]
@@ -58,6 +58,9 @@ class Descent:
     """
 
     parameters: Mapping[str, nn.Parameter]
+    apart: bool = False
+    """Whether they are no network's own, but put in the place of its parameters: several processes that train together
+    (`semisilo.common.numerics.process_group`) then make the mean of the gradients here."""
     _draws: bool | None = None
     """Whether the network draws random numbers; None before the first step with several passes."""
     factor: float = _FIRST_SCALE
@@ -106,6 +109,8 @@ class Descent:
         by_name = {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
         for parameter in self.parameters.values():
             parameter.grad = None
+        if self.apart:
+            process_group.averaged(by_name)
         return Gradients(tuple(None if each is None else each.detach() for each in losses), total.detach(), by_name)
 
     def _side_by_side(self, terms: Sequence[Term], without_pass: Callable[[], Tensor] | None,

@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from semisilo.common.config import from_dict
-from semisilo.common.errors import ComputeFailed
-from semisilo.common.process.compute_process import LIMIT_BYTES, OUT_OF_MEMORY, SEE_LOG
+from semisilo.common.errors import ComputeFailed, ProcessGroupLost
+from semisilo.common.process.compute_process import LIMIT_BYTES, LOST_PEER, OUT_OF_MEMORY, SEE_LOG
 from semisilo.common.process.messages import Reply
 from semisilo.common.text.system_errors import explained
 
@@ -172,7 +172,8 @@ class Child:
             await self._writer.drain()
 
     async def receive(self, operation: str) -> Reply:
-        """The next reply. Raises: ComputeDied naming how the process ended, ComputeAborted if we ended it."""
+        """The next reply. Raises: ComputeDied naming how the process ended, ComputeAborted if we ended it,
+        ProcessGroupLost when it has ended because of another one."""
         try:
             line = await self._reader.readline()
         except ValueError:
@@ -188,6 +189,9 @@ class Child:
             raise ComputeAborted(f"'{operation}' was aborted.")
         status = self.process.returncode
         assert status is not None
+        if status == LOST_PEER:
+            raise ProcessGroupLost(f"Another process that trains with this one has ended or does not answer, during"
+                                   f" '{operation}'.", remedy="The task is done again.")
         memory = status == -signal.SIGKILL
         raise ComputeDied(f"The compute process {manner(status)} during '{operation}'.",
                           remedy=OUT_OF_MEMORY if memory else SEE_LOG)

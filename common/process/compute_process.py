@@ -32,8 +32,8 @@ from semisilo.common.process.processors import usable_processors
 from semisilo.common.text.logs import set_up_child_logging
 from semisilo.common.text.system_errors import explained_text, is_shortage
 
-__all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle", "describe",
-           "describe_start", "die_with_parent", "load_build", "serve"]
+__all__ = ["LIMIT_BYTES", "LOST_PEER", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle",
+           "describe", "describe_start", "die_with_parent", "ends_process", "load_build", "serve"]
 
 OnProgress = Callable[[float, str], None]
 Build = Callable[[OnProgress], Operations]
@@ -43,6 +43,9 @@ LIMIT_BYTES = 64 * 2**20
 """Largest message, either way."""
 OUT_OF_MEMORY = "Use a smaller batch, fewer or smaller images, or a machine with more memory."
 SEE_LOG = "The log of this machine has the details."
+LOST_PEER = 75
+"""Exit status of a process that waits for another one which is gone, inside a library that does not notice."""
+_ENDS = "This process ends: it cannot be trusted with another call."
 _PROGRESS_SECONDS = 0.1
 _IDLE_SECONDS = 10.0
 
@@ -68,9 +71,17 @@ def _out_of_memory(error: BaseException) -> bool:
         "out of memory" in str(error) or "can't allocate memory" in str(error)))
 
 
+def ends_process(error: BaseException) -> None:
+    """Marks an error after which the process that answers with it cannot be trusted with the next call."""
+    error.add_note(_ENDS)
+
+
 def _unusable_after(error: BaseException) -> bool:
-    """Whether this process cannot be trusted with the next call: memory is short, a CUDA fault has come to stay, or too
-    many files were open while libraries looked at the processor, so that they would compute in another way."""
+    """Whether this process cannot be trusted with the next call: memory is short, a CUDA fault has come to stay, too
+    many files were open while libraries looked at the processor, so that they would compute in another way, or
+    `ends_process` has said so."""
+    if _ENDS in getattr(error, "__notes__", ()):
+        return True
     faulty = isinstance(error, RuntimeError) and "CUDA error" in str(error)
     return faulty or _out_of_memory(error) or is_shortage(error)
 

@@ -133,9 +133,16 @@ def _card(digest: bytes) -> str:
     return digest.hex()
 
 
+def _file_digest(digest: bytes) -> str:
+    if len(digest) not in (0, 32):
+        raise BadPayload(f"The digest of the network's file has {len(digest)} bytes instead of 32.")
+    return digest.hex()
+
+
 def model_to_proto(model: ModelSettings) -> round_pb.ModelSpec:
     """The message of a network."""
-    return round_pb.ModelSpec(name=model.name, classes=model.classes, normalisation=model.normalisation)
+    return round_pb.ModelSpec(name=model.name, classes=model.classes, normalisation=model.normalisation,
+                              factory_sha256=bytes.fromhex(model.factory_sha256))
 
 
 def model_from_proto(message: round_pb.ModelSpec) -> ModelSettings:
@@ -146,7 +153,8 @@ def model_from_proto(message: round_pb.ModelSpec) -> ModelSettings:
     if len(set(classes)) != len(classes):
         raise BadPayload("The task names a class twice.")
     return _build(ModelSettings, {"name": _text("model", message.name, 256), "classes": classes,
-                                  "normalisation": message.normalisation}, "model")
+                                  "normalisation": message.normalisation,
+                                  "factory_sha256": _file_digest(message.factory_sha256)}, "model")
 
 
 def image_to_proto(image: ImageForm) -> round_pb.ImageForm:
@@ -242,7 +250,9 @@ def evaluation_to_proto(found: SiteEvaluation) -> round_pb.SiteEvaluation:
     """The message of a global model's numbers on a site's own images."""
     return round_pb.SiteEvaluation(
         study=found.study, round=found.round, labels_alone=found.labels_alone,
-        classes=[round_pb.ClassResult(image_count=each.images, correct_count=each.correct, auroc=each.auroc)
+        classes=[round_pb.ClassResult(image_count=each.images, correct_count=each.correct, auroc=each.auroc,
+                                      other_count=each.others, correct_other_count=each.correct_others,
+                                      average_precision=each.average_precision)
                  for each in found.classes])
 
 
@@ -254,7 +264,11 @@ def evaluation_from_proto(message: round_pb.SiteEvaluation) -> SiteEvaluation:
         return SiteEvaluation(
             study=_name("study", message.study), round=message.round, labels_alone=message.labels_alone,
             classes=tuple(ClassResult(images=each.image_count, correct=each.correct_count,
-                                      auroc=each.auroc if each.HasField("auroc") else None)
+                                      auroc=each.auroc if each.HasField("auroc") else None,
+                                      others=each.other_count if each.HasField("other_count") else None,
+                                      correct_others=each.correct_other_count,
+                                      average_precision=each.average_precision
+                                      if each.HasField("average_precision") else None)
                           for each in message.classes))
     except ValueError as error:
         raise BadPayload(f"An evaluation has numbers that cannot be: {error}") from None

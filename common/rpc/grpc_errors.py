@@ -35,7 +35,7 @@ from semisilo.common.errors import (
     UsageError,
     by_code,
 )
-from semisilo.common.text.log_context import bind, log_context, request_id_in
+from semisilo.common.text.log_context import bind, call_in, log_context
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import explained
 
@@ -82,7 +82,7 @@ async def answering_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Async
     """Around the body of an RPC: whatever it raises reaches the caller through `abort_with`, and log lines on the way
     have the id that the caller gave its request."""
     if "request_id" not in log_context():
-        bind(request_id=request_id_in(context.invocation_metadata()))
+        bind(**call_in(context.invocation_metadata()))
     try:
         yield
     except (grpc.aio.BaseError, asyncio.CancelledError, GeneratorExit):

@@ -5,6 +5,9 @@ an update longer; it is cut to so much less beforehand that what comes out is no
 what is longer all the same is rounded towards zero instead. One silo then moves the sum by at most the clip, whatever
 its update is.
 
+Of a step in which the gradient of every image was clipped the length is not bounded, what one image moves of it is; its
+noise is added before it is rounded.
+
 Imports numpy alone. P elements of an update. Tests: tests/common/secure_aggregation/test_clipped.py.
 """
 
@@ -17,7 +20,13 @@ from numpy.typing import NDArray
 
 from semisilo.common.secure_aggregation.fixed_point import largest_level
 
-__all__ = ["bits_of_clip", "bound_of_clip", "clipped_levels", "length_in_levels"]
+__all__ = ["LEAST_DEVIATION", "bits_of_clip", "bits_of_step", "bound_of_clip", "bound_of_step", "clipped_levels",
+           "length_in_levels"]
+
+LEAST_DEVIATION = 8.0
+"""Of the noise of one silo, in levels. A sum of Gaussians that were rounded one by one says no more than the Gaussian
+that they add up to, but for a probability of exp(-pi^2 deviation^2) a word:
+docs/decisions/0050-noise-shared-behind-masks.md."""
 
 _TAIL = 10.0
 """Standard deviations of the noise of all silos that a word has room for: beyond, once in 10^23 words."""
@@ -54,6 +63,29 @@ def bits_of_clip(bits: int, elements: int, *, clip_norm: float, bound: float, si
     """
     while bits < 32 and length_in_levels(clip_norm, bits=bits, bound=bound, silo_count=silo_count)**2 \
             < _ROOM * elements / 4:
+        bits += 1
+    return bits
+
+
+def bound_of_step(contribution: float, *, images: int, noise_multiplier: float, silo_count: int, shares: int) -> float:
+    """The same of a step, in which each silo has so many images in the mean, drawn by themselves.
+
+        n C' (m + 10 sqrt(m) + 10 sigma / sqrt(n shares))  <=  n bound
+
+    Args:
+        contribution: C', what one image adds at most.
+        images: m.
+        noise_multiplier, silo_count, shares: as of `bound_of_clip`.
+    """
+    return contribution * (images + _TAIL * math.sqrt(images)
+                           + _TAIL * noise_multiplier / math.sqrt(silo_count * shares))
+
+
+def bits_of_step(bits: int, *, contribution: float, bound: float, noise_multiplier: float, silo_count: int,
+                 shares: int) -> int:
+    """The bits of a word on whose scale the noise of one silo is not too small: `bits`, or so many more; at most 32."""
+    while bits < 32 and noise_multiplier / math.sqrt(shares) * length_in_levels(
+            contribution, bits=bits, bound=bound, silo_count=silo_count) < LEAST_DEVIATION:
         bits += 1
     return bits
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.privacy import shares_noise
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 
 __all__ = ["told_alike"]
@@ -40,6 +41,7 @@ def told_alike(task: TaskSpec, *, phase: str, form: MaskForm, roster: bytes) -> 
         "settings": task.settings, "model": to_dict(task.model), "image": to_dict(task.image),
         "augmentation": to_dict(task.augmentation), "seed": task.seed, "card": task.card, "groups": groups,
         "form": to_dict(form), "roster": roster.hex()}
-    if task.dp is not None and task.dp.unit == "silo":  # what each adds protects the others
+    if shares_noise(task.dp, secure=True):  # what each adds protects the others
+        assert task.dp is not None
         told = {**told, "dp": to_dict(task.dp)}
     return hashlib.sha256(b"semisilo told alike v1\0" + canonical_json(told).encode()).digest()

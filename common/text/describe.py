@@ -11,10 +11,12 @@ import math
 import time
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal
 
-__all__ = ["counted", "describe_bytes", "describe_moment", "describe_percentage", "describe_points",
-           "describe_progress", "describe_range", "describe_seconds", "describe_share"]
+__all__ = ["counted", "describe_bytes", "describe_estimate", "describe_moment", "describe_percentage",
+           "describe_points", "describe_progress", "describe_range", "describe_seconds", "describe_share"]
 
 _DASH = "–"
+_AREAS = ("auroc", "average_precision")
+"""Numbers that people write as 0.953, not as a percentage."""
 _EXACT = Context(prec=800)
 """More digits than any float has, before the point and after it: only `quantize` rounds."""
 
@@ -44,6 +46,21 @@ def describe_seconds(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+_ESTIMATE_STEPS = ((7.5, 5), (55, 10), (285, 30), (3570, 60), (12 * 3600 - 300, 600), (math.inf, 3600))
+"""(below so many seconds, to how many seconds an estimate is rounded)."""
+
+
+def describe_estimate(seconds: float) -> str:
+    """5 s, 40 s, 2 min 30 s, 37 min, 2 h 10 min, 13 h, 3 d 4 h: as many digits as an estimate is worth; for a sentence
+    that says "about"."""
+    step = next(step for below, step in _ESTIMATE_STEPS if seconds < below)
+    whole = max(5, math.floor(seconds / step + 0.5) * step)
+    days, hours, minutes = whole // 86400, whole // 3600, whole % 3600 // 60
+    parts = ((f"{whole} s",) if whole < 60 else (f"{minutes} min", f"{whole % 60} s") if whole < 3600
+             else (f"{hours} h", f"{minutes} min") if whole < 48 * 3600 else (f"{days} d", f"{hours % 24} h"))
+    return " ".join(part for number, part in enumerate(parts) if number == 0 or not part.startswith("0 "))
 
 
 def describe_moment(unix: float) -> str:
@@ -76,14 +93,14 @@ def describe_points(after: float | None, before: float | None, *, decimals: int 
 
 
 def describe_metric(name: str, value: float | None, *, decimals: int = 1) -> str:
-    """A number of a model for a person: an AUROC with two digits more than `decimals`, 0.953, anything else as
-    `describe_percentage`.
+    """A number of a model for a person: an AUROC or an average precision with two digits more than `decimals`, 0.953,
+    anything else as `describe_percentage`.
 
     Args:
         name: as among the metrics of a round: "accuracy", "auroc", "validation_auroc/CLASS", ...
         value: 0 to 1.
     """
-    if value is None or not math.isfinite(value) or "auroc" not in name.split("/")[0]:
+    if value is None or not math.isfinite(value) or not any(each in name.split("/")[0] for each in _AREAS):
         return describe_percentage(value, decimals=decimals)
     return f"{value:.{decimals + 2}f}"
 

@@ -26,7 +26,8 @@ __all__ = ["CALLS", "FIELDS", "FORMAT_VARIABLE", "JsonFormatter", "LineFormatter
 LogFormat = Literal["text", "json"]
 FORMAT_VARIABLE = "SEMISILO_LOG_FORMAT"
 """Environment variable: the format where the command does not say; a compute process inherits it."""
-FIELDS = ("study", "round", "phase", "silo", "task_id", "request_id", "rpc", "seconds", "error_code")
+FIELDS = ("study", "round", "phase", "silo", "task_id", "trace_id", "request_id", "rpc", "seconds",
+          "error_code")
 """What a JSON line may have beside time, level, logger and message, where it is known."""
 CALLS = "semisilo.calls"
 """The logger with a line for each RPC, on both sides: with "json", or with `verbose`."""
@@ -135,7 +136,7 @@ def set_up_logging(*, verbose: bool = False, quiet: bool = False, stream: TextIO
         # gRPC's core writes past this log, about what we explain ourselves; it reads this when it is loaded.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # asyncio and grpc speak about their own affairs at these levels.
-    for noisy in ("asyncio", "grpc", "grpc._cython.cygrpc", "matplotlib", "PIL"):
+    for noisy in ("asyncio", "grpc", "grpc._cython.cygrpc", "matplotlib", "PIL", "wandb"):
         logging.getLogger(noisy).setLevel(logging.INFO if verbose else logging.WARNING)
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 
-__all__ = ["terminal_width", "wrapped"]
+__all__ = ["fitted", "terminal_width", "wrapped"]
 
 _NARROW = 60
 """Below that there is no room for an indent as wide as the names are."""
@@ -42,3 +42,16 @@ def wrapped(name: str, text: str, *, indent: int, width: int | None) -> list[str
         return [name.rstrip(), *body] if name.strip() else body
     return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False,
                          break_on_hyphens=False, drop_whitespace=True) or [head.rstrip()]
+
+
+def fitted(line: str, width: int | None) -> list[str]:
+    """A line of text in lines of at most `width` characters; what follows is two deeper than where the line begins.
+
+    Args:
+        width: None for the line as it is.
+    """
+    if width is None or len(line) <= width:
+        return [line]
+    begin = line[:len(line) - len(line.lstrip())]
+    return textwrap.wrap(line.strip(), width, initial_indent=begin, subsequent_indent=f"{begin}  ",
+                         break_long_words=False, break_on_hyphens=False)

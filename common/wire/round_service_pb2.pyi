@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AwaitTaskRequest(_message.Message):
-    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations", "process", "secure_identity", "masked_round", "masked_study", "masked_phase", "secure_identity_proof")
+    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations", "process", "secure_identity", "masked_round", "masked_study", "masked_phase", "secure_identity_proof", "capabilities")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     LABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class AwaitTaskRequest(_message.Message):
     MASKED_STUDY_FIELD_NUMBER: _ClassVar[int]
     MASKED_PHASE_FIELD_NUMBER: _ClassVar[int]
     SECURE_IDENTITY_PROOF_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     version: str
     methods: _containers.RepeatedScalarFieldContainer[str]
     labelled_count: int
@@ -49,7 +50,8 @@ class AwaitTaskRequest(_message.Message):
     masked_study: str
     masked_phase: str
     secure_identity_proof: bytes
-    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ..., process: _Optional[bytes] = ..., secure_identity: _Optional[bytes] = ..., masked_round: _Optional[int] = ..., masked_study: _Optional[str] = ..., masked_phase: _Optional[str] = ..., secure_identity_proof: _Optional[bytes] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ..., process: _Optional[bytes] = ..., secure_identity: _Optional[bytes] = ..., masked_round: _Optional[int] = ..., masked_study: _Optional[str] = ..., masked_phase: _Optional[str] = ..., secure_identity_proof: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiteEvaluation(_message.Message):
     __slots__ = ("study", "round", "labels_alone", "classes")
@@ -64,14 +66,20 @@ class SiteEvaluation(_message.Message):
     def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ...) -> None: ...
 
 class ClassResult(_message.Message):
-    __slots__ = ("image_count", "correct_count", "auroc")
+    __slots__ = ("image_count", "correct_count", "auroc", "other_count", "correct_other_count", "average_precision")
     IMAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
     CORRECT_COUNT_FIELD_NUMBER: _ClassVar[int]
     AUROC_FIELD_NUMBER: _ClassVar[int]
+    OTHER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_OTHER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_PRECISION_FIELD_NUMBER: _ClassVar[int]
     image_count: int
     correct_count: int
     auroc: float
-    def __init__(self, image_count: _Optional[int] = ..., correct_count: _Optional[int] = ..., auroc: _Optional[float] = ...) -> None: ...
+    other_count: int
+    correct_other_count: int
+    average_precision: float
+    def __init__(self, image_count: _Optional[int] = ..., correct_count: _Optional[int] = ..., auroc: _Optional[float] = ..., other_count: _Optional[int] = ..., correct_other_count: _Optional[int] = ..., average_precision: _Optional[float] = ...) -> None: ...
 
 class Away(_message.Message):
     __slots__ = ("reason", "until_time")
@@ -230,14 +238,16 @@ class Uplink(_message.Message):
     def __init__(self, aim: _Optional[str] = ..., values: _Optional[str] = ..., top_k: _Optional[float] = ..., rounding: _Optional[str] = ..., error_feedback: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "classes", "normalisation")
+    __slots__ = ("name", "classes", "normalisation", "factory_sha256")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     NORMALISATION_FIELD_NUMBER: _ClassVar[int]
+    FACTORY_SHA256_FIELD_NUMBER: _ClassVar[int]
     name: str
     classes: _containers.RepeatedScalarFieldContainer[str]
     normalisation: str
-    def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ...) -> None: ...
+    factory_sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ..., factory_sha256: _Optional[bytes] = ...) -> None: ...
 
 class ImageForm(_message.Message):
     __slots__ = ("size", "channels", "mean", "std", "resize", "reading")

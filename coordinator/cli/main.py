@@ -160,6 +160,7 @@ def new(study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of the 
 def queue(study: StudyFileName, folder: Folder = Path(),
           no_images: Annotated[bool, typer.Option("--no-images", help="Check the file alone: where reading all images "
                                                                       "takes long, or they come later.")] = False,
+          check: Annotated[bool, typer.Option("--check", help="Check only, and queue nothing.")] = False,
           as_json: JsonOption = False) -> None:
     """Check a study and put it in the queue of the running coordinator.
 
@@ -172,6 +173,7 @@ def queue(study: StudyFileName, folder: Folder = Path(),
     Examples:
       coordinator queue second
       coordinator queue second --no-images
+      coordinator queue second --check
     """
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.cli.acting import acting_ledger
@@ -182,10 +184,11 @@ def queue(study: StudyFileName, folder: Folder = Path(),
     federation = open_federation(folder)
     with interrupt_on_termination(), acting_ledger(federation) as ledger, progress_bar() as progress:
         checked = check_images(federation, study, progress=progress)
-        config = queue_study(federation, ledger, study, **({} if no_images else {"check": checked}))
-    facts = {"study": study, "state": "queued", "method": config.method.name, "rounds": config.study.rounds,
-             "images_checked": not no_images}
-    tell(as_json, facts, f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")
+        config = queue_study(federation, ledger, study, only_check=check, **({} if no_images else {"check": checked}))
+    facts = {"study": study, "state": "checked" if check else "queued", "method": config.method.name,
+             "rounds": config.study.rounds, "images_checked": not no_images}
+    tell(as_json, facts, f"Study {study} {'can be' if check else 'is'} queued: {config.method.name},"
+                         f" {config.study.rounds} rounds.")
 
 
 @app.command()

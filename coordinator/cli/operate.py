@@ -20,7 +20,7 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands to `coordinator`."""
-    for command in (pause, resume, stop, extend, rollback, set_aside, take_back, page):
+    for command in (pause, resume, stop, extend, rollback, note, set_aside, take_back, page):
         app.command()(command)
 
 
@@ -69,6 +69,20 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
     tell(as_json, {"study": row.name, "state": str(row.state)},
          f"Study {row.name} is stopped. The model of its last committed round: "
          f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
+
+
+def note(study: Annotated[str, typer.Argument(metavar="STUDY", help="Which study.", autocompletion=complete_studies)],
+         text: Annotated[str, typer.Argument(metavar="TEXT", help="One line, at most 1000 characters.")],
+         folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Put a note beside a study; page, report and audit trail show it, with your name and the time, for good.
+
+    Example: coordinator note first "hospital-a has a new scanner since 3 May"
+    """
+    from semisilo.coordinator.federation import operate
+
+    with _ledger(folder) as ledger:
+        name = operate.note(ledger, study, text, origin="command")
+    tell(as_json, {"study": name, "note": text.strip()}, f"Noted beside study {name}.")
 
 
 def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How much longer silos have, for example '

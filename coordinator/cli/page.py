@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from semisilo.common.errors import UsageError
+from semisilo.common.page.token import page_token
 from semisilo.common.text.command_line import tell
 from semisilo.coordinator.federation.folder import Federation, PageSettings, folder_option, open_federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.page.reader import PageSource
-from semisilo.coordinator.page.token import operator_token
 from semisilo.coordinator.rounds.live_file import read
 
 __all__ = ["print_token", "say_where", "show"]
@@ -24,7 +24,7 @@ __all__ = ["print_token", "say_where", "show"]
 
 def print_token(folder: Path, *, as_json: bool) -> None:
     """Prints the operator's token of a federation."""
-    token = operator_token(open_federation(folder).page_token)
+    token = page_token(open_federation(folder).page_token)
     tell(as_json, {"token": token}, token)
 
 

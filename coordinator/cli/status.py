@@ -19,6 +19,7 @@ from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     counted,
     describe_bytes,
+    describe_estimate,
     describe_metric,
     describe_moment,
     describe_progress,
@@ -164,7 +165,7 @@ def _study_table(facts: StatusFacts) -> Table:
         table.add_row(study.name, study.state, study.method, f"{study.round}/{study.rounds}",
                       describe_metric(study.choice.metric, study.test_score),
                       describe_metric(study.choice.metric, study.labels_alone_test_score),
-                      "–" if study.seconds_left is None else describe_seconds(study.seconds_left))
+                      "–" if study.seconds_left is None else describe_estimate(study.seconds_left))
     return table
 
 

@@ -32,8 +32,14 @@ def track(study: StudyName = "",
           experiment: Annotated[str, typer.Option(
               "--experiment", show_default=False,
               help="MLflow's experiment; the name of the federation by default.")] = "",
+          wandb: Annotated[str, typer.Option(
+              "--wandb", metavar="PROJECT", show_default=False,
+              help="A project of Weights & Biases; its run goes to the federation's folder wandb, for `wandb sync`.")]
+          = "",
+          wandb_online: Annotated[bool, typer.Option(
+              "--wandb-online", help="Send it to the server of $WANDB_BASE_URL, or to W&B's own, instead.")] = False,
           as_json: JsonOption = False) -> None:
-    """Hand a study over to TensorBoard or MLflow: one that is over, or one that runs.
+    """Hand a study over to TensorBoard, MLflow or Weights & Biases: one that is over, or one that runs.
 
     What was handed over before is not written again. `coordinator serve` does the same while studies run, where the
     table "tracking" of federation.toml says so.
@@ -42,13 +48,15 @@ def track(study: StudyName = "",
     Examples:
       coordinator track first --tensorboard runs/first
       coordinator track first --mlflow https://mlflow.example
+      coordinator track first --wandb lungs
     """
     import json
 
     from semisilo.common.config import to_dict
     from semisilo.coordinator.tracking.hand_over import track_study
 
-    told = track_study(folder, study, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment)
+    told = track_study(folder, study, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment, wandb=wandb,
+                       wandb_mode="online" if wandb_online else "offline")
     if as_json:
         typer.echo(json.dumps(to_dict(told), indent=2))
         return

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from semisilo.common.config import to_dict
 from semisilo.common.learning import tensors
-from semisilo.common.learning.evaluation import Evaluation, evaluation_steps
+from semisilo.common.learning.evaluation import AnyEvaluation, Evaluation, evaluation_steps
 from semisilo.common.learning.training import (
     LabelledPasses,
     PassesPosition,
@@ -55,7 +55,8 @@ class PaperRecipe(Recipe):
     batch_size: int = 0
     """0 gives the paper's: 10 up to 1000 labels, 250 above."""
     patience: int = 0
-    """Ends once the accuracy on validation images has not risen for so many epochs; 0 for never."""
+    """Ends once the accuracy on validation images, or with several labels the AUROC, has not risen for so many epochs;
+    0 for never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +100,7 @@ class PaperLabelsAlone(LabelsAlone[PaperRecipe, SavedPaperWork]):
         self._ended: EndedBy | None = None if saved is None else _ended(saved.ended)
         self._validation: list[tuple[int, float]] = [] if saved is None else [
             (epoch, accuracy) for epoch, accuracy in saved.validation]
-        self._measured: tuple[int, Evaluation] | None = None
+        self._measured: tuple[int, AnyEvaluation] | None = None
 
     @property
     def epochs(self) -> int:
@@ -186,7 +187,8 @@ class PaperLabelsAlone(LabelsAlone[PaperRecipe, SavedPaperWork]):
         validation = environment.data.validation
         if self._recipe.patience and validation is not None and len(validation) and passes.batches == 0:
             on_validation = yield from evaluation_steps(self._model, validation, form=environment.image)
-            self._validation.append((passes.epochs, on_validation.accuracy))
+            worth = on_validation.accuracy if isinstance(on_validation, Evaluation) else on_validation.areas.macro
+            self._validation.append((passes.epochs, worth or 0.0))
         self._measured = passes.images, measured
         self._add_point(measured, epoch=passes.epochs, loss=passes.loss if passes.loss == passes.loss else 0.0)
 

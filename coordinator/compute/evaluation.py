@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,17 +12,36 @@ from torch import nn
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.evaluation import Evaluation, evaluate
+from semisilo.common.learning.evaluation import (
+    AnyEvaluation,
+    Evaluation,
+    MultiLabelEvaluation,
+    evaluate,
+    evaluate_classes,
+)
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure, score_of
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
 from semisilo.common.models.exported import ModelFacts, write_model
 
-__all__ = ["MOST_LABELLED", "LocalModels", "UpdateObserver", "build_with", "diagnostics_of", "export_model",
-           "measurable", "measure_model", "metrics_of", "selection_of"]
+__all__ = ["MOST_CONFUSED_CLASSES", "MOST_LABELLED", "LocalModels", "MeasuredModel", "UpdateObserver", "build_with",
+           "diagnostics_of", "export_model", "measurable", "measure_model", "metrics_of", "selection_of"]
 
 MOST_LABELLED = 10_000
 """Larger labelled sets are not measured in every round."""
+MOST_CONFUSED_CLASSES = 64
+"""Of studies with more classes no confusion matrix is kept: one of 64 classes has some 8 kB for every round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredModel:
+    """What was measured of one model."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Finite numbers by name."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """(K, K), confusion[true][predicted], in test images; () without test images, and for more than
+    `MOST_CONFUSED_CLASSES` classes."""
 
 
 def build_with(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module:
@@ -33,33 +53,41 @@ def build_with(environment: Environment, parameters: Tensors, statistics: Tensor
 
 
 def measure_model(environment: Environment, classes: tuple[str, ...], parameters: Tensors,
-                  statistics: Tensors, *, measure: StudyMeasure = ACCURACY) -> dict[str, float]:
-    """Metrics on the test set; the same on the validation set, called "validation_...", with `selection_of`; and
-    "labelled_accuracy" on the labelled one (of at most `MOST_LABELLED` images), which falls when a method forgets what
-    the labels have taught.
+                  statistics: Tensors, *, measure: StudyMeasure = ACCURACY) -> MeasuredModel:
+    """Metrics and confusion on the test set; the same metrics on the validation set, called "validation_...", with
+    `selection_of`; and "labelled_accuracy" (of images with several labels "labelled_auroc") on the labelled one (of at
+    most `MOST_LABELLED` images), which falls when a method forgets what the labels have taught.
 
-    {} where there are no such sets, and as long as nobody has measured the batch-norm statistics that the network needs
-    (round 0 of a study where silos do).
+    Nothing where there are no such sets, and as long as nobody has measured the batch-norm statistics that the network
+    needs (round 0 of a study where silos do).
     """
     test, validation, labelled = environment.data.test, environment.data.validation, environment.data.labelled
     if labelled is not None and not 0 < len(labelled) <= MOST_LABELLED:
         labelled = None
     if test is None and validation is None and labelled is None:
-        return {}
+        return MeasuredModel()
     model = measurable(environment, parameters, statistics)
     if model is None:
-        return {}
+        return MeasuredModel()
     metrics: dict[str, float] = {}
+    confusion: tuple[tuple[int, ...], ...] = ()
     if test is not None:
-        metrics |= metrics_of(evaluate(model, test, form=environment.image, progress=environment.report), classes)
+        on_test = evaluate(model, test, form=environment.image, progress=environment.report)
+        metrics |= metrics_of(on_test, classes)
+        if isinstance(on_test, Evaluation) and len(classes) <= MOST_CONFUSED_CLASSES:
+            confusion = on_test.confusion
     if validation is not None:
         on_validation = evaluate(model, validation, form=environment.image)
         metrics |= {f"{VALIDATION_PREFIX}{name}": value
                     for name, value in metrics_of(on_validation, classes).items()}
         metrics |= selection_of(on_validation, classes, measure)
     if labelled is not None:
-        metrics["labelled_accuracy"] = evaluate(model, labelled, form=environment.image).accuracy
-    return metrics
+        on_labelled = evaluate(model, labelled, form=environment.image)
+        if isinstance(on_labelled, Evaluation):
+            metrics["labelled_accuracy"] = on_labelled.accuracy
+        elif on_labelled.areas.macro is not None:
+            metrics["labelled_auroc"] = on_labelled.areas.macro
+    return MeasuredModel(metrics=metrics, confusion=confusion)
 
 
 def diagnostics_of(strategy: Strategy[Any], state: Any) -> dict[str, float]:
@@ -103,7 +131,7 @@ class LocalModels:
             return
         model = measurable(self._environment, parameters, statistics)
         if model is not None:
-            self._accuracies[silo] = evaluate(model, test, form=self._environment.image).accuracy
+            self._accuracies[silo] = evaluate_classes(model, test, form=self._environment.image).accuracy
 
     def metrics(self) -> dict[str, float]:
         """"local_accuracy", the mean over silos, and "local_accuracy/<silo>"; {} when nothing was measured."""
@@ -120,12 +148,15 @@ def measurable(environment: Environment, parameters: Tensors, statistics: Tensor
     return build_with(environment, parameters, statistics)
 
 
-def metrics_of(evaluation: Evaluation, classes: tuple[str, ...]) -> dict[str, float]:
+def metrics_of(evaluation: AnyEvaluation, classes: tuple[str, ...]) -> dict[str, float]:
     """"accuracy", "loss", "balanced_accuracy", "auroc" (macro), "calibration_error", and for each class that occurs
-    "recall/<class>" and "auroc/<class>".
+    "recall/<class>" and "auroc/<class>". Of images with several labels or none no accuracy and no calibration error,
+    but "average_precision" (macro, and by class), "f1" (macro) and "exact_match", these and the recalls at 0.5.
 
     A number that is not finite (the loss of logits that overflow) is left out: it has no place in JSON.
     """
+    if isinstance(evaluation, MultiLabelEvaluation):
+        return _of_findings(evaluation, classes)
     metrics = {"accuracy": evaluation.accuracy, "loss": evaluation.loss,
                "balanced_accuracy": evaluation.balanced_accuracy}
     optional = {"auroc": evaluation.auroc, "calibration_error": evaluation.calibration_error}
@@ -135,13 +166,31 @@ def metrics_of(evaluation: Evaluation, classes: tuple[str, ...]) -> dict[str, fl
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def selection_of(evaluation: Evaluation, classes: tuple[str, ...], measure: StudyMeasure) -> dict[str, float]:
+def _of_findings(evaluation: MultiLabelEvaluation, classes: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float | None] = {
+        "loss": evaluation.loss, "auroc": evaluation.areas.macro,
+        "average_precision": evaluation.average_precisions.macro,
+        "f1": evaluation.f1.macro, "exact_match": evaluation.exact_match}
+    for kind, by_class in (("recall", evaluation.sensitivity), ("auroc", evaluation.areas),
+                           ("average_precision", evaluation.average_precisions)):
+        found |= {f"{kind}/{name}": value for name, value in zip(classes, by_class.per_class, strict=True)}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: StudyMeasure) -> dict[str, float]:
     """"selection_score", the study's measure on images that nothing was trained on, and "selection_error", its standard
     error: what rounds are chosen by.
 
     {} where it cannot be measured (no image of the class that it is about), and for a model whose answers are not
     finite, which is never to be chosen.
     """
+    if isinstance(evaluation, MultiLabelEvaluation):
+        by_class = evaluation.areas if measure.kind == "auroc" else evaluation.average_precisions
+        found = None if not evaluation.is_finite else score_of(
+            measure, classes=classes, hits_K=[each.true_positives for each in evaluation.class_counts],
+            images_K=[each.with_class for each in evaluation.class_counts], areas_K=by_class.per_class,
+            total=evaluation.count)
+        return {} if found is None else {"selection_score": found.value, "selection_error": found.error}
     if evaluation.calibration_error is None:
         return {}
     found = score_of(measure, classes=classes, hits_K=[row[label] for label, row in enumerate(evaluation.confusion)],

@@ -24,7 +24,7 @@ from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData, StorageDamaged
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.evaluation import Evaluation, evaluation_steps
+from semisilo.common.learning.evaluation import AnyEvaluation, Evaluation, evaluation_steps
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import Environment
 from semisilo.common.storage import checkpoint
@@ -63,9 +63,9 @@ class SavedWork:
 class LabelledOnly:
     """What labels alone give."""
 
-    evaluation: Evaluation
+    evaluation: AnyEvaluation
     """Of the last epoch, on the test images."""
-    validation: Evaluation | None = None
+    validation: AnyEvaluation | None = None
     """The same on the validation images; None where there are none."""
     crossfit: Mapping[str, float] = field(default_factory=dict)
     """Cross-validated estimates on the labels, each with its standard error under NAME_error; {} where none was
@@ -187,7 +187,8 @@ class LabelsAlone(ABC, Generic[R, S]):
         assert self._file is not None
         checkpoint.save(self._file, replace(
             self._position(), recipe=to_dict(self._recipe), num_labelled=len(self._labelled), seconds=self._seconds,
-            history=[[point.epoch, point.loss, point.accuracy] for point in self._history]))
+            history=[[point.epoch, point.loss, point.accuracy, *(() if point.auroc is None else (point.auroc,))]
+                     for point in self._history]))
 
     def _saved(self) -> S | None:
         """What the file holds; None without one, and where it is of other work or of another version: it is begun
@@ -228,13 +229,15 @@ class LabelsAlone(ABC, Generic[R, S]):
         self._statistics = batch_norm.to_tensors(found)
         batch_norm.load(model, self._statistics)
 
-    def _add_point(self, measured: Evaluation, *, epoch: int, loss: float) -> None:
+    def _add_point(self, measured: AnyEvaluation, *, epoch: int, loss: float) -> None:
         """A point of the history; one that stands for the same epoch gives way. Added once all that is measured with it
         is: work that is left before then measures all of it again."""
         self._history = [point for point in self._history if point.epoch < epoch]
-        self._history.append(HistoryPoint(epoch, loss, measured.accuracy))
+        self._history.append(
+            HistoryPoint(epoch, loss, measured.accuracy) if isinstance(measured, Evaluation) else
+            HistoryPoint(epoch, loss, None, measured.areas.macro))
 
-    def _on_validation(self, model: nn.Module) -> Generator[float, None, Evaluation | None]:
+    def _on_validation(self, model: nn.Module) -> Generator[float, None, AnyEvaluation | None]:
         """A model on the validation images; None where there are none."""
         images = self._environment.data.validation
         if images is None or len(images) == 0:

@@ -69,6 +69,8 @@ class Prepared:
     """Digest of the state before round 1."""
     metrics: dict[str, float]
     """Of its model, as `Evaluated` has them."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Likewise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,6 +276,8 @@ class Evaluated:
 
     metrics: dict[str, float]
     """Of the model, and the strategy's diagnostics; finite numbers."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """(K, K), confusion[true][predicted], in test images; () where there are none or too many classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,6 +35,7 @@ from semisilo.common.methods.contract import (
     Tensors,
 )
 from semisilo.common.methods.parts.imbalance import check_class_prior
+from semisilo.common.methods.parts.label_task import check_class_weights
 from semisilo.common.methods.parts.privacy import SiloNoise
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
@@ -55,6 +56,7 @@ from semisilo.coordinator.compute.baseline import PAPER_EPOCHS, PaperLabelsAlone
 from semisilo.coordinator.compute.downlink import Downlink
 from semisilo.coordinator.compute.evaluation import (
     LocalModels,
+    MeasuredModel,
     UpdateObserver,
     diagnostics_of,
     export_model,
@@ -153,6 +155,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
     Raises: BadConfiguration or UnknownName where method and images do not fit each other.
     """
     check_class_prior(config.method.settings, data.frozen.classes)
+    check_class_weights(config.method.settings, data.frozen.classes)
     check_network(config.privacy.dp, data.build_model, seed=config.study.seed)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
@@ -234,7 +237,8 @@ class Operations:
         study = self._opened()
         state = self._save(study.strategy.start(initial_model(study.data.build_model, study.config.study.seed)))
         StartWork(study.folder / START_FILE).done()
-        return Prepared(state=state, metrics=self._measured(state))
+        measured = self._measured(state)
+        return Prepared(state=state, metrics=measured.metrics, confusion=measured.confusion)
 
     def baseline(self, request: Baseline) -> BaselineFound:
         """A slice of the same network's training on the coordinator's labels alone, measured on its test set.
@@ -493,15 +497,16 @@ class Operations:
 
     def evaluate(self, request: Evaluate) -> Evaluated:
         """The model of a state on the coordinator's images, and the strategy's diagnostics."""
-        return Evaluated(metrics=self._measured(request.state))
+        measured = self._measured(request.state)
+        return Evaluated(metrics=measured.metrics, confusion=measured.confusion)
 
-    def _measured(self, state: str) -> dict[str, float]:
+    def _measured(self, state: str) -> MeasuredModel:
         """What is measured goes before a diagnostic of the same name."""
         study, now = self._opened(), self._load(state)
         parameters, statistics = study.strategy.model(now)
         measured = measure_model(study.environment, study.data.frozen.classes, parameters, statistics,
                                  measure=study.data.frozen.study_measure)
-        return {**diagnostics_of(study.strategy, now), **measured}
+        return replace(measured, metrics={**diagnostics_of(study.strategy, now), **measured.metrics})
 
     def export(self, request: Export) -> Exported:
         """Writes the model of a state as one safetensors file that needs nothing else to be used."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semisilo.common.learning.losses import first_argmax
 from semisilo.common.learning.seeds import torch_generator
 
 __all__ = ["LEARNING_RATES", "Estimate", "Trial", "chosen_rate", "class_weights", "estimate", "folds_of", "next_trial",
-           "num_trials", "trial_estimate"]
+           "num_trials", "rightly_answered", "trial_estimate"]
 
 
 LEARNING_RATES = (0.03, 0.1, 0.01)
@@ -128,9 +129,28 @@ def trial_estimate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequ
                     [weight for fold in folds for weight in weights[fold]])
 
 
+def rightly_answered(logits_NK: Tensor, labels_N: Tensor) -> Tensor:
+    """Whether each answer is right, bool: of images with one class (N,); of multi-hot rows one for every class of every
+    image, at a probability of 0.5, (N K,)."""
+    if labels_N.ndim == 2:
+        return ((logits_NK >= 0) == (labels_N == 1)).flatten()
+    return first_argmax(logits_NK) == labels_N
+
+
 def class_weights(labels_N: Tensor, *, balanced: bool) -> Tensor:
-    """Weight of every image, float64 (N,), for accuracy (all equal) or balanced accuracy (1 / images of its class)."""
+    """Weight of every answer, float64, for accuracy (all equal) or balanced accuracy (1 / images of its class).
+
+    Of multi-hot rows, (N K,): 1 / images of its kind, with or without the class; 0 for a class that has one kind alone.
+    """
     labels_N = labels_N.cpu()
+    if labels_N.ndim == 2:
+        shows_NK = labels_N == 1
+        inside_K = shows_NK.sum(dim=0).double()
+        outside_K = (labels_N == 0).sum(dim=0).double()
+        whole_K = (inside_K > 0) & (outside_K > 0)
+        weights_NK = torch.where(shows_NK, 1.0 / inside_K, 1.0 / outside_K) if balanced else torch.ones(
+            labels_N.shape, dtype=torch.float64)
+        return torch.where(whole_K & (labels_N >= 0), weights_NK, torch.zeros_like(weights_NK)).flatten()
     if not balanced:
         return torch.ones(len(labels_N), dtype=torch.float64)
     return 1.0 / torch.bincount(labels_N).to(torch.float64)[labels_N]

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from semisilo.common.data.image_set import ImageSet
+from semisilo.common.data.multi_hot import strata_of
 from semisilo.common.learning.averaged_training import (
     AveragedPosition,
     AveragedTraining,
     enough_steps,
     log_prior,
 )
-from semisilo.common.learning.evaluation import Evaluation, evaluation_steps, inference_batches, logits_of
-from semisilo.common.learning.losses import first_argmax
+from semisilo.common.learning.evaluation import AnyEvaluation, evaluation_steps, inference_batches, logits_of
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.tensors import load_into
@@ -42,6 +42,7 @@ from semisilo.coordinator.compute.recipe_search import (
     folds_of,
     next_trial,
     num_trials,
+    rightly_answered,
 )
 from semisilo.coordinator.ledger.records import EndedBy
 from semisilo.coordinator.strategies.self_training import warm_up_steps
@@ -98,7 +99,7 @@ class SavedStrongWork(SavedWork):
     """Where a search, or the training after it, stands."""
 
     right: list[Any]
-    """Of each trial: rate, fold, and 0 or 1 for each held-out image."""
+    """Of each trial: rate, fold, and 0 or 1 for each answer on a held-out image."""
     steps: int
     trial_steps: int
     planned: bool
@@ -123,7 +124,7 @@ class _Part:
     held_n: Tensor
     """Their indices in it, int64."""
     labels_n: Tensor
-    """Their labels, int64."""
+    """Their labels: int64, or multi-hot rows."""
 
 
 class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
@@ -259,7 +260,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             batch_size=self._batch_size, steps=self._training.done, num_labelled=len(self._labelled), recipe="strong",
             description=self._description(), parameters=self._training.average(), statistics=self._statistics)
 
-    def _measured(self) -> Generator[float, None, Evaluation]:
+    def _measured(self) -> Generator[float, None, AnyEvaluation]:
         """A point of the history: the average of the weights on the test images."""
         yield from self._load_average(self._labelled.images_NCHW)
         found = yield from evaluation_steps(self._averaged, self._test, form=self._environment.image)
@@ -272,7 +273,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         yield from self._load_statistics(self._averaged, images_NCHW, purpose="labels_alone_batch_norm")
 
     def _tried(self, trial: Trial) -> Generator[float, None, list[bool]]:
-        """Which of the held-out images a trial has right."""
+        """Which answers on the held-out images a trial has right."""
         part = self._parts[trial.fold]
         few_n = part.learns_n[torch.randperm(len(part.learns_n), generator=torch_generator(
             self._environment.seed, "labels_alone_few"))[:_MEASURED_ON]]
@@ -282,7 +283,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         for cut in inference_batches(len(part.held_n), _PIECE):
             images_BCHW = part.held.images_NCHW[part.held_n[cut]]
             logits_BK = logits_of(self._averaged, images_BCHW, self._environment.image)
-            right += (first_argmax(logits_BK).cpu() == part.labels_n[cut]).tolist()
+            right += rightly_answered(logits_BK.cpu(), part.labels_n[cut]).tolist()
             yield 0.0
         return right
 
@@ -295,7 +296,8 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         if validation is not None and len(validation) and validation.labels_N is not None:
             return [_Part(everything_n, validation, torch.arange(len(validation)), validation.labels_N.cpu())]
         parts = []
-        for held_n in folds_of(self._labels_N, seed=self._environment.seed):
+        strata_N = torch.from_numpy(strata_of(self._labels_N.cpu().numpy()))
+        for held_n in folds_of(strata_N, seed=self._environment.seed):
             rest = torch.ones(len(self._labelled), dtype=torch.bool)
             rest[held_n] = False
             parts.append(_Part(everything_n[rest], self._labelled, held_n, self._labels_N[held_n].cpu()))
@@ -307,10 +309,11 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
 
     def _crossfit(self) -> dict[str, float]:
         """What the labels themselves say of the recipe: of trials that were shorter and had fewer labels, so rather
-        less than the training reaches. {} with validation images, and where no label could be held out."""
+        less than the training reaches. {} with validation images, where no label could be held out, and with several
+        labels for an image, which have no accuracy."""
         rate = LEARNING_RATES.index(self._lr)
         folds = [trial.fold for trial in self._right if trial.rate == rate]
-        if not folds or self._environment.data.validation is not None:
+        if not folds or self._environment.data.validation is not None or self._labels_N.ndim == 2:
             return {}
         found: dict[str, float] = {}
         for name, balanced in (("crossfit_accuracy", False), ("crossfit_balanced_accuracy", True)):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from semisilo.common import __version__
-from semisilo.common.config import Tables
+from semisilo.common.config import ABSENT_AT_DEFAULT, Tables
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.calibration import BINS
 from semisilo.common.measures.gain import Gain, ImageCounts, gain_of
@@ -28,6 +28,7 @@ from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord
 from semisilo.common.models.exported import ModelFacts
 from semisilo.coordinator.export.choose_model import BEST_ON_TEST, STUDY_TEST, ChosenModel
+from semisilo.coordinator.export.findings import NOT_CHOSEN, FindingsMeasures
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.export.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
 from semisilo.coordinator.export.operating_point import CardOperatingPoint
@@ -42,6 +43,7 @@ from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
 __all__ = [
     "CARD_FORMAT",
     "INTENDED_USE",
+    "USE_OF_FINDINGS",
     "CardCost",
     "CardData",
     "CardFile",
@@ -78,6 +80,10 @@ INTENDED_USE = (
     "It is for research: to compare methods and studies, and to be studied further on images of the same kind, by"
     " people who know where its training and test images came from.",
     "It answers every picture with one of its classes, also a picture that belongs to none of them.")
+USE_OF_FINDINGS = (
+    *INTENDED_USE[:-1],
+    "A picture may show several of its classes or none: it answers to each class by itself, also for a picture of"
+    " another kind than those that it was trained on.")
 
 
 # What a card says -----------------------------------------------------------------------------------------------------
@@ -239,10 +245,24 @@ class CardTest(Measures):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CardFindings(FindingsMeasures):
+    """The numbers of `measure_findings`, with what they are."""
+
+    source: str
+    """Which images, in words; `STUDY_TEST` for the study's own."""
+    sha256_images: str
+    confidence_level: float
+    """Of every interval."""
+    definitions: Mapping[str, str]
+    """Number -> how it is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LabelsAlone:
     """The same network, trained on the coordinator's labels alone."""
 
-    accuracy: float
+    accuracy: float | None
+    """None where images may have several labels or none."""
     num_labelled: int
     epochs: int
     accuracy_interval: Interval | None
@@ -369,6 +389,8 @@ class ModelCard:
     for which no silo has spent anything."""
     masked: str = ""
     """What secure aggregation means, where the study has it; empty for labels alone."""
+    findings: CardFindings | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """In the place of `test`, where images may have several labels or none; None without test images."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
 
@@ -376,18 +398,21 @@ class ModelCard:
     def shows_gain(self) -> bool:
         """Whether the accuracy may be compared with that of the labels alone: on the same images, with silos that had
         part in it."""
-        return (self.test is not None and self.labelled_only is not None and self.test.source == STUDY_TEST
+        measured = self.test or self.findings
+        return (measured is not None and self.labelled_only is not None and measured.source == STUDY_TEST
                 and self.cost.updates_accepted > 0)
 
     @property
     def gain(self) -> Gain | None:
         """What it is better by than labels alone, in the study's measure; in accuracy where labels alone have no
         other; None where they may not be compared."""
-        if not self.shows_gain or self.test is None or self.labelled_only is None:
+        measured = self.test or self.findings
+        if not self.shows_gain or measured is None or self.labelled_only is None:
             return None
-        alone = {"accuracy": self.labelled_only.accuracy, **self.labelled_only.metrics}
-        images = ImageCounts(self.test.images, tuple(each.images for each in self.test.classes))
-        found = (gain_of(measure, classes=self.model.classes, images=images, federated=self.test.metrics,
+        accuracy = self.labelled_only.accuracy
+        alone = {**({} if accuracy is None else {"accuracy": accuracy}), **self.labelled_only.metrics}
+        images = ImageCounts(measured.images, tuple(each.images for each in measured.classes))
+        found = (gain_of(measure, classes=self.model.classes, images=images, federated=measured.metrics,
                          labels_alone=alone) for measure in (parse_measure(self.model.measure), ACCURACY))
         return next((gain for gain in found if gain is not None), None)
 
@@ -509,6 +534,20 @@ def card_test(measures: Measures, *, source: str, digest: str) -> CardTest:
         "negative_log_likelihood": "mean of -ln(probability of the true class)"})
 
 
+def card_findings(measures: FindingsMeasures, *, source: str, digest: str) -> CardFindings:
+    """The numbers of `measure_findings`, with what they are."""
+    numbers = {each.name: getattr(measures, each.name) for each in fields(measures)}
+    return CardFindings(**numbers, source=source, sha256_images=digest, confidence_level=LEVEL, definitions={
+        "auroc": "images that show the class against those that do not; macro: mean over classes",
+        "auroc_interval": "Newcombe, of Hanley and McNeil's error; macro: as if the areas of all classes erred alike",
+        "average_precision": "sum over the scores of (gain in recall) x precision; macro: mean over classes",
+        "average_precision_interval": "Wilson's form of the binomial interval with the images of the class as trials",
+        "threshold": f"of the class's probability, chosen by {measures.thresholds_from}",
+        "sensitivity": "found / images", "specificity": "spared / others",
+        "f1": "2 x found / (2 x found + missed + falsely found); macro: mean over classes",
+        "exact_match": "images of which every class is answered rightly at the thresholds / images"})
+
+
 def card_onnx(check: OnnxCheck) -> CardOnnx:
     """How the ONNX graph was checked."""
     found = {each.name: getattr(check, each.name) for each in fields(check)}
@@ -539,11 +578,32 @@ def software_here() -> Software:
                     numpy=np.__version__, written=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
 
 
+def _limits_of_findings(findings: CardFindings) -> list[str]:
+    found = ["Intervals treat every test image as independent. Several images of one patient, or from one device, make"
+             " the true intervals wider.",
+             "Classes are asked by themselves; how findings hang together was not measured."]
+    if findings.source == STUDY_TEST:
+        found.append("The test scores of every round were shown while the study ran; whoever chose settings by them has"
+                     " made these numbers optimistic.")
+    if findings.thresholds_from == NOT_CHOSEN:
+        found.append("The thresholds are 0.5 for every class, since there are no validation images: for rare findings"
+                     " that is seldom a good one.")
+    absent = [each.name for each in findings.classes if each.images == 0]
+    if absent:
+        found.append(f"No test image shows these classes, so nothing is known of them: {', '.join(absent)}.")
+    few = [each.name for each in findings.classes if 0 < each.images < 30]
+    if few:
+        found.append(f"Fewer than 30 test images each show: {', '.join(few)}; their intervals are wide.")
+    return found
+
+
 def limits_of(card: ModelCard) -> tuple[str, ...]:
     """What to bear in mind with just these numbers, and what was not measured."""
     found: list[str] = []
     test = card.test
-    if test is None:
+    if test is None and card.findings is not None:
+        found += _limits_of_findings(card.findings)
+    elif test is None:
         found.append("The accuracy was not measured: the coordinator has no test images.")
     else:
         found.append("Intervals treat every test image as independent. Several images of one patient, or from one"

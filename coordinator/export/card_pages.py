@@ -29,7 +29,7 @@ from semisilo.common.text.describe import (
 )
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
-from semisilo.coordinator.export.card import CardModel, CardSilo, CardSilos, CardSite, CardTest, ModelCard
+from semisilo.coordinator.export.card import CardFindings, CardModel, CardSilo, CardSilos, CardSite, CardTest, ModelCard
 from semisilo.coordinator.ledger.records import LABELS_ALONE
 
 __all__ = ["card_html", "card_markdown"]
@@ -107,7 +107,8 @@ def _title(card: ModelCard) -> str:
 
 def _subtitle(card: ModelCard) -> str:
     model, test, silos = card.model, card.test, card.data.silos
-    worth = "accuracy not measured" if test is None else _worth_in_short(test, parse_measure(model.measure))
+    measured = test or card.findings
+    worth = "accuracy not measured" if measured is None else _worth_in_short(measured, parse_measure(model.measure))
     how = "on labels alone" if model.chosen == LABELS_ALONE else f"with {model.method.name}"
     if model.chosen != LABELS_ALONE and silos.of:
         refused = f", {silos.refused_all} of which refused every round" if silos.refused_all else ""
@@ -116,8 +117,12 @@ def _subtitle(card: ModelCard) -> str:
             f" {worth}. Not for clinical use.")
 
 
-def _worth_in_short(test: CardTest, measure: StudyMeasure) -> str:
+def _worth_in_short(test: CardTest | CardFindings, measure: StudyMeasure) -> str:
     """The study's measure first, then accuracy."""
+    if isinstance(test, CardFindings):
+        between = test.interval_of(measure)
+        return f"test {measure.title} {describe_metric(measure.metric, test.value_of(measure))}" + (
+            "" if between is None else f", 95 % interval {between.low:.3f} to {between.high:.3f}")
     shown = dict.fromkeys((measure, ACCURACY) if test.value_of(measure) is not None else (ACCURACY,))
     parts = []
     for each in shown:
@@ -187,13 +192,15 @@ def _left_out(count: int, broken: int | None) -> list[str]:
 
 def _worth(card: ModelCard) -> _Section:
     test, alone = card.test, card.labelled_only
+    if card.findings is not None:
+        return _worth_of_findings(card, card.findings)
     if test is None:
         return _Section("Result", (_Text("Not measured: there are no test images."),))
     rows = [("Accuracy", describe_percentage(test.accuracy), _interval(test.accuracy_interval)),
             ("Balanced accuracy", describe_percentage(test.balanced_accuracy),
              _interval(test.balanced_accuracy_interval)),
             ("AUROC, macro", _DASH if test.auroc_macro is None else f"{test.auroc_macro:.4f}", _DASH)]
-    if alone is not None:
+    if alone is not None and alone.accuracy is not None:
         rows.append(("Labels alone, no silos", describe_percentage(alone.accuracy),
                      _interval(alone.accuracy_interval)))
     if alone is not None:
@@ -222,10 +229,68 @@ def _worth(card: ModelCard) -> _Section:
     return _Section("Result", tuple(blocks))
 
 
+def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
+    alone = card.labelled_only
+
+    def area(value: float | None) -> str:
+        return _DASH if value is None else f"{value:.4f}"
+
+    def between(interval: Interval | None) -> str:
+        return _DASH if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+
+    rows = [("AUROC, macro", area(findings.auroc_macro), between(findings.auroc_macro_interval)),
+            ("Average precision, macro", area(findings.average_precision_macro),
+             between(findings.average_precision_macro_interval)),
+            ("F1, macro", describe_percentage(findings.f1_macro), _DASH),
+            ("Exact match", describe_percentage(findings.exact_match), _interval(findings.exact_match_interval))]
+    for name, words in (("auroc", "AUROC, macro"), ("average_precision", "Average precision, macro")):
+        if alone is not None and name in alone.metrics:
+            rows.append((f"{words}, labels alone", area(alone.metrics[name]), _DASH))
+    if (gain := card.gain) is not None:
+        rows.append((f"Gain, {gain.measure.title}", ", ".join(filter(None, (gain_text(gain), gain_verdict(gain)))),
+                     gain_interval_text(gain).removeprefix("95 % interval ")))
+    blocks: list[_Block] = [
+        _Text(f"Measured on {findings.images} images: {findings.source}. An image may show several classes or none, so"
+              " every class is a question of its own, and there is no accuracy: who answers no to everything would be"
+              f" right most of the time. F1 and exact match are at the threshold of each class:"
+              f" {findings.thresholds_from}."),
+        _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
+    if alone is not None:
+        how = f" Recipe: {alone.recipe}." if alone.recipe else ""
+        short = f" Ended early: {alone.cut_short}." if alone.cut_short else ""
+        blocks.append(_Text(f"Labels alone: the same network trained on the {alone.num_labelled} labelled images of"
+                            f" the coordinator for {alone.epochs} epochs, on the study's own test images.{how}{short}"))
+    return _Section("Result", tuple(blocks))
+
+
+def _findings(findings: CardFindings) -> _Section:
+    def area(value: float | None, interval: Interval | None) -> tuple[str, str]:
+        return (_DASH, _DASH) if value is None or interval is None else (
+            f"{value:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
+
+    rows = tuple((each.name, str(each.images), *area(each.auroc, each.auroc_interval),
+                  *area(each.average_precision, each.average_precision_interval), f"{each.threshold:.4g}",
+                  describe_percentage(each.sensitivity), _interval(each.sensitivity_interval),
+                  describe_percentage(each.specificity), _interval(each.specificity_interval))
+                 for each in findings.classes)
+    return _Section("Every class", (
+        _table("Every class", ("Class", "Images", "AUROC", "95 % interval", "Average precision", "95 % interval",
+                               "Threshold", "Sensitivity", "95 % interval", "Specificity", "95 % interval"), rows),
+        _Text("Average precision: guessing has the share of images that show the class. A class counts as shown where"
+              f" its probability is at least the threshold, chosen by {findings.thresholds_from}; semisilo predict uses"
+              " it.")))
+
+
 def _sites(card: ModelCard) -> list[_Section]:
     if not any(each.images is not None for each in card.sites):
         return []
     measure = parse_measure(card.model.measure)
+    if measure.is_area and all(each.accuracy is None for each in card.sites):
+        rows = [(each.silo, "sent none" if each.images is None else str(each.images),
+                 _DASH if each.images is None else estimate_text(each.measure, measure)) for each in card.sites]
+        return [_Section("At the sites", (
+            _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %:"),
+            _table("At the sites", ("Silo", "Test images", measure.title), rows)))]
     own = () if measure in (ACCURACY, BALANCED) else (measure,)
 
     def row(site: CardSite) -> tuple[str, ...]:
@@ -277,6 +342,8 @@ def _rate(value: float | None) -> str:
 
 def _classes(card: ModelCard) -> list[_Section]:
     test = card.test
+    if card.findings is not None:
+        return [_findings(card.findings)]
     if test is None:
         return []
     alone = card.labelled_only

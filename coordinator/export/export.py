@@ -37,6 +37,7 @@ from semisilo.common.measures.intervals import wilson
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment, NumericsRecord
 from semisilo.common.models.exported import ModelFacts, inference_settings, logits_of, read_model, write_model
+from semisilo.common.models.own.model_file import ModelFile, code_of, file_of, read_file
 from semisilo.common.numerics import numerics
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
@@ -45,6 +46,7 @@ from semisilo.coordinator.compute.labels_alone_model import prior_of_labels_alon
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
+    USE_OF_FINDINGS,
     CardData,
     CardFile,
     CoordinatorImages,
@@ -53,6 +55,7 @@ from semisilo.coordinator.export.card import (
     ModelCard,
     Provenance,
     card_cost,
+    card_findings,
     card_model,
     card_onnx,
     card_privacy,
@@ -66,6 +69,13 @@ from semisilo.coordinator.export.card import (
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
 from semisilo.coordinator.export.choose_model import CHOSEN, STUDY_TEST, ChosenModel, choose_model
 from semisilo.coordinator.export.figures import reliability_figure
+from semisilo.coordinator.export.findings import (
+    CHOSEN_ON_VALIDATION,
+    NOT_CHOSEN,
+    FindingsMeasures,
+    measure_findings,
+    thresholds_for,
+)
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
 from semisilo.coordinator.export.operating_point import (
@@ -167,7 +177,10 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
     _check_target(target)
     opened = _open(chosen, study_folder, choice, lambda share, text: tell(0.3 * share, text))
     images, source = _test_images(opened, choice)
-    measures, logits_NK = None, None
+    measures: Measures | FindingsMeasures | None = None
+    logits_NK = None
+    if opened.facts.task == "multi_label":
+        opened = _with_thresholds(opened, choice)
     if choice.calibrate:
         opened = replace(opened, facts=replace(opened.facts, temperature=_fitted(opened)))
     if choice.operating_point:
@@ -176,8 +189,11 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         assert images.labels_N is not None
         logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
                               progress=lambda share: tell(0.3 + 0.3 * share, "measuring")).numpy()
-        measures = measure(logits_NK, images.labels_N.numpy(), classes=opened.facts.model.classes, seed=opened.seed,
-                           temperature=opened.facts.temperature)
+        labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
+        measures = measure(logits_NK, labels_N, classes=classes, seed=opened.seed,
+                           temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
+            logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds,
+            thresholds_from=CHOSEN_ON_VALIDATION if opened.facts.thresholds else NOT_CHOSEN)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     work.mkdir()
@@ -229,7 +245,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     kind = load_strategy(config.method.name)
     strategy = kind(config.method.settings, environment)
     facts = ModelFacts(model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image,
-                       study=row.name, method=config.method.name, round=chosen.round.number,
+                       study=row.name, method=config.method.name, round=chosen.round.number, task=frozen.task,
                        state=chosen.round.state_digest, training_prior=training_prior(
                            config.method.settings, data.images.labelled, len(frozen.classes)))
     if chosen.rule == LABELS_ALONE:
@@ -275,11 +291,29 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
     form = opened.facts.image
     found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
+                        multi_label=opened.facts.task == "multi_label",
                         selection=config_from_dict(opened.chosen.study.config, where="study").data.selection)
     name = Path(choice.test).name or choice.test
     broken = sum(item.broken for item in found.skipped)
     left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""
     return found.images, f"other images ({name}{left_out})"
+
+
+def _with_thresholds(opened: _Opened, choice: ExportChoice) -> _Opened:
+    """With a threshold for each class, of validation images where there are any.
+
+    Raises: UsageError for options of images with one class.
+    """
+    for option, asked in (("--calibrate", choice.calibrate), ("--operating-point", bool(choice.operating_point))):
+        if asked:
+            raise UsageError(f"{option} is for images with one class; in this study an image may have several labels.",
+                             remedy="Leave it out: every class gets a threshold of its own, the one with the largest F1"
+                                    " on the validation images.")
+    validation = opened.data.images.validation
+    if validation is None or len(validation) == 0:
+        return opened
+    logits_NK, rows_NK = _validation(opened, "", "")
+    return replace(opened, facts=replace(opened.facts, thresholds=thresholds_for(logits_NK, rows_NK)))
 
 
 def _fitted(opened: _Opened) -> float:
@@ -298,7 +332,7 @@ def _with_operating_point(opened: _Opened, text: str) -> _Opened:
                    at_point=rates_at(p_NK[:, label], labels_N == label, point.threshold))
 
 
-def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Logits and labels of the study's validation images, never of test images."""
     validation = opened.data.images.validation
     if validation is None or validation.labels_N is None or len(validation) == 0:
@@ -326,10 +360,14 @@ def _card_point(opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.
 
 
 def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, study_folder: Path,
-           images: ImageSet | None, source: str, measures: Measures | None, logits_NK: NDArray[np.float32] | None,
-           tell: Progress) -> ModelCard:
+           images: ImageSet | None, source: str, measures: Measures | FindingsMeasures | None,
+           logits_NK: NDArray[np.float32] | None, tell: Progress) -> ModelCard:
     weights = work / "model.safetensors"
     tell(0.0, "writing the weights")
+    own = file_of(opened.facts.model.name)
+    if own:  # whoever gets the model needs the file that builds its network
+        _, code = read_file(ModelFile(study_folder, opened.facts.model.factory_sha256), name=own)
+        write_durably(work / own, code)
     write_model(weights, opened.model, opened.facts)
     _check_weights(weights, opened, images, logits_NK)
     check = None
@@ -340,14 +378,15 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
         write_onnx(graph, opened.model, opened.facts)
         tell(0.6, "checking the ONNX graph")
         check = _checked(graph, opened, images)
-    if measures is not None:
+    if isinstance(measures, Measures):
         tell(0.8, "drawing")
         write_durably(work / "reliability.png", reliability_figure(measures).light_png)
     tell(0.9, "writing the card")
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
                  _card_point(opened, images, logits_NK),
-                 {path.name: path for path in sorted(work.glob("model.*"))}, silo_names=choice.silo_names)
+                 {path.name: path for path in [*sorted(work.glob("model.*")), *([work / own] if own else [])]},
+                 silo_names=choice.silo_names)
     text = json.dumps(to_dict(card), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)), ("model_card.html", card_html(card))):
         write_durably(work / name, content.encode("utf-8"))
@@ -356,8 +395,7 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
 
 def _check_weights(path: Path, opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.float32] | None) -> None:
     """Reads the file as its receiver will, and compares the answers bit for bit."""
-    name = opened.facts.model.name
-    again, facts = read_model(path, allow_factories=(name,) if ":" in name else (),
+    again, facts = read_model(path, allow_factories=code_of(opened.facts.model, path.parent),
                               device=str(next(opened.model.parameters()).device))
     if facts != opened.facts:
         raise BadData(f"{path.name}: says something else than was written.")
@@ -385,12 +423,12 @@ def _checked(path: Path, opened: _Opened, images: ImageSet | None) -> OnnxCheck:
 
 
 def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: Path, images: ImageSet | None,
-          source: str, measures: Measures | None, check: OnnxCheck | None, point: CardOperatingPoint | None,
-          files: Mapping[str, Path], *, silo_names: bool) -> ModelCard:
+          source: str, measures: Measures | FindingsMeasures | None, check: OnnxCheck | None,
+          point: CardOperatingPoint | None, files: Mapping[str, Path], *, silo_names: bool) -> ModelCard:
     chosen, frozen = opened.chosen, opened.data.frozen
     number, labels_alone = chosen.round.number, chosen.rule == LABELS_ALONE
     card = ModelCard(
-        format=CARD_FORMAT, intended_use=INTENDED_USE,
+        format=CARD_FORMAT, intended_use=INTENDED_USE if frozen.task == "single_label" else USE_OF_FINDINGS,
         model=card_model(chosen, opened.facts, find_method(chosen.study.config["method"]["name"])),
         data=CardData(
             coordinator=CoordinatorImages(
@@ -399,8 +437,10 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
                 validation_patients=frozen.validation_patients, test_patients=frozen.test_patients,
                 unreadable_files=frozen.num_broken, left_out_files=len(frozen.skipped)),
             silos=card_silos(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)),
-        test=None if measures is None or images is None else
-        card_test(measures, source=source, digest=_digest_of(images)),
+        test=card_test(measures, source=source, digest=_digest_of(images))
+        if isinstance(measures, Measures) and images is not None else None,
+        findings=card_findings(measures, source=source, digest=_digest_of(images))
+        if isinstance(measures, FindingsMeasures) and images is not None else None,
         operating_point=point,
         sites=card_sites(summary, site_evaluations(ledger, chosen.study.name, round=number,
                                                    labels_alone=labels_alone),
@@ -419,10 +459,11 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
 def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:
     trained = study.baseline
     accuracy = None if trained is None else trained.metrics.get("accuracy")
-    if trained is None or accuracy is None:
+    if trained is None or (accuracy is None and "auroc" not in trained.metrics):
         return None
     return LabelsAlone(accuracy=accuracy, num_labelled=trained.num_labelled, epochs=trained.epochs,
-                       accuracy_interval=wilson(round(accuracy * num_test), num_test), cut_short=cut_short(trained),
+                       accuracy_interval=None if accuracy is None else wilson(round(accuracy * num_test), num_test),
+                       cut_short=cut_short(trained),
                        recipe=trained.description, metrics=trained.metrics)
 
 

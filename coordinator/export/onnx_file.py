@@ -122,7 +122,8 @@ def write_onnx(path: Path, model: nn.Module, facts: ModelFacts) -> None:
     graph = onnx.load(str(path))
     for key, value in {METADATA_KEY: facts.to_json(), "classes": json.dumps(facts.model.classes, ensure_ascii=False),
                        "preprocessing": preprocessing_of(form),
-                       "output": "logits; divide by `temperature`, then softmax, for probabilities",
+                       "output": "logits; divide by `temperature`, then softmax, for probabilities"
+                       if facts.task == "single_label" else "logits; the sigmoid of each is the class's probability",
                        "temperature": repr(facts.temperature)}.items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = key, value

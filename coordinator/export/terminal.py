@@ -40,7 +40,15 @@ def show_export(folder: Path, card: ModelCard, console: Console | None = None) -
             *([("trained on", f"{silos.took_part} of {counted(silos.of, 'silo')}")]
               if silos.of and model.chosen != LABELS_ALONE else [])]
     measure = parse_measure(model.measure)
-    if test is None:
+    if test is None and (findings := card.findings) is not None:
+        around = findings.interval_of(measure)
+        between = "" if around is None else f" ({around.low:.3f} to {around.high:.3f})"
+        rows += [(measure.title, f"{describe_metric(measure.metric, findings.value_of(measure))}{between} of"
+                                 f" {findings.images} images"),
+                 ("F1, macro", describe_percentage(findings.f1_macro)),
+                 ("exact match", describe_percentage(findings.exact_match)),
+                 ("thresholds", findings.thresholds_from)]
+    elif test is None:
         rows.append(("accuracy", "not measured: no test images"))
     else:
         interval = describe_range(test.accuracy_interval.low, test.accuracy_interval.high)
@@ -64,9 +72,11 @@ def show_export(folder: Path, card: ModelCard, console: Console | None = None) -
                      f" {describe_percentage(measured.specificity)}"))
     if card.labelled_only is not None:
         alone = card.labelled_only
-        also = f"{measure.title} {describe_metric(measure.metric, alone.metrics[measure.metric])}, accuracy " \
-            if measure != ACCURACY and measure.metric in alone.metrics else ""
-        rows.append(("labels alone", f"{also}{describe_percentage(alone.accuracy)}"))
+        told = [f"{measure.title} {describe_metric(measure.metric, alone.metrics[measure.metric])}"] \
+            if measure != ACCURACY and measure.metric in alone.metrics else []
+        if alone.accuracy is not None:
+            told.append(f"{'accuracy ' if told else ''}{describe_percentage(alone.accuracy)}")
+        rows.append(("labels alone", ", ".join(told)))
     if onnx is not None:
         rows.append(("ONNX", f"differs from the network by at most {onnx.largest_difference:.2g}"))
     rows += [(name, describe_bytes(each.bytes)) for name, each in card.files.items()]

@@ -18,6 +18,7 @@ from typing import Any
 from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
 from semisilo.common.methods import Scenario
+from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
 __all__ = ["AddressSettings", "CoordinatorFolder", "Federation", "FederationConfig", "FederationSettings",
@@ -172,6 +173,7 @@ class FederationConfig:
     address: AddressSettings
     limits: LimitSettings = field(default_factory=LimitSettings)
     page: PageSettings = field(default_factory=PageSettings)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
 
 
@@ -277,7 +279,7 @@ def open_federation(folder: Path) -> Federation:
     data = load_toml(path)
     parts: dict[str, Any] = {}  # Any: a dataclass of its own for each table
     for name, cls in (("federation", FederationSettings), ("address", AddressSettings), ("limits", LimitSettings),
-                      ("page", PageSettings), ("tracking", TrackingSettings)):
+                      ("page", PageSettings), ("alerts", AlertSettings), ("tracking", TrackingSettings)):
         if name in data:
             parts[name] = from_dict(cls, data.pop(name), where=f"{path}: [{name}]")
     if data:
@@ -354,6 +356,7 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
         '# silent_after = "3m"     # after this time without a call, a silo is not asked until it calls again\n\n'
         '[page]\n# The operator page; "" switches it off.\nlisten = "127.0.0.1:8080"\n'
         '# hosts = ["page.hub.example"]\n\n'
+        '[alerts]\n# webhook = "https://chat.example/hooks/abc"   # told what needs a person\n\n'
         '[tracking]\n# tensorboard = true   # studies/NAME/tensorboard\n# mlflow = "https://mlflow.example"\n',
         encoding="utf-8")
     return open_federation(folder)

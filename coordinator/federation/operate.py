@@ -1,5 +1,5 @@
-"""What an operator may do while a federation runs: pause, resume, stop, extend, go back to an earlier round; invite,
-revoke, set aside, take back.
+"""What an operator may do while a federation runs: pause, resume, stop, extend, go back to an earlier round, note;
+invite, revoke, set aside, take back.
 
 Commands and the page call the same functions. They write the ledger; `coordinator serve` notices within a second. Every
 action is in the audit trail with its origin: "command" or "page"; "coordinator" is a study that has paused by itself.
@@ -26,11 +26,27 @@ from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "returnable_rounds", "revoke", "rollback",
-           "running_study", "set_aside", "stop", "take_back"]
+__all__ = [
+    "MOST_NOTE_CHARACTERS",
+    "MadeInvitation",
+    "Origin",
+    "extend",
+    "invite",
+    "note",
+    "pause",
+    "resume",
+    "returnable_rounds",
+    "revoke",
+    "rollback",
+    "running_study",
+    "set_aside",
+    "stop",
+    "take_back",
+]
 
 Origin = Literal["command", "page"]
 _SHORTEST_INVITATION_SECONDS = 60.0
+MOST_NOTE_CHARACTERS = 1000
 _LONGEST_SECONDS = 30 * 86400.0
 _BEGUN = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
 
@@ -112,6 +128,26 @@ def stop(ledger: Ledger, name: str = "", *, origin: Origin) -> StudyRow:
             if task.state is TaskState.OPEN:
                 ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
         return ledger.study(row.name)
+
+
+def note(ledger: Ledger, study: str, text: str, *, origin: Origin) -> str:
+    """Puts a note of an operator beside a study, for good: who reads the page, the report or the audit trail reads it.
+
+    Args:
+        text: one line, at most `MOST_NOTE_CHARACTERS`.
+    Returns: the study's name.
+    Raises: UnknownName; UsageError for an empty or long text.
+    """
+    line = printable(text.strip(), limit=2 * MOST_NOTE_CHARACTERS)
+    if not line:
+        raise UsageError("A note needs a text.", remedy='For example: coordinator note first "new scanner in May".')
+    if len(line) > MOST_NOTE_CHARACTERS:
+        raise UsageError(f"A note has at most {MOST_NOTE_CHARACTERS} characters; this one has {len(line)}.",
+                         remedy="Write it shorter, or as several notes.")
+    with ledger.acting(origin), ledger.transaction():
+        name = ledger.study(study).name
+        ledger.event("study_note", study=name, text=line)
+    return name
 
 
 def extend(ledger: Ledger, seconds: float, name: str = "", *, origin: Origin,

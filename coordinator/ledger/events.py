@@ -5,15 +5,17 @@ They are numbered in the order in which they were written, so two of them are co
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from semisilo.common.audit.chain import ChainedEvent
 from semisilo.coordinator.ledger.database import event_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
-__all__ = ["begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself", "is_model_noted",
-           "last_ended_rounds", "note_late_answer", "note_model_not_written", "note_model_written",
-           "round_ended_event"]
+__all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself",
+           "is_model_noted", "last_ended_rounds", "note_late_answer", "note_model_not_written", "note_model_written",
+           "round_ended_event", "study_notes"]
 
 
 def chain_of(ledger: Ledger, number: int) -> str | None:
@@ -36,6 +38,24 @@ def event_kinds(ledger: Ledger, study: str) -> tuple[tuple[str, int], ...]:
     rows = ledger.query("SELECT kind, count(*) AS count FROM event WHERE study = ? GROUP BY kind"
                         " ORDER BY count DESC, kind", study)
     return tuple((row["kind"], row["count"]) for row in rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyNote:
+    """A note of an operator beside a study."""
+
+    unix: float
+    by: str
+    """Who wrote it, as the audit trail has it: "operator:alice", "cli:root", "page token"."""
+    text: str
+
+
+def study_notes(ledger: Ledger, study: str) -> tuple[StudyNote, ...]:
+    """The notes beside a study, oldest first."""
+    found = [event_of(row) for row in ledger.query(
+        "SELECT * FROM event WHERE study = ? AND kind = 'study_note' ORDER BY number", study)]
+    return tuple(StudyNote(unix=each.unix, by=str(each.detail.get("by", "")), text=str(each.detail.get("text", "")))
+                 for each in found)
 
 
 _WRITTEN, _NOT_WRITTEN = "model_written", "model_not_written"

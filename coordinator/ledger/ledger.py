@@ -444,15 +444,21 @@ class Ledger(LedgerFile):
                            " ELSE excluded.pending_kept_digest END",  # of a round that was cancelled nothing stays
                            [(study, silo, round, digest) for silo, digest in kept.items()])
 
-    def commit_round(self, study: str, round: int, *, metrics: Mapping[str, float]) -> None:
+    def commit_round(self, study: str, round: int, *, metrics: Mapping[str, float],
+                     confusion: Sequence[Sequence[int]] = ()) -> None:
         """Commits a round: its state counts, and what was folded in it becomes what silos and strategy remember.
 
         A silo that missed one phase of the round is left as it was: it must not commit the memory of an update that
         was not folded because another answer of the same round was. Steps of a secure sum are no such phases: a masked
         update is in the sum whatever its silo does afterwards.
+
+        Args:
+            confusion: (K, K), confusion[true][predicted], in test images; () where it is not known.
         """
         with self.transaction() as db:
             self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)
+            if confusion:
+                db.execute("INSERT INTO confusion VALUES (?, ?, ?)", (study, round, canonical_json(confusion)))
             db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND silo"
                        " IN (SELECT silo FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
                        " AND phase.number = task.phase WHERE task.study = ? AND task.round = ? AND phase.step IN"

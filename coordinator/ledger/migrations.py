@@ -464,6 +464,15 @@ CREATE TABLE card_signature (               -- silos that have signed one
 ) STRICT, WITHOUT ROWID;
 """
 
+_CONFUSION = """
+CREATE TABLE confusion (                    -- of the model of a committed round, on the test images
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    counts_json TEXT NOT NULL,              -- a list for each true class, of counts by predicted class
+    PRIMARY KEY (study, round)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS)
+                               _STUDY_CARDS, _CONFUSION)

@@ -14,9 +14,9 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow, phase_row, round_head, study_row
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 
-__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "handed_over", "labels_alone_score",
-           "last_phase", "last_studies", "open_phase", "phases_of_round", "prefers_labels_alone", "round_heads",
-           "round_outcomes", "scored_rounds", "silo_totals", "study_progress"]
+__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "confusion_of", "handed_over",
+           "labels_alone_score", "last_phase", "last_studies", "open_phase", "phases_of_round",
+           "prefers_labels_alone", "round_heads", "round_outcomes", "scored_rounds", "silo_totals", "study_progress"]
 
 RoundT = TypeVar("RoundT", bound=RoundHead)
 
@@ -160,6 +160,12 @@ def silo_totals(ledger: Ledger, study: str) -> dict[str, SiloTotal]:
         asked=row["asked"], updated=row["updated"], examples=row["examples"], last_reason=row["last_reason"],
         last_reason_round=row["last_reason_round"])
         for row in ledger.query("SELECT * FROM silo_total WHERE study = ?", study)}
+
+
+def confusion_of(ledger: Ledger, study: str, number: int) -> tuple[tuple[int, ...], ...]:
+    """(K, K), confusion[true][predicted], in test images, of the model of a committed round; () where none is kept."""
+    rows = ledger.query("SELECT counts_json FROM confusion WHERE study = ? AND round = ?", study, number)
+    return tuple(tuple(map(int, row)) for row in json.loads(rows[0]["counts_json"])) if rows else ()
 
 
 def phases_of_round(ledger: Ledger, study: str, number: int) -> list[PhaseRow]:

@@ -7,14 +7,15 @@ import json
 import sqlite3
 import typing
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from semisilo.common.config import Tables, canonical_json, from_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.gain import ImageCounts
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, SumStep, TaskSpec, UpdateHeader
+from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "NOISE_KEY", "START_FILE", "BaselineRecipe",
@@ -81,7 +82,10 @@ class FrozenStudy:
     validation_patients: int = 0
     test_patients: int = 0
     test_images: tuple[int, ...] = ()
-    """Of `num_test`: how many there are of each class, in label order; () in a study that an earlier version began."""
+    """Of `num_test`: how many there are of each class, in label order; () in a study that an earlier version began.
+    Where images may have several labels or none they add up to another number."""
+    task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
+    """What an image's label is."""
 
     @property
     def study_measure(self) -> StudyMeasure:
@@ -112,8 +116,10 @@ class HistoryPoint:
     loss: float
     """Mean training cross-entropy of that epoch, of the strong recipe that of the last step; 0 where every batch was
     skipped."""
-    accuracy: float
-    """On the test images."""
+    accuracy: float | None
+    """On the test images; None of images with several labels, which have no accuracy."""
+    auroc: float | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """Macro, on the test images, where these have several labels."""
 
 
 EndedBy = Literal["epochs", "budget", "flat"]

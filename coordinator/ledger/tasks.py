@@ -13,11 +13,11 @@ from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["AllRefused", "OpenTask", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask", "TaskAnswer",
-           "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "has_answers",
+__all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
+           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "has_answers",
            "has_taken_part", "has_updates", "is_committed", "last_refusal", "last_refusals", "open_tasks",
-           "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluations", "sizes_of_last_updates",
-           "task_counts", "tasks_of_phase", "training_seconds"]
+           "received_answers", "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluation_counts",
+           "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 
@@ -67,6 +67,17 @@ class SubmittedTask:
     """Of the update, as the coordinator has measured it; None before its phase is closed."""
     cosine: float | None = None
     """Of the update to the mean of its phase."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceivedAnswer:
+    """What has come from a silo for one task."""
+
+    silo: str
+    state: TaskState
+    metrics: dict[str, float]
+    groups: dict[str, int] | None
+    """Tensor group -> encoded bytes of its update; None where none has arrived whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +191,22 @@ def tasks_of_phase(ledger: Ledger, study: str, number: int, phase: int) -> list[
         training_seconds=row["training_seconds"], update_bytes=row["size_bytes"],
         groups=json.loads(row["groups_json"] or "{}"), norm=row["norm"], cosine=row["cosine"])
         for row in sorted(rows, key=lambda row: row["silo"].encode())]
+
+
+def received_answers(ledger: Ledger, study: str) -> list[ReceivedAnswer]:
+    """What has come from silos in a study, task by task in no order; of rounds that are gone nothing."""
+    rows = ledger.query(
+        "SELECT task.silo, task.state, task.metrics_json, groups_json, accepted_unix FROM task LEFT JOIN"
+        " declared_update ON declared_update.update_id = task.update_id WHERE task.study = ?", study)
+    return [ReceivedAnswer(silo=row["silo"], state=TaskState(row["state"]), metrics=json.loads(row["metrics_json"]),
+                           groups=None if row["accepted_unix"] is None else json.loads(row["groups_json"]))
+            for row in rows]
+
+
+def site_evaluation_counts(ledger: Ledger, study: str) -> dict[str, int]:
+    """Silo -> models of a study of which it has said what they are worth on its own test images."""
+    return {row["silo"]: int(row["n"]) for row in ledger.query(
+        "SELECT silo, count(*) AS n FROM site_evaluation WHERE study = ? GROUP BY silo", study)}
 
 
 def last_refusals(ledger: Ledger) -> list[RefusedTask]:

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from semisilo.common.measures.intervals import Interval
+from semisilo.coordinator.ledger.events import StudyNote
 from semisilo.coordinator.ledger.roster import OpenInvitation
+from semisilo.coordinator.monitoring.alerts.open_alerts import Alert
 from semisilo.coordinator.monitoring.forecast import Forecast
+from semisilo.coordinator.monitoring.results.by_class import ByClass
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
 from semisilo.coordinator.monitoring.summary import MeasureBeside, SiteLine
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
@@ -144,6 +147,8 @@ class FederationFacts:
     studies: tuple[StudyLine, ...]
     silos: tuple[SiloLine, ...]
     invitations: tuple[OpenInvitation, ...]
+    alerts: tuple[Alert, ...]
+    """What needs a person, first what presses most; empty where the page only reads."""
 
 
 # GET /api/studies/NAME ------------------------------------------------------------------------------------------------
@@ -161,6 +166,8 @@ class RoundLine:
     accuracy: float | None
     test_score: float | None
     """The study's measure on test images."""
+    test_interval: Interval | None
+    """Its interval of 95 %; None where that is not known."""
     metrics: Mapping[str, float]
     counts: Mapping[str, int]
     """Answer -> silos."""
@@ -381,10 +388,14 @@ class StudyDetail:
     open_round: OpenRoundFacts | None
     rounds: tuple[RoundLine, ...]
     silos: tuple[SiloOfStudy, ...]
+    by_class: ByClass | None
+    """The model on the test images class by class; None before a round was measured on some."""
     sites: tuple[SiteLine, ...]
     """What the model is worth at each silo's own test images; empty where no silo has said so."""
     notices: tuple[NoticeFacts, ...]
     """What an operator should hear of its silos, the last of each kind by silo."""
+    notes: tuple[StudyNote, ...]
+    """Of operators beside it, oldest first."""
     rollbacks: tuple[RollbackFacts, ...]
     """Every time that it went back to an earlier round."""
     cost: CostFacts
@@ -457,6 +468,8 @@ class RoundDetail:
     sample: tuple[str, ...]
     phases: tuple[PhaseFacts, ...]
     metrics: Mapping[str, float]
+    by_class: ByClass | None
+    """Its model on the test images class by class; None where it was not measured on any."""
     traffic: TrafficFacts
     state_digest: str
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from semisilo.common.measures.study_measure import StudyMeasure
+from semisilo.common.measures.gain import interval_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.progress import SiloTotal, round_heads, round_outcomes, silo_totals
-from semisilo.coordinator.ledger.records import RoundHead
+from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
 from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
@@ -181,13 +181,9 @@ class StudyBook:
         """All rounds in order."""
         return [entry.row for entry in (*self._rounds.values(), *(entry for entry, _ in self._open))]
 
-    def lines(self, costs: StudyCosts, *, dense_bytes: int, measure: StudyMeasure) -> tuple[RoundLine, ...]:
-        """The rounds with their bytes.
-
-        Args:
-            measure: the study's.
-        """
-        lines, spent = [], 0
+    def lines(self, costs: StudyCosts, study: StudyRow) -> tuple[RoundLine, ...]:
+        """The rounds with their bytes, and with the study's measure."""
+        measure, dense_bytes, lines, spent = study.study_measure, study.dense_bytes, [], 0
         for entry in (*self._rounds.values(), *(entry for entry, _ in self._open)):
             row = entry.row
             of_round = costs.rounds.get(row.number, RoundCosts())
@@ -197,6 +193,8 @@ class StudyBook:
                 number=row.number, state=str(row.state), reason=row.reason, opened_unix=row.opened_unix,
                 seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
                 accuracy=accuracy_in(row.metrics), test_score=score_on_test(row.metrics, measure),
+                test_interval=None if study.frozen is None else interval_of(
+                    measure, classes=study.classes, images=study.frozen.test_counts, metrics=row.metrics),
                 metrics=entry.metrics, counts=entry.counts, outcomes=entry.outcomes, wire_down=traffic.wire_down,
                 wire_up=traffic.wire_up, wire_cumulative=spent, payload_down=traffic.payload_down,
                 payload_up=traffic.payload_up, share_of_dense=traffic.share))

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from semisilo.common.errors import StorageDamaged
 from semisilo.common.measures.gain import Gain
 from semisilo.common.measures.site_evaluation import (
-    BALANCED,
     SiteEvaluation,
     SiteScores,
     estimate_text,
     site_scores,
 )
-from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
+from semisilo.common.measures.study_measure import VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric
 from semisilo.coordinator.ledger.costs import Cost, costs_of
-from semisilo.coordinator.ledger.events import event_kinds
+from semisilo.coordinator.ledger.events import StudyNote, event_kinds, study_notes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
@@ -28,6 +27,8 @@ from semisilo.coordinator.ledger.records import FrozenStudy, RoundHead, RoundRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
+from semisilo.coordinator.monitoring.results.by_class import ByClass, by_class_of_study
+from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, left_of_silos
 from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, gain_of_study
 from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
@@ -42,12 +43,13 @@ __all__ = ["MODEL_METRICS", "AuditSummary", "MeasureBeside", "RoundSummary", "Si
            "seconds_left", "seconds_since_start", "site_lines", "summarise"]
 
 MODEL_METRICS = ("accuracy", "loss", "balanced_accuracy", "auroc", "calibration_error", "labelled_accuracy",
-                 "selection_score", "selection_error")
+                 "selection_score", "selection_error", "average_precision", "f1", "exact_match")
 """Numbers of a round that are of its model, whatever the method; there are more by class, as "recall/CLASS"."""
 _ETA_ROUNDS = 5
 
 
 _MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "auroc": "AUROC",
+             "average_precision": "average precision", "f1": "F1", "exact_match": "exact match",
              "calibration_error": "calibration error"}
 _SETS = {"": "", VALIDATION_PREFIX: ", validation images", "crossfit_": ", cross-validated on the labels"}
 
@@ -164,6 +166,12 @@ class StudySummary:
     """What an operator should hear of its silos."""
     rollbacks: tuple[Rollback, ...] = ()
     """Every time that it went back to an earlier round."""
+    notes: tuple[StudyNote, ...] = ()
+    """Of operators beside it, oldest first."""
+    left: tuple[LeftOfSilo, ...] = ()
+    """What has left each hospital that was asked."""
+    by_class: ByClass | None = None
+    """The model that counts now, class by class; None before it was measured on test images."""
 
     @property
     def planned_rounds(self) -> int:
@@ -245,7 +253,10 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
                         notices=notices_of(ledger, study, since_unix=row.queued_unix),
-                        rollbacks=rollbacks_of(ledger, study),
+                        rollbacks=rollbacks_of(ledger, study), notes=study_notes(ledger, study),
+                        left=left_of_silos(ledger, study), by_class=by_class_of_study(
+                            ledger, row, last_committed(rows),
+                            chosen=next((each for each in rows if each.number == choice.round), None)),
                         traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
                         encodings=encodings, encoding_totals=encoding_totals(encodings) if encodings else ())
@@ -295,6 +306,7 @@ def measures_beside(row: StudyRow, federated: Mapping[str, float], classes: Sequ
     for prefix, where in _SETS.items():
         names = _MEASURES | {f"recall/{each}": f"recall of {each}" for each in classes}
         names |= {f"auroc/{each}": f"AUROC of {each}" for each in classes}
+        names |= {f"average_precision/{each}": f"average precision of {each}" for each in classes}
         for name, words in names.items():
             key = f"{prefix}{name}"
             if key in alone or (key in federated and prefix != "crossfit_"):
@@ -331,12 +343,11 @@ def _site_line(silo: str, found: SiteEvaluation | None, frozen: FrozenStudy, cho
     if found is None:
         return SiteLine(silo=silo, round=None, labels_alone=False, handed_over=False, scores=None, texts={})
     scores, measure = site_scores(found, frozen.study_measure, frozen.classes), frozen.study_measure
-    values = {ACCURACY: scores.accuracy, BALANCED: scores.balanced_accuracy, measure: scores.measure}
     return SiteLine(
         silo=silo, round=found.round, labels_alone=found.labels_alone, scores=scores,
         handed_over=found.labels_alone if choice.labels_alone else
         not found.labels_alone and found.round == choice.round,
-        texts={each.title: estimate_text(value, each) for each, value in values.items()})
+        texts={each.title: estimate_text(value, each) for each, value in scores.by_measure(measure).items()})
 
 
 def labels_alone_note(row: StudyRow, *, live: str = "") -> str:

@@ -23,10 +23,10 @@ from semisilo.common.errors import SystemTrouble
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_estimate,
     describe_metric,
     describe_percentage,
     describe_progress,
-    describe_seconds,
     describe_share,
 )
 from semisilo.common.text.log_above import log_above
@@ -187,7 +187,7 @@ class Display:
         left = said.seconds_left
         width = max(6, min(32, self._console.width - 34))
         line.add_row(Text(f"round {said.round}/{said.rounds}"), _bar(over / max(said.rounds, 1), width=width),
-                     Text("" if left is None else f"about {describe_seconds(left)} left", "dim"))
+                     Text("" if left is None else f"about {describe_estimate(left)} left", "dim"))
         yield line
 
     def _doing(self) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +81,21 @@ class HandOver:
             return made[1] / what.name
 
     async def _make(self, study: str, command: str) -> Path:
-        words = [command, study, "--folder", str(self._folder), "--json"]
-        if command == "export":
-            words += ["--format", "safetensors"]
+        more = ["--format", "safetensors"] if command == "export" else []
+        found = await self._run([command, study, *more])
+        return Path(found["folder"]) if command == "export" else Path(found["page"]).parent
+
+    async def check(self, study: str) -> None:
+        """Whether a study can be queued, as `coordinator queue` says it: with all its images.
+
+        Raises: CannotHandOver with the line of the command.
+        """
+        async with self._lock:
+            await self._run(["queue", study, "--check"])
+
+    async def _run(self, command: Sequence[str]) -> Mapping[str, str]:
+        """The JSON object that a command prints."""
+        words = [*command, "--folder", str(self._folder), "--json"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "semisilo.coordinator.cli.main", *words, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=dict(os.environ))
@@ -97,7 +109,7 @@ class HandOver:
         if process.returncode != 0:
             lines = [line for line in err.decode(errors="replace").splitlines() if line.startswith("error: ")]
             said = printable(lines[-1].removeprefix("error: ") if lines else "", limit=1000)
-            raise CannotHandOver(said or f"`coordinator {command} {study}` has failed.",
+            raise CannotHandOver(said or f"`coordinator {' '.join(command)}` has failed.",
                                  remedy="" if said else "Run it at the hub to see why.")
-        found = json.loads(out)
-        return Path(found["folder"]) if command == "export" else Path(found["page"]).parent
+        found: Mapping[str, str] = json.loads(out)
+        return found

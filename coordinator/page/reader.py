@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +20,17 @@ from semisilo.common.methods import METHODS, find_method
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.events import study_notes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
-from semisilo.coordinator.ledger.progress import phases_of_round, round_heads
+from semisilo.coordinator.ledger.progress import confusion_of, phases_of_round, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import SubmittedTask, has_updates, last_refusals, open_tasks, tasks_of_phase
 from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_round, wire_of_today
+from semisilo.coordinator.monitoring.alerts.open_alerts import open_alerts
 from semisilo.coordinator.monitoring.audit_trail import ChainCheck, events_of
 from semisilo.coordinator.monitoring.cost_book import CostBook
 from semisilo.coordinator.monitoring.facts import (
@@ -56,6 +58,8 @@ from semisilo.coordinator.monitoring.facts import (
     TwoWays,
 )
 from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
+from semisilo.coordinator.monitoring.results.by_class import by_class, by_class_of_study
+from semisilo.coordinator.monitoring.results.comparison import Comparison, compare_studies
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
@@ -115,7 +119,8 @@ class PageReader:
             folder_option="" if folder is None else f" --folder {shlex.quote(str(folder.resolve()))}",
             serving=live is not None, read_only=self._source.read_only, revision=revision,
             live=self.live(live), studies=tuple(self._study_line(row, now) for row in studies),
-            silos=self.silos(live), invitations=open_invitations(self.ledger, now))
+            silos=self.silos(live), invitations=open_invitations(self.ledger, now),
+            alerts=() if self._source.read_only else open_alerts(self.ledger, live, folder=folder, now_unix=now))
 
     def live(self, live: LiveStatus | None) -> LiveFacts | None:
         """What `serve` is doing, with what the ledger knows of the open phase."""
@@ -174,7 +179,7 @@ class PageReader:
         book, costs = self._book(name), self._costs.study(name)
         rounds, facts = book.rows(), study_facts(row, book.rows(), self._participation(row), now_unix=now)
         dense, classes = row.dense_bytes, row.classes
-        lines = book.lines(costs, dense_bytes=dense, measure=row.study_measure)
+        lines = book.lines(costs, row)
         paused = self._paused_unix(name)
         over = [line for line in lines if line.number > 0 and line.seconds is not None]
         forecast = None if row.ended_unix else forecast_of(
@@ -202,10 +207,22 @@ class PageReader:
             num_parameters=0 if row.frozen is None else row.frozen.num_parameters, dense_bytes=dense,
             detail_from=book.detail_from,
             open_round=open_round_facts(self.ledger, row, rounds[-1] if rounds else None), rounds=lines,
+            by_class=by_class_of_study(self.ledger, row, last, chosen=next(
+                (each for each in rounds if each.number == facts.choice.round), None)),
             silos=silos, sites=site_lines(self.ledger, row, facts.choice, asked=[each.name for each in silos]),
             notices=tuple(_notice(each) for each in notices_of(self.ledger, name, since_unix=row.queued_unix)),
+            notes=study_notes(self.ledger, name),
             rollbacks=tuple(_rollback(each, row) for each in rollbacks_of(self.ledger, name)),
             cost=self._cost(name, costs, dense, forecast))
+
+    def compare(self, names: Sequence[str]) -> Comparison:
+        """Studies side by side.
+
+        Raises: UsageError, UnknownName.
+        """
+        self._costs.refresh(self.ledger)
+        return compare_studies(self.ledger, names, costs={name: self._costs.study(name) for name in names},
+                               now_unix=self._clock())
 
     def silo_of_study(self, name: str, silo: str) -> SiloOfStudy:
         """One silo over all rounds of a study.
@@ -258,7 +275,8 @@ class PageReader:
         Raises: UnknownName.
         """
         row = next((each for each in self.ledger.rounds(study, first=number)[:1] if each.number == number), None)
-        dense = self.ledger.study(study).dense_bytes
+        of_study = self.ledger.study(study)
+        dense = of_study.dense_bytes
         if row is None:
             raise UnknownName(f"Study '{study}' has no round {number}.")
         self._costs.refresh(self.ledger)
@@ -271,6 +289,9 @@ class PageReader:
         return RoundDetail(
             study=study, number=number, state=str(row.state), reason=row.reason, opened_unix=row.opened_unix,
             closed_unix=row.closed_unix, sample=row.sample, phases=phases, metrics=finite(row.metrics),
+            by_class=None if of_study.frozen is None else by_class(
+                of_study.classes, finite(row.metrics), images=of_study.frozen.test_images, round=number,
+                confusion=confusion_of(self.ledger, study, number)),
             traffic=_traffic_facts(traffic, _by_silo(by_silo)), state_digest=row.state_digest)
 
     def _phase(self, phase: PhaseRow, heard: Mapping[str, LiveSilo]) -> PhaseFacts:

@@ -5,7 +5,6 @@ Tests: tests/coordinator/page/test_server.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -13,28 +12,30 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from semisilo.common.errors import SemisiloError, UsageError
-from semisilo.common.text.system_errors import explained
+from semisilo.common.errors import UsageError
+from semisilo.common.page.guard import Guard
+from semisilo.common.page.requests import bearer_of, failures, read_body, static_files, whole_number
+from semisilo.common.page.responses import failure, json_answer, to_json
+from semisilo.common.page.token import is_token
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.federation.audit_export import ExportFormat
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
-from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
+from semisilo.coordinator.monitoring.results.comparison import MOST_COMPARED
 from semisilo.coordinator.page.hand_over import FILES
-from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
+from semisilo.coordinator.page.log_lines import LEVELS
+from semisilo.coordinator.page.login_proxy import PAGE_TOKEN, LoginProxy
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import PAGE_TOKEN, LoginProxy, is_token
+from semisilo.coordinator.studies.drafts import StudyDraft, create_draft, study_choices
 
 __all__ = ["STATIC", "page_app"]
 
 STATIC = Path(__file__).parent / "static"
-_NUMBER_DIGITS = 15
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -52,42 +53,17 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
         Route("/api/studies/{study}/files/{name}", routes.file),
+        Route("/api/logs", routes.logs), Route("/api/compare", routes.compare), Route("/api/choices", routes.choices),
+        Route("/api/actions/queue", routes.queue, methods=["POST"]),
         Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
         *(Route(f"/api/actions/{name}", routes.action(name), methods=["POST"]) for name in _ACTIONS),
-        Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
-    ], exception_handlers={HTTPException: _http_failure, SemisiloError: _catalogue_failure, TooLarge: _too_large,
-                           ClientDisconnect: _gone, Exception: _unexpected})
+        Mount("/static", static_files(STATIC)),
+    ], exception_handlers=failures("The coordinator's log says why."))
     app.router.redirect_slashes = False
-    return Guard(app, listen_host=listen_host, hosts=hosts)
-
-
-async def _http_failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP")
-    return failure(error.status_code, code, f"{error.detail}.")
-
-
-async def _catalogue_failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SemisiloError)
-    return failure_of(error)
-
-
-async def _too_large(request: Request, error: Exception) -> Response:
-    return failure(*TOO_LARGE)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody hears it: the caller has hung up within its request, which is no news for the log either."""
-    return failure(400, "BAD_REQUEST", "The request broke off.")
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the guard has it in the log. Or an error of the system, of which it has a line."""
-    if (trouble := explained(error)) is not None:
-        return failure_of(trouble)
-    return failure(500, "INTERNAL", "The page could not answer.", "The coordinator's log says why.")
+    return Guard(app, page="operator page", log="semisilo.coordinator", listen_host=listen_host, hosts=hosts,
+                 unknown_host="Add the name to [page] hosts in federation.toml, and restart coordinator serve.")
 
 
 class _Routes:
@@ -125,9 +101,24 @@ class _Routes:
         name = request.path_params["study"]
         return json_answer(await self._service.facts(f"study {name}", lambda reader, live: reader.study(name)))
 
+    async def compare(self, request: Request) -> Response:
+        """GET /api/compare?study=A&study=B."""
+        if unknown := sorted(request.query_params.keys() - {"study"}):
+            raise HTTPException(400, f"Studies cannot be compared by {unknown[0][:100]!r}")
+        names = tuple(name[:200] for name in request.query_params.getlist("study")[:MOST_COMPARED + 1])
+        return json_answer(await self._service.facts(f"compare {names}", lambda reader, live: reader.compare(names)))
+
+    async def choices(self, request: Request) -> Response:
+        """GET /api/choices: what a new study may be."""
+        federation = self._service.federation
+        if federation is None:
+            return failure(404, "NOT_FOUND", "There is no federation here, so no study can be made.")
+        return json_answer(await self._service.facts(
+            "choices", lambda reader, live: study_choices(federation, reader.ledger)))
+
     async def round(self, request: Request) -> Response:
         """GET /api/studies/NAME/rounds/N."""
-        name, number = request.path_params["study"], _number(request.path_params["number"], "round")
+        name, number = request.path_params["study"], whole_number(request.path_params["number"], "round")
         return json_answer(await self._service.facts(f"round {number} {name}",
                                                      lambda reader, live: reader.round(name, number, live)))
 
@@ -144,8 +135,8 @@ class _Routes:
         if unknown:
             raise HTTPException(400, f"Events cannot be asked for by {unknown[0][:100]!r}")
         study, silo, kind = (query.get(name, "")[:200] for name in ("study", "silo", "kind"))
-        before = _number(query.get("before") or "0", "before")
-        limit = min(MOST_EVENTS, _number(query.get("limit") or "100", "limit"))
+        before = whole_number(query.get("before") or "0", "before")
+        limit = min(MOST_EVENTS, whole_number(query.get("limit") or "100", "limit"))
         return json_answer(await self._service.facts(
             f"events {(study, silo, kind, before, limit)}",
             lambda reader, live: reader.events(study=study, silo=silo, kind=kind, before=before, limit=limit)))
@@ -164,6 +155,25 @@ class _Routes:
         return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
             "content-disposition": f'attachment; filename="audit.{form}"'})
 
+    async def logs(self, request: Request) -> Response:
+        """GET /api/logs?level=&text=&before=&limit=: the coordinator's log, behind the operator's token, for it holds
+        more than the page shows."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        if isinstance(by, Response):
+            return by
+        if self._service.logs is None:
+            return failure(404, "NOT_FOUND", "No coordinator runs behind this page, so there is no log.")
+        query = request.query_params
+        if unknown := sorted(query.keys() - {"level", "text", "before", "limit"}):
+            raise HTTPException(400, f"Lines cannot be asked for by {unknown[0][:100]!r}")
+        level = query.get("level") or "info"
+        if level not in LEVELS:
+            raise HTTPException(400, f"'level' must be one of {', '.join(LEVELS)}")
+        return json_answer(to_json(self._service.logs.find(
+            level=level, text=query.get("text", "")[:200], before=whole_number(query.get("before") or "0", "before"),
+            limit=whole_number(query.get("limit") or "200", "limit"))))
+
     async def file(self, request: Request) -> Response:
         """GET /api/studies/NAME/files/FILE: report, model card or model of a study that is over; the last two behind
         the operator's token."""
@@ -171,8 +181,7 @@ class _Routes:
         if what is None:
             raise HTTPException(404, f"There is no such file; there are {', '.join(FILES)}")
         if what.needs_operator:
-            scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+            by = await self._operator(request, bearer_of(request))
             if isinstance(by, Response):
                 return by
         path = await self._service.hand_over(study, what)
@@ -195,7 +204,7 @@ class _Routes:
 
     async def session(self, request: Request) -> Response:
         """POST /api/session: whether a token is a right one, and whose. An empty one asks whether none is needed."""
-        body = await _body(request, {"token": str})
+        body = await read_body(request, {"token": str})
         if isinstance(body, Response):
             return body
         by = await self._operator(request, body["token"])
@@ -209,16 +218,28 @@ class _Routes:
         fields, act = _ACTIONS[name]
 
         async def handle(request: Request) -> Response:
-            scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+            by = await self._operator(request, bearer_of(request))
             if isinstance(by, Response):
                 return by
-            body = await _body(request, fields)
+            body = await read_body(request, fields)
             if isinstance(body, Response):
                 return body
             facts = await self._service.act(lambda ledger: act(self._service, ledger, body), by=by)
             return json_answer(to_json(facts))
         return handle
+
+    async def queue(self, request: Request) -> Response:
+        """POST /api/actions/queue: takes as long as all images of the study."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        if isinstance(by, Response):
+            return by
+        body = await read_body(request, {"study": str})
+        if isinstance(body, Response):
+            return body
+        config = await self._service.queue(body["study"], by=by)
+        return json_answer(to_json({"study": body["study"], "state": "queued", "method": config.method.name,
+                                    "rounds": config.study.rounds}))
 
     async def _operator(self, request: Request, given: str) -> str | Response:
         """Who acts, as the audit trail has it; or why the caller may not."""
@@ -242,49 +263,6 @@ class _Routes:
             self._service.gate.wrong(caller)
         return failure(401, "WRONG_TOKEN", "This is not the operator's token." if given else
                        "Actions need the operator's token.", "Print it with: coordinator page --token.")
-
-
-# Any: each value has the type that `fields` names for it, which is checked here.
-async def _body(request: Request, fields: Mapping[str, Any]) -> dict[str, Any] | Response:
-    """The JSON object of a request with these fields and no others; those of type (T, default) may be left out."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return failure(415, "NOT_JSON", "Send JSON, with Content-Type: application/json.")
-    try:
-        found = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        return failure(400, "NOT_JSON", "The request is not JSON.")
-    if not isinstance(found, dict):
-        return failure(400, "NOT_JSON", "Send one JSON object.")
-    unknown = sorted(found.keys() - fields.keys())
-    if unknown:
-        return failure(400, "UNKNOWN_FIELD", f"There is no field {unknown[0][:100]!r}.",
-                       f"Fields: {', '.join(fields) or 'none'}.")
-    values = {}
-    for name, kind in fields.items():
-        needed, default = kind if isinstance(kind, tuple) else (kind, None)
-        value = found.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float) if needed is float else needed):
-            return failure(400, "WRONG_FIELD", f"The field '{name}' must be a {_KINDS[needed]}.")
-        if isinstance(value, str) and len(value) > 1000:
-            return failure(400, "WRONG_FIELD", f"The field '{name}' is too long.")
-        if isinstance(value, str) and not value.isprintable():
-            return failure(400, "WRONG_FIELD", f"The field '{name}' holds what is no text.")
-        if needed is float:
-            try:
-                value = float(value)
-            except OverflowError:
-                return failure(400, "WRONG_FIELD", f"The field '{name}' is too large.")
-        values[name] = value
-    return values
-
-
-_KINDS = {str: "text", float: "number"}
-
-
-def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _NUMBER_DIGITS):
-        raise HTTPException(400, f"'{what}' must be a whole number")
-    return int(text)
 
 
 Action = Callable[[PageService, Ledger, Mapping[str, Any]], Any]
@@ -333,6 +311,27 @@ def _rollback(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> 
     return {"study": study, "state": "queued", "round": found.to_round, "gone": [each.number for each in found.rounds]}
 
 
+def _note(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    return {"study": operate.note(ledger, body["study"], body["text"], origin="page")}
+
+
+def _new(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    if service.federation is None:
+        raise UsageError("There is no federation to make a study in.")
+    numbers = {key: _whole(body[key], key) for key in ("rounds", "start_with", "seed")}
+    draft = StudyDraft(name=body["name"], like=body["like"], scenario=body["scenario"], method=body["method"],
+                       model=body["model"], **numbers)
+    path = create_draft(service.federation, ledger, draft)
+    return {"study": draft.name, "path": str(path), "images": not draft.like}
+
+
+def _whole(value: float, what: str) -> int | None:
+    """-1 is a number that was left out."""
+    if not value.is_integer():
+        raise UsageError(f"{what} must be a whole number.")
+    return None if value == -1 else int(value)
+
+
 _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "pause": ({"study": (str, "")}, _of_study(operate.pause)),
     "resume": ({"study": (str, "")}, _of_study(operate.resume)),
@@ -343,5 +342,8 @@ _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "set-aside": ({"silo": str, "reason": (str, "")}, _set_aside),
     "take-back": ({"silo": str}, _take_back),
     "rollback": ({"study": str, "to": float, "reason": (str, "")}, _rollback),
+    "note": ({"study": str, "text": str}, _note),
+    "new": ({"name": str, "like": (str, ""), "scenario": (str, ""), "method": (str, ""), "model": (str, ""),
+             "rounds": (float, -1.0), "start_with": (float, -1.0), "seed": (float, -1.0)}, _new),
 }
 """Action -> (fields of the request, what it does)."""

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.page.responses import to_json
+from semisilo.common.page.token import TokenGate
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.operators import operator_of
 from semisilo.coordinator.ledger.states import ENDED_STUDY
 from semisilo.coordinator.page.hand_over import HandOver, HandOverFile
+from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageReader, PageSource
-from semisilo.coordinator.page.responses import to_json
-from semisilo.coordinator.page.token import TokenGate
 from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.studies.queue import queue_study
+from semisilo.coordinator.studies.study_file import StudyConfig
 
 if TYPE_CHECKING:
     from semisilo.coordinator.monitoring.prometheus import Exposition
@@ -62,19 +65,21 @@ class PageService:
 
     def __init__(self, source: PageSource, *, live: Callable[[], LiveStatus | None],
                  federation: Federation | None = None, token: Callable[[], str] | None = None,
-                 acted: Callable[[], None] = lambda: None) -> None:
+                 acted: Callable[[], None] = lambda: None, logs: LogLines | None = None) -> None:
         """
         Args:
             live: what `coordinator serve` is doing, None when it is not running; asked in the event loop.
             federation: for invitations; None where there is only a ledger.
             token: the operator's token; None where there are no actions.
             acted: called in the event loop after an action.
+            logs: the log of the running coordinator; None where none runs.
         """
         self.source = source
         self.federation = federation
         self.token = token
         self.gate = TokenGate()
         self.live = live
+        self.logs = logs
         self.closing = asyncio.Event()
         """Set when the page ends, so that streams do."""
         self._acted = acted
@@ -179,6 +184,23 @@ class PageService:
             raise UsageError("There is no federation here, only a ledger.",
                              remedy="Use the page of coordinator serve, or the command coordinator export.")
         return await self._hand_over.file(name, what, version=version)
+
+    async def queue(self, study: str, *, by: str) -> StudyConfig:
+        """Checks a study in a process of its own, all its images as well, then queues it.
+
+        Raises: CannotHandOver with what `coordinator queue` says; UsageError where there is only a ledger.
+        """
+        federation, commands = self.federation, self._hand_over
+        if federation is None or commands is None:
+            raise UsageError("There is no federation here, only a ledger.", remedy="Use the command coordinator queue.")
+        # The name goes into a command line, and what is none is not started; what is wrong with the file shows at once.
+        await self._in_thread(lambda: queue_study(federation, self._opened().ledger, study, only_check=True))
+        await commands.check(study)
+
+        def queue(ledger: Ledger) -> StudyConfig:
+            with ledger.acting("page"):
+                return queue_study(federation, ledger, study)
+        return await self.act(queue, by=by)
 
     async def export(self, form: ExportFormat, study: str) -> AsyncIterator[str]:
         """The audit trail as text, made piece by piece in the thread. Raises: UnknownName."""

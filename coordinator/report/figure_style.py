@@ -92,7 +92,8 @@ def percent(value: float | None) -> str:
 
 def measured_rounds(study: StudySummary) -> list[RoundSummary]:
     """Committed rounds whose model was measured on test images."""
-    return [entry for entry in study.rounds if entry.state is RoundState.COMPLETED and entry.accuracy is not None]
+    return [entry for entry in study.rounds if entry.state is RoundState.COMPLETED
+            and (entry.accuracy is not None or "auroc" in entry.metrics)]
 
 
 def scored_rounds(study: StudySummary) -> list[tuple[RoundSummary, float]]:

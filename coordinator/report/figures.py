@@ -131,7 +131,7 @@ def _score_line(axes: Axes, xs: list[float] | list[int], scored: list[tuple[Roun
                 theme: Theme, *, second: bool = False) -> None:
     """The study's measure, in percent, an AUROC as it is; with `second` another number where there is one to see."""
     measure = study.measure
-    full = 1 if measure.kind == "auroc" else 100
+    full = 1 if measure.is_area else 100
     values = [full * score for _, score in scored]
     axes.plot(xs, values, color=theme.accent, marker=marker_of(len(xs)), markersize=4,
               label="federated")
@@ -148,8 +148,10 @@ def _score_line(axes: Axes, xs: list[float] | list[int], scored: list[tuple[Roun
         low, high = min(low, full * alone), max(high, full * alone)
     room = max(0.01 * full, 0.08 * (high - low))
     axes.set_ylim(max(0.0, low - room), min(1.005 * full, high + 1.6 * room))
-    axes.annotate(describe_metric(measure.metric, scored[-1][1]), (xs[-1], values[-1]), xytext=(0, 7),
-                  textcoords="offset points", ha="right", color=theme.accent, fontweight="bold")
+    # Beside the axes, where no line goes; its place is made by the layout.
+    axes.annotate(describe_metric(measure.metric, scored[-1][1]), (1, values[-1]), xycoords=("axes fraction", "data"),
+                  xytext=(6, 0), textcoords="offset points", ha="left", va="center", color=theme.accent,
+                  fontweight="bold", annotation_clip=False)
     unit = "" if full == 1 else " (%)"
     axes.set_ylabel(f"test {measure.title}{unit}")
     legend(axes)

@@ -22,6 +22,7 @@ from semisilo.common.text.describe import (
     describe_bytes,
     describe_metric,
     describe_percentage,
+    describe_range,
     describe_seconds,
     describe_share,
 )
@@ -33,6 +34,7 @@ from semisilo.coordinator.ledger.roster import SiloRow, set_aside_text
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.participants import Participant, participants_of
+from semisilo.coordinator.monitoring.results.by_class import ByClass
 from semisilo.coordinator.monitoring.silo_state import SiloSigns, activity_of
 from semisilo.coordinator.monitoring.summary import (
     AuditSummary,
@@ -51,6 +53,7 @@ from semisilo.coordinator.studies.privacy import StudyPrivacy, masked_sentence, 
 __all__ = ["render_page"]
 
 _DASH = "–"
+_MOST_IN_MATRIX = 20
 _NO_UPDATES = "no update of any silo was accepted"
 _SHOWN = tuple(outcome for outcome in OUTCOMES if outcome is not TaskState.CANCELLED)
 """Outcomes that have a column."""
@@ -105,6 +108,13 @@ class _Page:
     figures: tuple[_Figure, ...]
     rounds: Table | None
     """None before the first."""
+    classes: Table | None
+    """Recall of each class; None without test images."""
+    classes_of: str
+    """Of which model that is."""
+    confusion: Table | None
+    """What is taken for what: a matrix, or of many classes the most frequent mistakes; None where it was not kept."""
+    confusion_note: str
     beside: Table | None
     """All numbers beside those of labels alone; None before these are trained."""
     alone: str
@@ -119,6 +129,8 @@ class _Page:
     encodings: Table | None
     silos: Table | None
     """None before the first has enrolled."""
+    left: Table | None
+    """What has left each hospital; None where no silo was asked."""
     sites: Table | None
     """What the model is worth at each site; None where no site has said so."""
     masked: str
@@ -129,6 +141,8 @@ class _Page:
     """What that means; empty likewise."""
     notices: tuple[str, ...]
     """What a person should hear of silos: set aside, counts that cannot be, updates that stand out or were left out."""
+    operator_notes: tuple[str, ...]
+    """What operators have written beside the study, with who and when."""
     past: tuple[Table, ...]
     """Rounds that no longer count, one table for each time that the study went back."""
     settings: Table
@@ -155,14 +169,18 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         started=_moment(row.started_unix) if row.started_unix else "", tiles=tuple(_tiles(study)),
         figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
                       for each in figures),
-        rounds=_rounds(study), beside=_beside(study),
+        rounds=_rounds(study), classes=_classes(study.by_class), classes_of=_classes_of(study.by_class),
+        confusion=_confusion(study.by_class), confusion_note=_confusion_note(study.by_class),
+        left=_left(study), beside=_beside(study),
         alone="" if row.baseline is None else row.baseline.description,
         round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
         costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
         dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
         sites=_sites(study), masked=masked_sentence(row.config), privacy=None if privacy is None else _privacy(privacy),
         privacy_notes=() if privacy is None else (f"{privacy.how[:1].upper()}{privacy.how[1:]}.", privacy.promise),
-        notices=tuple(_notices(study, silos)), past=tuple(_past(study)),
+        notices=tuple(_notices(study, silos)),
+        operator_notes=tuple(f"{_moment(each.unix)}, {each.by or 'unknown'}: {each.text}" for each in study.notes),
+        past=tuple(_past(study)),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
         provenance=_provenance(study, state_digest)))
 
@@ -216,7 +234,8 @@ def _gain_note(study: StudySummary) -> str:
 
 def _score_note(study: StudySummary) -> str:
     if study.test_score is not None:
-        beside = "" if study.measure == ACCURACY else f"; accuracy {describe_percentage(study.accuracy)}"
+        beside = "" if study.measure == ACCURACY or study.accuracy is None else \
+            f"; accuracy {describe_percentage(study.accuracy)}"
         return f"test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}{beside}"
     if study.completed_rounds == 0:
         return "no round yet"
@@ -234,6 +253,50 @@ def _beside(study: StudySummary) -> Table | None:
     rows = tuple((each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
                  for each in study.beside)
     return Table("Compared with labels alone", ("Measure", "Federated, last round", "Labels alone"), rows)
+
+
+def _classes(found: ByClass | None) -> Table | None:
+    if found is None:
+        return None
+    rows = [[each.name, _DASH if each.images is None else str(each.images), describe_percentage(each.recall),
+             _DASH if each.interval is None else
+             describe_range(each.interval.low, each.interval.high)] for each in found.classes]
+    return Table("Recall of each class", ("Class", "Test images", "Recall", "95 % interval"), rows)
+
+
+def _classes_of(found: ByClass | None) -> str:
+    if found is None:
+        return ""
+    which = ", which is handed over" if found.handed_over else ""
+    return f"The model of round {found.round}{which}, on the test images: which share of each class it finds."
+
+
+def _confusion(found: ByClass | None) -> Table | None:
+    if found is None or not found.confusion:
+        return None
+    names = [each.name for each in found.classes]
+    if len(names) > _MOST_IN_MATRIX:
+        return Table("Most frequent mistakes", ("Is", "Taken for", "Images", "Of the class"),
+                     [[each.true, each.predicted, str(each.images), describe_share(each.share)]
+                      for each in found.mistakes], words=2)
+    return Table("Confusion of classes", ("Is", *(f"taken for {name}" for name in names)),
+                 [[name, *map(str, row)] for name, row in zip(names, found.confusion, strict=True)])
+
+
+def _confusion_note(found: ByClass | None) -> str:
+    return "" if found is None or len(found.classes) > _MOST_IN_MATRIX else \
+        "A row is what the images are, a column what the model says; in images."
+
+
+def _left(study: StudySummary) -> Table | None:
+    if not study.left:
+        return None
+    rows = [[each.silo, ", ".join(f"{group} {describe_bytes(size)}" for group, size in each.groups.items()) or _DASH,
+             ", ".join(name.replace("_", " ") for name in each.numbers) or _DASH, str(each.updates),
+             describe_bytes(each.payload_bytes) if each.groups else _DASH, _bytes(each.wire_bytes),
+             str(each.refusals or ""), str(each.evaluations or "")] for each in study.left]
+    return Table("What has left each hospital", ("Silo", "Tensor groups", "Numbers beside them", "Updates", "Payload",
+                                                 "Wire", "Refusals", "Own evaluations"), rows, words=3)
 
 
 def _rounds(study: StudySummary) -> Table | None:

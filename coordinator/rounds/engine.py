@@ -20,6 +20,7 @@ from semisilo.common.errors import SecureSumFailed, SemisiloError, SystemTrouble
 from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec
+from semisilo.common.methods.parts.privacy import contribution_of
 from semisilo.common.methods.parts.secure_sum import totals_of
 from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
@@ -269,7 +270,7 @@ class Engine:
         with self._ledger.transaction():
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
                                          metrics=prepared.metrics)
-            self._ledger.commit_round(study.name, 0, metrics=prepared.metrics)
+            self._ledger.commit_round(study.name, 0, metrics=prepared.metrics, confusion=prepared.confusion)
         await self._accountant.settle(study=study.name, round=0, phase="standby")
         self._log_round(study, 0, prepared.metrics)
 
@@ -379,7 +380,7 @@ class Engine:
             task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}{again}", study=study.name, round=row.number,
             rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
             settings=task.settings,
-            model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
+            model=model.sent(study.frozen.classes),
             image=study.frozen.image, augmentation=study.config.augmentation, numerics=study.config.numerics,
             payloads=task.payloads,
             last_folded_round=last_folded, seed=study.config.study.seed,
@@ -427,10 +428,11 @@ class Engine:
             measures = method_phase(phase).name in MEASURING
             by_size = measures or getattr(settings, "weighting", "uniform") == "size"
             reference = max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0
+            images, contribution = _of_one_step(study, written)
             form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
                 if measures else self._sums.form(
                     row, phase, asked, largest_weights=written.largest, elements=elements_of(written.expects),
-                    reference=reference, totals=totals_of(settings))
+                    reference=reference, totals=totals_of(settings), images=images, contribution=contribution)
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
 
@@ -600,7 +602,7 @@ class Engine:
         measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")
         await self._accountant.settle(study=study.name, round=row.number, phase="standby")
         metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
-        self._ledger.commit_round(study.name, row.number, metrics=metrics)
+        self._ledger.commit_round(study.name, row.number, metrics=metrics, confusion=measured.confusion)
         await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
         self._log_round(study, row.number, metrics)
 
@@ -618,3 +620,12 @@ class Engine:
 def _timeout_seconds(study: RunningStudy, step: SumStep) -> float:
     """From the opening of a phase to its deadline."""
     return min(study.config.participation.timeout_seconds, STEP_SECONDS.get(step, math.inf))
+
+
+def _of_one_step(study: RunningStudy, written: WrittenTasks) -> tuple[int, float]:
+    """Where silos share the noise of a step: images that it expects, and what one of them moves an update at most."""
+    dp, settings = study.config.privacy.dp, study.config.method.settings
+    if dp is None or dp.unit != "example" or not dp.honest_silos:
+        return 0, 0.0
+    lr = next(float(str(task.settings["round_lr"])) for task in written.tasks.values())
+    return settings.expected_images, contribution_of(dp, settings, lr=lr)

@@ -15,7 +15,7 @@ from pathlib import Path
 from semisilo.common.errors import ComputeFailed, SemisiloError, SystemTrouble
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.process.compute import ComputeAborted
-from semisilo.common.text.describe import describe_metric, describe_seconds
+from semisilo.common.text.describe import describe_estimate, describe_metric
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult, cut_short
@@ -124,12 +124,12 @@ class LabelsAloneWork:
         return found
 
     def _tell(self, progress: BaselineProgress) -> None:
-        left = "" if progress.seconds_left is None else f", about {describe_seconds(progress.seconds_left)} left"
+        left = "" if progress.seconds_left is None else f", about {describe_estimate(progress.seconds_left)} left"
         doing = progress.doing or f"{progress.epochs} of {progress.planned} epochs"
         self._runtime.labels_alone = f"{doing}{left}"
         if not self._told and progress.seconds_left is not None:
             self._told = True
-            _LOG.info("labels alone: about %s of work for %d epochs", describe_seconds(progress.seconds_left),
+            _LOG.info("labels alone: about %s of work for %d epochs", describe_estimate(progress.seconds_left),
                       progress.planned - progress.epochs)
 
     def _end(self, study: RunningStudy, result: LabelledOnlyResult | None) -> None:
@@ -138,8 +138,8 @@ class LabelsAloneWork:
             return
         self._ledger.set_study_facts(study.name, baseline=result)
         self._remove_file(study.name)
-        if "accuracy" in result.metrics:
-            short, measure = cut_short(result), study.frozen.study_measure
+        short, measure = cut_short(result), study.frozen.study_measure
+        if "accuracy" in result.metrics or measure.metric in result.metrics:
             told = measure if measure.metric in result.metrics else ACCURACY
             _LOG.info("labels alone reach %s of %s%s", told.with_article,
                       describe_metric(told.metric, result.metrics[told.metric]), f" ({short})" if short else "")

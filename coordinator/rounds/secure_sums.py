@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TensorSpec
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, noise_shares
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, noise_shares, shares_noise
 from semisilo.common.methods.parts.secure_sum import WORD_BITS, threshold_of
-from semisilo.common.secure_aggregation.clipped import bits_of_clip, bound_of_clip
+from semisilo.common.secure_aggregation.clipped import bits_of_clip, bits_of_step, bound_of_clip, bound_of_step
 from semisilo.common.secure_aggregation.conversion import SumQuestion, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import (
     MOMENT_BOUND,
@@ -151,7 +151,8 @@ class Sums:
                      threshold=self._threshold(len(asked)))
 
     def form(self, row: RoundRow, phase: Phase, asked: Sequence[str], *, largest_weights: Sequence[float],
-             elements: int, reference: int, totals: Sequence[str] = ()) -> MaskForm:
+             elements: int, reference: int, totals: Sequence[str] = (), images: int = 0,
+             contribution: float = 0.0) -> MaskForm:
         """The scale of step "mask": from the last sum of that phase or, where silos clip and add noise, from that;
         noted in the ledger.
 
@@ -161,11 +162,14 @@ class Sums:
             elements: of the update.
             reference: examples of the largest silo; 0 where all weigh the same.
             totals: that the method has added up beside its tensors.
+            images, contribution: of a step in which silos share noise: images that a silo's expects, and what one moves
+                of its update at most.
         """
         dp, silos = self._settings.dp, self._room(row, phase, asked)
-        if dp is not None and dp.unit == "silo":
-            return self._noted(row, phase, self._form_of_clipped(row, phase, dp, tensors=len(largest_weights),
-                                                                 elements=elements, silos=silos))
+        if dp is not None and shares_noise(dp, secure=True):
+            found = self._form_of_clipped(row, phase, dp, elements=elements, silos=silos) if dp.unit == "silo" else \
+                self._form_of_step(row, phase, dp, images=images, contribution=contribution, silos=silos)
+            return self._noted(row, phase, replace(found, bounds=found.bounds * len(largest_weights)))
         return self._noted(row, phase, MaskForm(
             bits=self._settings.word_bits, bounds=self._bounds(row, phase, first_bounds(largest_weights), next_bounds),
             weight_reference=reference, totals=tuple(totals), silo_count=silos, random_k=self._settings.random_share))
@@ -223,13 +227,23 @@ class Sums:
             return first
         return after(before.form.bounds, before.outcome)
 
-    def _form_of_clipped(self, row: RoundRow, phase: Phase, dp: DifferentialPrivacy, *, tensors: int, elements: int,
+    def _form_of_clipped(self, row: RoundRow, phase: Phase, dp: DifferentialPrivacy, *, elements: int,
                          silos: int) -> MaskForm:
-        """One scale for all tensors, with room for the noise of all silos; bits as many as rounding needs."""
+        """The one scale of all tensors, with room for the noise of all silos; bits as many as rounding needs."""
         bound = bound_of_clip(dp.clip_norm, noise_multiplier=dp.noise_multiplier, silo_count=silos,
                               shares=noise_shares(dp, self._row(row, phase).threshold))
         bits = bits_of_clip(self._settings.word_bits, elements, clip_norm=dp.clip_norm, bound=bound, silo_count=silos)
-        return MaskForm(bits=bits, bounds=(bound,) * tensors, silo_count=silos)
+        return MaskForm(bits=bits, bounds=(bound,), silo_count=silos)
+
+    def _form_of_step(self, row: RoundRow, phase: Phase, dp: DifferentialPrivacy, *, images: int, contribution: float,
+                      silos: int) -> MaskForm:
+        """The same of a step in which silos share the noise of their images; bits as many as the noise needs."""
+        shares = noise_shares(dp, self._row(row, phase).threshold)
+        bound = bound_of_step(contribution, images=images, noise_multiplier=dp.noise_multiplier, silo_count=silos,
+                              shares=shares)
+        return MaskForm(bounds=(bound,), silo_count=silos, bits=bits_of_step(
+            self._settings.word_bits, contribution=contribution, bound=bound, noise_multiplier=dp.noise_multiplier,
+            silo_count=silos, shares=shares))
 
     def _room(self, row: RoundRow, phase: Phase, asked: Sequence[str]) -> int:
         """Silos that a sum may have."""

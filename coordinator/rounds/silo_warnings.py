@@ -20,6 +20,7 @@ from semisilo.coordinator.rounds.silo_processes import SiloProcesses
 __all__ = ["SiloWarnings"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
+_TOO_OLD = "too_old"
 _TWICE_SECONDS = 3600.0
 """One notice in that time about an identity that is in use twice: it lasts, and both may call at any rate."""
 
@@ -42,7 +43,7 @@ class SiloWarnings:
         """Silo -> the study whose memory it last said to have."""
         self._lost: dict[str, str] = {}
         """Silo -> the task at which it had lost its memory."""
-        self._texts: dict[str, dict[NoticeKind, str]] = {}
+        self._texts: dict[str, dict[str, str]] = {}
 
     def text(self, silo: str) -> str:
         """What to tell a silo now, a line; empty when there is nothing."""
@@ -92,7 +93,12 @@ class SiloWarnings:
         _LOG.warning("%s, round %d: %s: %s", task.study, task.round, silo, text)
         add_notice(self._ledger, NoticeKind.MEMORY_LOST, study=task.study, round=task.round, silo=silo, text=text)
 
-    def _set(self, silo: str, kind: NoticeKind, text: str) -> None:
+    def too_old(self, silo: str, text: str) -> None:
+        """A silo was not given a task that it would not do as it is asked, which is noted with the task; with an empty
+        text it is of age."""
+        self._set(silo, _TOO_OLD, text)
+
+    def _set(self, silo: str, kind: str, text: str) -> None:
         if text:
             self._texts.setdefault(silo, {})[kind] = text
         else:

@@ -6,18 +6,21 @@ The caller's name is always an argument that the transport has established; noth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from semisilo.common import __version__
 from semisilo.common.errors import (
     BadPayload,
     BadRoster,
+    NotPermitted,
     PayloadNotServed,
     SemisiloError,
     StorageDamaged,
@@ -28,6 +31,7 @@ from semisilo.common.errors import (
 from semisilo.common.measures.site_evaluation import SiteEvaluation
 from semisilo.common.methods import check_metrics, find_method
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.capabilities import CAPABILITIES, lacking
 from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.conversion import answer_from_proto, answer_to_proto, question_from_hex
 from semisilo.common.storage.store import PartialFile, PayloadStore
@@ -87,6 +91,8 @@ class Hello:
     masked_round: int = 0
     masked_phase: str = ""
     """The last round of that study, and phase of it, in which it has masked an update; it does so once for each."""
+    capabilities: frozenset[str] = CAPABILITIES
+    """What of a task it honours beside its method."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +158,8 @@ class TaskService:
                 self._note_identity(silo, hello.identity, now)
         self.warnings.called(silo, hello.process, address=hello.address, memory_study=hello.memory_study,
                              memory_round=hello.memory_round)
+        if hello.capabilities >= CAPABILITIES:
+            self.warnings.too_old(silo, "")
         for each in hello.evaluations:
             self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
@@ -162,6 +170,9 @@ class TaskService:
                                   else timeout_seconds)
         while True:
             task = None if hello.away_reason else self._current_task(silo)
+            if task is not None and (lacks := lacking(task.spec, hello.capabilities)):
+                self._not_given(task, hello.version, lacks)
+                continue
             if task is not None:
                 self.warnings.given(task, hello.process, memory_study=hello.memory_study,
                                     memory_round=hello.memory_round)
@@ -180,6 +191,16 @@ class TaskService:
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - time.monotonic())
+
+    def _not_given(self, task: TaskRow, version: str, lacks: Sequence[str]) -> None:
+        """Ends a task that its silo would not do as it is asked, which counts as a refusal."""
+        text = (f"its semisilo {version or 'of unknown version'} does not know {' and '.join(lacks)}, and would work"
+                f" without; it takes part once it has been upgraded to {__version__} or later")
+        with contextlib.suppress(TaskClosed):  # another process has ended it meanwhile
+            self._ledger.close_task(task, TaskState.REFUSED, reason=f"{NotPermitted.code}: {text}")
+            _LOG.warning("%s is not given to silo %s: %s", task.task_id, task.silo, text)
+        self.warnings.too_old(task.silo, f"study {task.study}: silo '{task.silo}' is asked nothing: {text}")
+        self._runtime.notify()
 
     def _note_identity(self, silo: str, identity: bytes, now_unix: float) -> None:
         """Takes a silo's key for secure sums into the roster. A home that was copied brings the key of another silo:
@@ -449,6 +470,8 @@ class TaskService:
         row = self._ledger.find_study(found.study)
         if row is None or len(found.classes) != len(row.classes):
             why = "there is no such study" if row is None else f"the study has {len(row.classes)} classes"
+        elif row.frozen is None or found.multi_label != (row.frozen.task == "multi_label"):
+            why = "its counts are those of another kind of label"
         elif not is_committed(self._ledger, found.study, found.round):
             why = f"round {found.round} is not committed"
         elif found.labels_alone and (row.baseline is None or not row.baseline.model_digest):

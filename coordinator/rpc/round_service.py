@@ -26,6 +26,7 @@ from semisilo.common.audit.head import SignedHead
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadPayload, TaskClosed
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.manifest import parse_manifest
 from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
@@ -53,7 +54,7 @@ from semisilo.common.rpc.convert import (
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
 from semisilo.common.secure_aggregation.keys import check_identity
 from semisilo.common.storage.store import PartialFile
-from semisilo.common.text.log_context import bind, request_id_in
+from semisilo.common.text.log_context import bind, call_in
 from semisilo.common.text.logs import log_call, printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.federation.study_cards import StudyCards
@@ -92,6 +93,7 @@ _UPLOAD_IDLE_SECONDS = 120.0
 silo's own end comes first, and a silo that has vanished gives its slot to another one."""
 _MAX_PROCESS_BYTES = 32
 _MAX_EVALUATIONS = 8
+_MAX_CAPABILITIES = 64
 """Of one call. A silo evaluates a model of each round, and calls several times in one."""
 _QUICK_DOWNLOADS = 2
 """Downloads to quick lines that are served at the same time: eight at once keep two cores busier than two after two.
@@ -186,6 +188,8 @@ class RoundServicer:
                 raise BadPayload("Counts must be at least 0.")
             if len(request.methods) > 256 or len(request.held_digests) > 256:
                 raise BadPayload("At most 256 methods and digests.")
+            if len(request.capabilities) > _MAX_CAPABILITIES:
+                raise BadPayload(f"At most {_MAX_CAPABILITIES} capabilities.")
             if len(request.process) > _MAX_PROCESS_BYTES:
                 raise BadPayload(f"At most {_MAX_PROCESS_BYTES} bytes name a process.")
             if request.secure_identity:
@@ -204,7 +208,8 @@ class RoundServicer:
                           process=request.process, address=address_of(context.peer()),
                           identity=request.secure_identity, masked_round=request.masked_round,
                           masked_study=printable(request.masked_study, limit=128),
-                          masked_phase=printable(request.masked_phase, limit=128))
+                          masked_phase=printable(request.masked_phase, limit=128),
+                          capabilities=frozenset(request.capabilities) & CAPABILITIES)
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
@@ -478,7 +483,7 @@ class RoundServicer:
     @contextmanager
     def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
         """Around an RPC: its account, and its line in the log."""
-        bind(request_id=request_id_in(context.invocation_metadata()), rpc=rpc)
+        bind(**call_in(context.invocation_metadata()), rpc=rpc)
         call, began = Call(context, federation=self._federation, watch=self._watch, runtime=self._runtime,
                            meter=self._meter), time.monotonic()
         ended = "answered"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from semisilo.common.config import to_dict
 from semisilo.common.methods import find_method
-from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.study_card import StudyCard, settings_for_card
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.studies.study_file import StudyConfig
@@ -21,7 +20,7 @@ def card_of(name: str, config: StudyConfig, frozen: FrozenStudy) -> StudyCard:
     return StudyCard(
         study=name, rounds=config.study.rounds, method=spec.name,
         settings=settings_for_card(spec, to_dict(config.method.settings)),
-        model=ModelSettings(name=model.name, classes=frozen.classes, normalisation=model.normalisation),
+        model=model.sent(frozen.classes),
         image=frozen.image, augmentation=config.augmentation, numerics=config.numerics, seed=config.study.seed,
         uplink=config.wire.uplink_form(), measure=str(frozen.study_measure), privacy=config.privacy,
         receives={group: str(meaning.value) for group, meaning in spec.receives.items()},

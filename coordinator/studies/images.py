@@ -11,19 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from semisilo.common.data.augmentation.augment import check_settings
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import part_of
+from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.tensors import digest
-from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, decided_measure, parse_measure
+from semisilo.common.measures.study_measure import ACCURACY, AUROC, StudyMeasure, decided_measure, parse_measure
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
+from semisilo.common.models.own.model_file import code_of, with_digest
 from semisilo.common.models.starting_point import StartingPoint, starting_point
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.records import FrozenStudy
@@ -69,6 +70,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if frozen is not None:
         _check_unchanged(config, frozen)
     classes = frozen.classes if frozen is not None else data.classes
+    multi_label = config.study.task == "multi_label"
     skipped: list[str] = []
     broken: list[Skipped] = []
 
@@ -79,7 +81,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
                             classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report" else
                             data.on_error, progress=progress, reading=image.reading, disk=disk,
-                            selection=data.selection)
+                            selection=data.selection, multi_label=multi_label)
         classes = classes or found.classes
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped if not item.unchosen)
         if frozen is None and (unchosen := sum(item.unchosen for item in found.skipped)):
@@ -116,7 +118,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
         measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)),
-        skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
+        task=config.study.task, skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random)
     if frozen is None:
@@ -140,8 +142,7 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     """
     labelled, validation = images.labelled, images.validation
     counted = labelled if labelled is not None else validation
-    images_K = (0,) * num_classes if counted is None or counted.labels_N is None else \
-        tuple(torch.bincount(counted.labels_N, minlength=num_classes).tolist())
+    images_K = class_counts(None if counted is None else counted.labels_N, num_classes)
     share = 0.0
     if labelled is not None and validation is None and (frozen is None or frozen.num_held_out):
         share = held_out_share(config.data.stated_share, len(labelled))
@@ -155,7 +156,9 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     if labelled is None or not share:
         return images, 0, images_K
     assert labelled.labels_N is not None
-    drawn = draw_validation(labelled.labels_N.numpy(), share, seed=config.study.seed, num_classes=num_classes,
+    labels_N = labelled.labels_N.numpy()
+    drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
+                            num_classes=num_strata(labels_N, num_classes),
                             digests=digests["labelled"],
                             patients=labelled.patients if frozen is None or frozen.by_patient else ())
     if len(drawn) == 0:
@@ -178,6 +181,8 @@ def _measure(config: StudyConfig, classes: tuple[str, ...], images_K: tuple[int,
         measure = parse_measure(config.study.measure)
         check_class(measure, classes, where="study")
         return measure, "as the study file says"
+    if config.study.task == "multi_label":
+        return AUROC, "images may have several labels or none"
     measure = decided_measure(images_K)
     if not any(images_K):
         return measure, "the coordinator has no images to see an imbalance by"
@@ -190,7 +195,7 @@ def _by_class(images: ImageSet | None, *, num_classes: int) -> tuple[int, ...]:
     """How many images there are of each class; () without any."""
     if images is None or images.labels_N is None or len(images) == 0:
         return ()
-    return tuple(torch.bincount(images.labels_N.cpu(), minlength=num_classes).tolist())
+    return class_counts(images.labels_N, num_classes)
 
 
 def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) -> None:
@@ -221,9 +226,10 @@ def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder:
     Raises: BadConfiguration or BadData; where the image size does not fit, with sizes that do.
     """
     weights = folder / Path(model.weights).expanduser() if model.weights else None
+    model = with_digest(model, folder)
     try:
         start = starting_point(model, form, seed=config.study.seed, weights=weights, progress=progress,
-                               allow_factories=_own_factory(model.name))
+                               allow_factories=code_of(model, folder))
         return start, check_model(start.builder, form, len(model.classes))
     except WrongSize as error:
         sizes = sizes_that_work(model, channels=form.channels, near=form.size)
@@ -254,10 +260,6 @@ def _located(source: str, folder: Path) -> str:
     return str(folder / Path(source).expanduser())
 
 
-def _own_factory(name: str) -> tuple[str, ...]:
-    """The operator's own study file permits the factory that it names; a silo decides for itself."""
-    return (name,) if ":" in name else ()
-
 
 def _form(config: StudyConfig, images: CoordinatorData) -> ImageForm:
     image = config.data.image
@@ -283,6 +285,9 @@ def _measured(images: CoordinatorData, source: str, key: str) -> ImageSet:
 
 def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
     data, image = config.data, config.data.image
+    if config.study.task != frozen.task:
+        raise BadConfiguration(f'[study] task = "{config.study.task}" differs from "{frozen.task}", with which the'
+                               " study was started.", remedy="Set it back, or start a new study.")
     settings = [("classes", data.classes or frozen.classes, frozen.classes)]
     pairs: list[tuple[str, object, object]] = [
         *settings, ("size", image.size, frozen.image.size), ("channels", image.channels, frozen.image.channels),

@@ -117,7 +117,7 @@ def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float]) 
         if gain.measure != ACCURACY and beside is not None:
             found.append(f"Their accuracy there: {describe_percentage(beside.federated)} and"
                          f" {describe_percentage(beside.labels_alone)}.")
-    elif row.baseline is None or "accuracy" not in row.baseline.metrics:
+    elif row.baseline is None or not {"accuracy", "auroc"} & set(row.baseline.metrics):
         if (reached := _reached(row, chosen)):
             found.append(f"On {reached[0]} test images round {facts.round} has {reached[1]}.")
         found.append("Nothing to compare it with: labels alone were not trained.")

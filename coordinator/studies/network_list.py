@@ -79,13 +79,13 @@ def _registered(package: str) -> set[str]:
 
 
 def _asked_torchvision() -> list[str]:
-    from semisilo.common.models.torchvision_models import torchvision_names
+    from semisilo.common.models.libraries.torchvision_models import torchvision_names
 
     return list(torchvision_names())
 
 
 def _asked_timm() -> list[str]:
-    from semisilo.common.models.timm_models import PREFIX, timm_names
+    from semisilo.common.models.libraries.timm_models import PREFIX, timm_names
 
     return [name.removeprefix(PREFIX) for name in timm_names()]
 

@@ -69,6 +69,12 @@ class StudyPrivacy:
     @property
     def promise(self) -> str:
         """What it means, in a sentence."""
+        if self.unit == "example" and self.honest_silos:
+            return ("Each silo clips the gradient of every image and adds a share of the noise behind its masks:"
+                    " epsilon bounds what anybody outside, the coordinator included, learns of one image, as long as"
+                    f" {counted(self.honest_silos, 'silo')} of every sum"
+                    f" {'adds its share' if self.honest_silos == 1 else 'add theirs'}. The numbers are the silos' own,"
+                    " for this study; a site's ledger counts all its studies.")
         if self.unit == "example":
             return ("Each silo clips the gradient of every image and adds noise before anything leaves it: epsilon"
                     " bounds what anybody outside, the coordinator included, learns of one image. The numbers are the"

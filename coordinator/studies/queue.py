@@ -46,7 +46,8 @@ def _check_name(name: str) -> None:
 
 
 def queue_study(federation: Federation, ledger: Ledger, name: str, *,
-                check: Callable[[StudyConfig, FrozenStudy | None], None] = lambda config, frozen: None) -> StudyConfig:
+                check: Callable[[StudyConfig, FrozenStudy | None], None] = lambda config, frozen: None,
+                only_check: bool = False) -> StudyConfig:
     """Checks a study file and puts it at the end of the queue, where its settings are frozen.
 
     A study that failed before its first round is queued again with the file as it is now; one that failed or was
@@ -54,6 +55,7 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
     Args:
         check: told the settings, and what an earlier beginning has frozen, before anything is queued; raises what is
             wrong with them beyond the file, such as images that cannot be read.
+        only_check: queues nothing.
     Raises: UnknownName, BadConfiguration; UsageError when the study is in the queue or over; what `check` raises.
     """
     path = federation.studies / name / "study.toml"
@@ -66,7 +68,8 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
     config = load_study(path)
     if known is None:
         check(config, None)
-        ledger.queue_study(name, to_dict(config))
+        if not only_check:
+            ledger.queue_study(name, to_dict(config))
         return config
     if known.state is StudyState.COMPLETED:
         raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
@@ -74,13 +77,15 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
         raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
     if ledger.committed_digest(name) == "":
         check(config, known.frozen)
-        ledger.requeue_study(name, to_dict(config))
+        if not only_check:
+            ledger.requeue_study(name, to_dict(config))
     elif to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
         raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
                          remedy="Undo the edit to go on with it, or start another study: coordinator new NAME.")
     else:
         check(config, known.frozen)
-        ledger.requeue_study(name, known.config)
+        if not only_check:
+            ledger.requeue_study(name, known.config)
     return config
 
 

@@ -5,9 +5,10 @@ Tests: tests/semisilo/simulation/test_availability.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.split_settings import SplitSettings
 
 __all__ = ["SimulationSettings"]
@@ -21,6 +22,9 @@ class SimulationSettings:
     """What is dealt: `file.npz` (its training part), `file.npz#train`, or a named set such as "digits"; with labels."""
     split: SplitSettings
     """Table [simulation.split]: how it is dealt."""
+    labelled: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """The coordinator's labelled images, all of them; `data` is then dealt to the silos alone, and needs no labels
+    where the split is "iid". Left out: the split draws them from `data` (`num_labelled`)."""
     test: str = ""
     """What the model is tested on; left out: the test part of `data`, where it has one."""
     pool_test: bool = False

@@ -6,11 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
+from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, from_dict, load_toml, parse_duration
 from semisilo.common.data.form import (
     LABELLED,
     UNLABELLED,
@@ -22,13 +22,22 @@ from semisilo.common.data.form import (
     Selection,
 )
 from semisilo.common.errors import BadConfiguration, UnknownName
-from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
-from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
+from semisilo.common.measures.study_measure import StudyMeasure, parse_measure, why_not_for
+from semisilo.common.methods import (
+    METHODS,
+    MethodSpec,
+    Scenario,
+    coordinator_has_labels,
+    find_method,
+    silos_have_labels,
+)
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.parts.label_task import LabelTask, refused_task
 from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
+from semisilo.common.models.own.model_file import names_file, with_digest
 from semisilo.coordinator.ledger.records import BaselineRecipe
 from semisilo.coordinator.secure_aggregation.groups import number_of_groups
 
@@ -53,6 +62,9 @@ _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 class StudySettings:
     """Table [study]."""
 
+    task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
+    """"single_label": every image has one class. "multi_label": an image shows any number of the classes, or none; each
+    class is asked by itself, and what is measured is AUROC and average precision."""
     seed: int = 1
     """Every random number of the study follows from it."""
     rounds: int = 100
@@ -80,8 +92,9 @@ class StudySettings:
     one evaluation for each silo and round."""
     measure: str = ""
     """What rounds are chosen, stopped and compared by: "accuracy", "balanced_accuracy", "auroc" (macro) or
-    "recall:CLASS". Empty: balanced accuracy where the coordinator's labelled images are imbalanced by more than 1.5 to
-    1, else accuracy; decided when the study is opened, and frozen."""
+    "recall:CLASS"; with several labels for an image "auroc", which empty means there, or "average_precision". Empty:
+    balanced accuracy where the coordinator's labelled images are imbalanced by more than 1.5 to 1, else accuracy;
+    decided when the study is opened, and frozen."""
     patience: int = 0
     """Ends the study once so many rounds have not raised the measure on validation images; 0 for never."""
     share_model: bool = False
@@ -173,6 +186,8 @@ class DataSettings:
     """How an image's patient is known, who is then in one of the labelled, validation and test images only: "auto"
     (PatientID of a DICOM file, the column "patient_id" or the like of a table), "folder" (the one below that of the
     class), "name" (the file's name up to the first "_"), or "none"."""
+    formats: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Format plug-ins whose files are read as well, of the coordinator's images. Silos name theirs in silo.toml."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong,
     then stop."""
@@ -193,7 +208,7 @@ class DataSettings:
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
     @property
     def stated_share(self) -> float | None:
@@ -346,6 +361,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     def table(cls: type[T], name: str) -> T:
         return from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
 
+    tables["model"] = _named_once(tables.get("model", {}), where)
     study, model = table(StudySettings, "study"), table(ModelSettings, "model")
     if not model.name:
         raise BadConfiguration(f"{where}: [model]: name is empty.", remedy='Give one, for example name = "small_cnn".')
@@ -366,6 +382,15 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     from_ledger = set(method) == {"name", "settings"}
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
     _check_defined(spec, settings, where)
+    if isinstance(settings, dict) and "task" in settings and not from_ledger:
+        raise BadConfiguration(f"{where}: [method]: 'task' belongs in [study].", remedy='Write it there: [study] task ='
+                                                                                       ' "multi_label".')
+    if why := refused_task(study.task, method=spec.name, tasks=spec.tasks, rule=robust.rule,
+                           local_accuracy=study.local_accuracy,
+                           others=[each.name for each in METHODS.values() if study.task in each.tasks]):
+        raise BadConfiguration(f"{where}: [study]: {why}")
+    if study.task != "single_label" and isinstance(settings, dict):
+        settings = {**settings, "task": study.task}
     chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
     _check_measure(study, images, where)
     if study.baseline_patience and not images.validation and not images.stated_share:
@@ -397,11 +422,32 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
                        numerics=numerics)
 
 
+def _named_once(model: object, where: str) -> object:
+    """Table [model] with the key `factory` as the name that it is. Raises: BadConfiguration beside another name."""
+    if not isinstance(model, dict) or "factory" not in model:
+        return model
+    factory, rest = model["factory"], {key: value for key, value in model.items() if key != "factory"}
+    if "name" in rest:
+        raise BadConfiguration(f"{where}: [model]: name and factory both name a network.",
+                               remedy="Leave one of them out.")
+    if not isinstance(factory, str) or ":" not in factory:
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: names no function.",
+                               remedy='Write "my_net.py:build" for a file beside the study file, or'
+                                      ' "package.module:build" for an installed package.')
+    file = factory.rpartition(":")[0]
+    if file.endswith(".py") and not names_file(factory):
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: is no plain file name with a function.",
+                               remedy='Put the file beside the study file, and write "my_net.py:build".')
+    return {"name": factory, **rest}
+
+
 def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:
     """Refuses a measure of a class that is not there, and what has no effect without validation images.
 
     Raises: BadConfiguration, naming table and key.
     """
+    if study.measure and (why := why_not_for(parse_measure(study.measure), multi_label=study.task == "multi_label")):
+        raise BadConfiguration(f'{where}: [study]: measure = "{study.measure}": {why}.')
     if study.measure and images.classes:
         check_class(parse_measure(study.measure), images.classes, where=where)
     if study.patience and not images.may_validate:
@@ -460,6 +506,7 @@ def load_study(path: Path) -> StudyConfig:
                                remedy=f"Run: semisilo simulate {path}. Or write the parts for real silos:"
                                       f" semisilo split {path} --out FOLDER.")
     config = config_from_dict(tables, where=str(path))
+    config = replace(config, model=with_digest(config.model, path.parent))
     for key in find_method(config.method.name).set_by_strategy:
         if key in tables["method"]:
             raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",

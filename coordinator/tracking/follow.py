@@ -26,6 +26,7 @@ from semisilo.coordinator.report.report import write_report
 from semisilo.coordinator.tracking.facts import RoundReader
 from semisilo.coordinator.tracking.mlflow_runs import MlflowRuns
 from semisilo.coordinator.tracking.tensorboard_files import write_events
+from semisilo.coordinator.tracking.wandb_runs import WandbRuns
 
 __all__ = ["Follower", "artefacts_of"]
 
@@ -47,6 +48,7 @@ class Follower:
         self._done: dict[tuple[str, str], TrackedStudy] = {}
         """(tracker, study) -> how far the study had come when it was told of it."""
         self._runs: MlflowRuns | None = None
+        self._wandb_runs: WandbRuns | None = None
         self._trouble: dict[str, tuple[str, float]] = {}
         """Tracker -> (what it said, when to try again)."""
 
@@ -75,6 +77,8 @@ class Follower:
             trackers["TensorBoard"] = self._tensorboard
         if self._settings.mlflow:
             trackers["MLflow"] = self._mlflow
+        if self._settings.wandb:
+            trackers["Weights & Biases"] = self._wandb
         return trackers
 
     def _tell(self, tracker: str, tell: Callable[[str], None], study: str) -> bool:
@@ -103,8 +107,24 @@ class Follower:
         self._runs.catch_up(study, artefacts=artefacts_of(self._federation, self._ledger))
 
 
+    def _wandb(self, study: str) -> None:
+        if self._wandb_runs is None:
+            self._wandb_runs = WandbRuns(
+                self._ledger, self._settings.wandb, mode=self._settings.wandb_mode,
+                folder=self._federation.folder, federation=self._federation.name)
+        self._wandb_runs.catch_up(study, artefacts=artefacts_of(self._federation, self._ledger))
+
+    def close(self) -> None:
+        """Ends; what trackers keep open is written out."""
+        if self._wandb_runs is not None:
+            try:
+                self._wandb_runs.close()
+            except SemisiloError as error:
+                _LOG.warning("%s", error.line())
+
+
 def artefacts_of(federation: Federation, ledger: Ledger) -> Callable[[str, Path], Sequence[Path]]:
-    """What a study hands over to MLflow at its end: its report, written anew, and its model."""
+    """What a study hands over at its end: its report, written anew, and its model."""
     def gather(study: str, folder: Path) -> Sequence[Path]:
         write_report(federation, ledger, study, folder / "report")
         model = federation.studies / study / "model.safetensors"
@@ -126,6 +146,7 @@ def _main(folder: str, parent: str) -> None:
             break
         stop.wait(_LOOK_SECONDS)
     follower.look(last=True)
+    follower.close()
     ledger.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from semisilo.common.config import from_dict
 from semisilo.common.errors import UsageError
 from semisilo.coordinator.federation.folder import folder_option, open_federation
-from semisilo.coordinator.federation.tracking_table import TrackingSettings, check_installed, mlflow_target
+from semisilo.coordinator.federation.tracking_table import TrackingSettings, WandbMode, check_installed, mlflow_target
 from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["TrackReport", "TrackerReport", "track_study"]
@@ -33,10 +33,11 @@ class TrackReport:
 
     study: str
     trackers: dict[str, TrackerReport]
-    """"TensorBoard" and "MLflow", those that were asked for."""
+    """"TensorBoard", "MLflow" and "Weights & Biases", those that were asked for."""
 
 
-def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: str, experiment: str) -> TrackReport:
+def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: str, experiment: str, wandb: str = "",
+                wandb_mode: WandbMode = "offline") -> TrackReport:
     """Tells trackers of a study what they do not know yet.
 
     Args:
@@ -45,12 +46,16 @@ def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: s
         tensorboard: folder for its event file, or None.
         mlflow: a server or a folder, or "".
         experiment: of MLflow; the name of the federation when empty.
+        wandb: a project of Weights & Biases, or "".
+        wandb_mode: as of `TrackingSettings`; offline, runs are written to the folder wandb of the federation folder.
     Raises: UsageError when nothing is named; BadConfiguration for a package that is missing or a target that cannot be;
         UnknownName; Unreachable.
     """
-    if tensorboard is None and not mlflow:
-        raise UsageError("Nobody to tell was named.", remedy="Say --tensorboard DIR, --mlflow TARGET, or both.")
-    check_installed(from_dict(TrackingSettings, {"tensorboard": tensorboard is not None, "mlflow": mlflow},
+    if tensorboard is None and not mlflow and not wandb:
+        raise UsageError("Nobody to tell was named.",
+                         remedy="Say --tensorboard DIR, --mlflow TARGET or --wandb PROJECT, one or several.")
+    check_installed(from_dict(TrackingSettings, {"tensorboard": tensorboard is not None, "mlflow": mlflow,
+                                                 "wandb": wandb, "wandb_mode": wandb_mode},
                               where="coordinator track"))
     federation = open_federation(folder)
     ledger = Ledger(federation.ledger)
@@ -75,6 +80,15 @@ def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: s
             runs = MlflowRuns(ledger, target, experiment=experiment or federation.name, federation=federation.name)
             trackers["MLflow"] = TrackerReport(
                 target=target, rounds=runs.catch_up(study, artefacts=artefacts_of(federation, ledger)))
+        if wandb:
+            from semisilo.coordinator.tracking.follow import artefacts_of
+            from semisilo.coordinator.tracking.wandb_runs import WandbRuns
+
+            found = WandbRuns(ledger, wandb, mode=wandb_mode, folder=federation.folder, federation=federation.name)
+            new = found.catch_up(study, artefacts=artefacts_of(federation, ledger))
+            found.close()
+            trackers["Weights & Biases"] = TrackerReport(
+                target=str(federation.folder / "wandb") if wandb_mode == "offline" else f"project {wandb}", rounds=new)
         return TrackReport(study=study, trackers=trackers)
     finally:
         ledger.close()

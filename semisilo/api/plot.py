@@ -77,7 +77,7 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal
     if by not in ("round", "bytes"):
         raise UsageError(f"by = {by!r}: is no axis.", remedy='Choose "round" or "bytes".')
     drawn = [(label, _points(runs, by, measure.metric)) for label, runs in groups]
-    full = 1 if measure.kind == "auroc" else 100
+    full = 1 if measure.is_area else 100
     if not any(points for _, points in drawn):
         why = "there are no test images" if measure == ACCURACY else "no test images give it"
         raise UsageError(f"No run has {measure.with_article}: {why}.",

@@ -17,20 +17,24 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.api.datasets import SizedDataset, arrays_of_dataset
 from semisilo.common.config import canonical_json
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import parse_source, survey
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.methods import Scenario, coordinator_has_labels, find_method, silos_have_labels
+from semisilo.common.models.own.given import Network, give
+from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
 __all__ = ["DataSource", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
            "named_method", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
-DataSource = str | Path | Arrays
+DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
 """A folder of class folders, an .npz file, "digits" and whatever else a study reads; or (images, labels): uint8
-(N, H, W) or (N, H, W, 3), and one label per image, numbers from 0 or names of classes."""
+(N, H, W) or (N, H, W, 3), and one label per image, numbers from 0 or names of classes; or a torch.utils.data.Dataset
+of (image, label). Where no labels are needed, images alone."""
 
 Method = str | Mapping[str, object]
 """A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
@@ -63,7 +67,9 @@ class Setup:
     num_test: int | str | None = None
     num_validation: int | str | None = None
     rounds: int = 20
-    model: str | Mapping[str, object] = "small_cnn"
+    labelled: str = ""
+    """The coordinator's own labelled images; `data` is then dealt to the silos alone."""
+    model: str | Mapping[str, object] | Network = "small_cnn"
     image_size: int | None = None
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
@@ -83,22 +89,39 @@ class Setup:
         std = "labelled" if at_coordinator else [0.25] * channels
         tables: dict[str, Mapping[str, object]] = {
             "study": {"seed": seed, "rounds": self.rounds, "labelled_only_baseline": labelled_only and at_coordinator},
-            "model": {"name": self.model} if isinstance(self.model, str) else dict(self.model),
+            "model": {"name": self.model} if isinstance(self.model, str) else
+            _with_file(self.model) if isinstance(self.model, Mapping) else {},
             "data": {"image": {"size": size, "channels": channels, "mean": mean, "std": std}},
             "method": {"name": method.name, "scenario": scenario,
                        **{key: value for key, value in method.settings.items() if key != "scenario"}},
             "simulation": {"data": self.data, **({"test": self.test} if self.test else {}),
+                           **({"labelled": self.labelled} if self.labelled else {}),
                            "split": self._split(scenario)}}
         for name, keys in self.tables.items():
             if not isinstance(keys, Mapping):
                 raise UsageError(f"tables: '{name}' must be a table of settings.",
                                  remedy='Write tables={"participation": {"silos_per_round": 5}}.')
             tables[name] = _merged(tables.get(name, {}), keys)
+        if not isinstance(self.model, (str, Mapping)):
+            tables["model"] = {**self._given(tables), **tables["model"]}
         return {name: copy.deepcopy(table) for name, table in tables.items()}
+
+    def _given(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
+        """[model] of a network that is handed over, once it was built for the study's images and looked at."""
+        image = tables["data"]["image"]
+        classes = tables["data"].get("classes") or survey(self.labelled or self.data).classes
+        given = give(self.model, num_classes=len(classes), channels=image["channels"], size=image["size"])
+        return {"name": given.name, "factory_sha256": given.sha256}
 
     def _scenario(self, method: NamedMethod) -> Scenario:
         """The one that the method's settings state, else that of the labels that are given."""
         given = method.settings.get("scenario")
+        if self.labelled:
+            if self.num_labelled is not None:
+                raise UsageError("num_labelled has no effect beside labelled, which are the coordinator's images.",
+                                 remedy="Leave it out.")
+            if given is None:
+                return "labels-at-coordinator" if self.labelled_per_class is None else "labels-at-both"
         if given is not None:
             return cast(Scenario, given)  # whether there is such a one, the study file's check says
         if self.num_labelled is not None:
@@ -115,10 +138,17 @@ class Setup:
         amounts = {"num_labelled": self.num_labelled if coordinator_has_labels(scenario) else None,
                    "labelled_per_class": self.labelled_per_class if silos_have_labels(scenario) else None}
         num_test = self.num_test
-        if num_test is None and not self.test and not _has_test_part(self.data):
+        if num_test is None and not self.test and not self.labelled and not _has_test_part(self.data):
             num_test = _HELD_OUT
         given = {**amounts, "num_test": num_test, "num_validation": self.num_validation}
         return {"silos": self.silos, **{key: value for key, value in given.items() if value is not None}, **split}
+
+
+def _with_file(model: Mapping[str, object]) -> dict[str, object]:
+    """Table [model] with the digest of the file that it names, in the current folder: another file is another run."""
+    file = file_of(str(model.get("factory", model.get("name", ""))))
+    return {**model, "factory_sha256": digest_of_file(Path(file))} if file and "factory_sha256" not in model \
+        else dict(model)
 
 
 def named_method(method: Method) -> NamedMethod:
@@ -152,32 +182,47 @@ def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[s
     return found
 
 
-def stored(data: DataSource, folder: Path) -> str:
-    """The source of some images; arrays become a file of a folder, called by what is in it.
+def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: bool = True) -> str:
+    """The source of some images; arrays and data sets become a file of a folder, called by what is in it.
 
+    Args:
+        where: the argument that they were given as, for errors.
+        labelled: whether they must have labels.
     Raises: BadData for arrays that are no images with labels.
     """
     if isinstance(data, (str, Path)):
         path, part = parse_source(str(data))
         return str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}"
-    if not isinstance(data, tuple) or len(data) != 2:
-        raise BadData("data: is neither a path nor (images, labels).",
-                      remedy='Give a folder, an .npz file, "digits", or a pair of arrays.')
-    images, labels = np.asarray(data[0]), np.asarray(data[1])
+    classes: tuple[str, ...] = ()
+    labels: NDArray[Any] | None
+    if isinstance(data, np.ndarray) and not labelled:
+        images, labels = data, None
+    elif isinstance(data, tuple) and len(data) == 2:
+        images, labels = np.asarray(data[0]), np.asarray(data[1])
+    elif isinstance(data, SizedDataset) and not isinstance(data, (tuple, list, dict, np.ndarray)):
+        found = arrays_of_dataset(data, where=where, labelled=labelled)
+        images, labels, classes = found.images, found.labels, found.classes
+    else:
+        raise BadData(f"{where}: is neither a path nor (images, labels) nor a torch.utils.data.Dataset.",
+                      remedy='Give a folder, an .npz file, "digits", a pair of arrays, or a data set.')
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        raise BadData(f"data: the images are {images.dtype} of the shape {images.shape}.",
+        raise BadData(f"{where}: the images are {images.dtype} of the shape {images.shape}.",
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
-    if labels.shape not in ((len(images),), (len(images), 1)) or len(images) == 0:
-        raise BadData(f"data: {len(images)} images, and labels of the shape {labels.shape}.",
-                      remedy="Give one label per image.")
-    labels = labels.reshape(-1)
     arrays: dict[str, NDArray[Any]] = {"images": images}
-    if labels.dtype.kind in "US":
-        names, labels = np.unique(labels.astype(str), return_inverse=True)
-        arrays["classes"] = names
-    elif labels.dtype.kind not in "iub":
-        raise BadData(f"data: the labels have the type {labels.dtype}.", remedy="Give whole numbers from 0, or names.")
-    arrays["labels"] = labels.astype(np.int64)
+    if labels is not None:
+        if labels.shape not in ((len(images),), (len(images), 1)) or len(images) == 0:
+            raise BadData(f"{where}: {len(images)} images, and labels of the shape {labels.shape}.",
+                          remedy="Give one label per image.")
+        labels = labels.reshape(-1)
+        if labels.dtype.kind in "US":
+            names, labels = np.unique(labels.astype(str), return_inverse=True)
+            arrays["classes"] = names
+        elif labels.dtype.kind not in "iub":
+            raise BadData(f"{where}: the labels have the type {labels.dtype}.",
+                          remedy="Give whole numbers from 0, or names.")
+        elif classes:
+            arrays["classes"] = np.array(classes)
+        arrays["labels"] = labels.astype(np.int64)
     stream = io.BytesIO()
     np.savez(stream, **arrays)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
 from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, stored
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.settings import load_simulated_study
@@ -27,11 +28,12 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSource | None = None,
+             labelled: DataSource | None = None, unlabelled: DataSource | None = None,
              test: DataSource | None = None, method: Method = "self_training", silos: int = 10,
              split: str | Mapping[str, Any] = "iid", num_labelled: int | None = None,
              labelled_per_class: int | None = None, num_test: int | str | None = None,
              num_validation: int | str | None = None,
-             rounds: int = 20, model: str | Mapping[str, Any] = "small_cnn", image_size: int | None = None,
+             rounds: int = 20, model: str | Mapping[str, Any] | Network = "small_cnn", image_size: int | None = None,
              tables: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None,
              labelled_only: bool = True, out: Path | str | None = None, engine: EngineName = "processes",
              device: Device = "auto", progress: bool = True) -> Run:
@@ -40,8 +42,12 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     Args:
         study: a study file with a table [simulation], its folder, or its tables; then what the file says is left out
             here: only seed, out, engine, device and progress may be given.
-        data: what is dealt to the silos: a folder of class folders, an .npz file, "digits", or (images, labels).
-        test: labelled images to test on, likewise; left out: the test part of `data`, or else a fifth held out of it.
+        data: what is dealt to the silos: a folder of class folders, an .npz file, "digits", (images, labels), or a
+            torch.utils.data.Dataset of (image, label).
+        labelled: the coordinator's labelled images, all of them, likewise; with `unlabelled` in the place of `data`.
+        unlabelled: what is dealt to the silos then; it needs no labels, and those that it has are for diagnostics.
+        test: labelled images to test on, likewise; left out: the test part of `data`, or else a fifth held out of it;
+            beside `labelled` none.
         method: its name, or its name and settings as a dictionary.
         silos: how many.
         split: the rule that deals the images, or the rule and its settings: {"name": "dirichlet_semifl",
@@ -54,7 +60,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         num_validation: images to hold out for the coordinator's validation set, which chooses the round that is handed
             over and which some methods need.
         rounds: how many.
-        model: a network's name, or the table [model].
+        model: a network's name, or the table [model]; or your own: a torch.nn.Module, which starts with the weights
+            that it has, or a function or class that is called with num_classes, channels and size and makes one.
         image_size: side in pixels that images are brought to; left out: theirs, at most 64.
         tables: further settings of a study file, which go before all others: {"method": {"lr": 0.01}}.
         seed: of the split and of the study; left out: 1, or the study file's.
@@ -69,12 +76,13 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     """
     if study is not None:
         given = [name for name, value, default in (
-            ("data", data, None), ("test", test, None), ("method", method, "self_training"), ("silos", silos, 10),
+            ("data", data, None), ("labelled", labelled, None), ("unlabelled", unlabelled, None), ("test", test, None),
+            ("method", method, "self_training"), ("silos", silos, 10),
             ("split", split, "iid"), ("num_labelled", num_labelled, None),
             ("labelled_per_class", labelled_per_class, None), ("num_test", num_test, None),
             ("num_validation", num_validation, None), ("rounds", rounds, 20),
             ("model", model, "small_cnn"), ("image_size", image_size, None), ("tables", tables, None),
-            ("labelled_only", labelled_only, True)) if value is not default and value != default]
+            ("labelled_only", labelled_only, True)) if value is not default and not _equal(value, default)]
         if given:
             raise UsageError(f"{given[0]} has no effect beside a study, which says it itself.",
                              remedy="Leave it out, or leave the study out.")
@@ -83,13 +91,10 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
             _name_of(Path(study))
         tables_of = dict(study) if isinstance(study, Mapping) else {"study": str(Path(study).absolute())}
     else:
-        if data is None:
-            raise UsageError("There are no images and no study.", remedy='Give data="folder" or a study file.')
-        home = _home(out)
-        setup = Setup(data=stored(data, home / "data"), test="" if test is None else stored(test, home / "data"),
-                      silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
-                      num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
-                  image_size=image_size, tables=tables or {})
+        setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
+                       split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
+                       num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
+                       image_size=image_size, tables=tables)
         chosen = named_method(method)
         label = chosen.name
         source = tables_of = setup.study(chosen, seed=1 if seed is None else seed, labelled_only=labelled_only)
@@ -100,11 +105,12 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
                     watching=Watching(shown, label, index=0, total=1))
 
 
-def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSource, test: DataSource | None = None,
+def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSource | None = None,
+            labelled: DataSource | None = None, unlabelled: DataSource | None = None, test: DataSource | None = None,
             seeds: Sequence[int] = (1,), silos: int = 10, split: str | Mapping[str, Any] = "iid",
             num_labelled: int | None = None, labelled_per_class: int | None = None,
             num_test: int | str | None = None, num_validation: int | str | None = None, rounds: int = 20,
-            model: str | Mapping[str, Any] = "small_cnn", image_size: int | None = None,
+            model: str | Mapping[str, Any] | Network = "small_cnn", image_size: int | None = None,
             tables: Mapping[str, Mapping[str, Any]] | None = None,
             labelled_only: bool = True, out: Path | str = "runs", engine: EngineName = "processes",
             device: Device = "auto", progress: bool = True) -> Comparison:
@@ -117,7 +123,8 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         seeds: each gives another split, other labelled images and other random numbers.
         labelled_only: whether the network is also trained on the labels alone, once for each seed.
         out: where the folders of the runs go, one for each.
-        data, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation, rounds, model, image_size,
+        data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
+            rounds, model, image_size,
             tables, engine, device, progress: as of `simulate`.
     Returns: all runs, method by method.
     Raises: SemisiloError for what is wrong with settings or images, with a remedy; runs that are over stay.
@@ -126,10 +133,9 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     if isinstance(seeds, int) or not seeds or len(set(seeds)) != len(seeds):
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
     home = Path(out)
-    setup = Setup(data=stored(data, home / "data"), test="" if test is None else stored(test, home / "data"),
-                  silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
-                  num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
-                  image_size=image_size, tables=tables or {})
+    setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
+                   split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
+                   num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables)
     plans = []
     for index, (label, method) in enumerate(wanted.items()):
         for seed in seeds:
@@ -169,6 +175,39 @@ def load_run(folder: Path | str, *, study: str = "") -> Run:
         return read_run(ledger, name or known[-1], root, simulated=simulated)
     finally:
         ledger.close()
+
+
+def _setup(kept: Path, *, data: DataSource | None, labelled: DataSource | None, unlabelled: DataSource | None,
+           test: DataSource | None, silos: int, split: str | Mapping[str, Any], num_labelled: int | None,
+           labelled_per_class: int | None, num_test: int | str | None, num_validation: int | str | None, rounds: int,
+           model: str | Mapping[str, Any] | Network, image_size: int | None,
+           tables: Mapping[str, Mapping[str, Any]] | None) -> Setup:
+    """What a simulation is made of; arrays and data sets become files of the folder `kept`.
+
+    Raises: UsageError where it is not said which images there are, or said twice.
+    """
+    if data is not None and (labelled is not None or unlabelled is not None):
+        raise UsageError("data has no effect beside labelled and unlabelled.",
+                         remedy="Give data, of which some images are labelled; or labelled and unlabelled apart.")
+    if (labelled is None) != (unlabelled is None):
+        missing = "labelled" if labelled is None else "unlabelled"
+        raise UsageError(f"{missing} is missing: labelled and unlabelled go together.",
+                         remedy=f"Give {missing} as well, or data in the place of both.")
+    dealt = data if unlabelled is None else unlabelled
+    if dealt is None:
+        raise UsageError("There are no images and no study.",
+                         remedy='Give data="folder", or labelled and unlabelled; or a study file.')
+    return Setup(
+        data=stored(dealt, kept, where="data" if labelled is None else "unlabelled", labelled=labelled is None),
+        labelled="" if labelled is None else stored(labelled, kept, where="labelled"),
+        test="" if test is None else stored(test, kept, where="test"), silos=silos, split=split,
+        num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
+        num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables or {})
+
+
+def _equal(value: object, default: object) -> bool:
+    """Whether an argument was left out; arrays compare element by element, and are no default."""
+    return isinstance(value, type(default)) and bool(value == default)
 
 
 def _run(study: Path | Mapping[str, Any], folder: Path, *, label: str, seed: int | None, engine: EngineName,

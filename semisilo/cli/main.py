@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semisilo.cli import predict
+from semisilo.cli import new, predict, probe
 from semisilo.common.text.cli_errors import Terminated, run_cli
 from semisilo.common.text.command_line import show_version
 
@@ -49,7 +49,9 @@ app = typer.Typer(
       semisilo simulate study.toml      a hundred silos and more on this machine
       semisilo report runs/study        the report of a simulation again
       semisilo split study.toml --out parts      the same images as files, for real silos
+      semisilo probe study.toml         what a site's own update would give away of its images
       semisilo predict MODEL SOURCE     an exported model on a folder of images
+      semisilo new my-study             a folder to start from
 
     \b
     Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM.
@@ -277,7 +279,9 @@ def split(
     typer.echo((out / "manifest.json").read_text(encoding="utf-8").rstrip() if as_json else "\n".join(lines))
 
 
+probe.add_to(app)
 predict.add_to(app)
+new.add_to(app)
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ def predict(
         "--no-operating-point", help="Predict the most likely class, also where the model has an operating point.")]
     = False,
     allow_factory: Annotated[list[str] | None, typer.Option(
-        "--allow-factory", metavar="package.module:factory", show_default=False,
+        "--allow-factory", metavar="CODE:factory", show_default=False,
         help="A network from a package that you trust; may be repeated.")] = None,
     json_: JsonOption = False,
 ) -> None:

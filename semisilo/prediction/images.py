@@ -72,31 +72,35 @@ class Source:
             yield Batch(np.concatenate(held), files, labels, share)
 
 
-def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_error: OnError, batch_size: int
-                ) -> Source:
+def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_error: OnError, batch_size: int,
+                multi_label: bool = False) -> Source:
     """The images of a source for a model of these classes.
 
     Args:
         source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
+        multi_label: whether the model's images may have several labels or none: those of the source are not looked at.
     Raises: BadData, naming the source or file.
     """
     skipped: list[Skipped] = []
     if not isinstance(source, (str, Path)):
+        if multi_label and isinstance(source, tuple) and len(source) == 2:
+            source = source[0]
         return Source(_arrays(source, form, classes), batch_size, skipped)
     path, part = parse_source(str(source))
     kind = kind_of(path)
     if path is not None and kind in ("folder", "table"):
-        listing = listing_of(path, part, source=str(source), classes=classes)
+        listing = listing_of(path, part, source=str(source), classes=classes, multi_label=multi_label)
         skipped += listing.skipped
-        index = _index(listing.folders, classes)
+        index = {} if multi_label else _index(listing.folders, classes)
         parts = _files(listing.images, listing.images, len(listing.images), index, form, on_error, str(source), skipped)
     elif path is not None and kind == "parquet":
-        rows = parquet.open_rows(parquet.parquet_files(path), part, source=str(source))
+        rows = parquet.open_rows(parquet.parquet_files(path), part, source=str(source), multi_label=multi_label)
         everything = np.ones(rows.number, dtype=bool)
         parts = _files(parquet.files_of(rows, everything), parquet.files_of(rows, everything), rows.number,
-                       _index(rows.classes, classes, named=rows.classes_named), form, on_error, str(source), skipped)
+                       {} if multi_label else _index(rows.classes, classes, named=rows.classes_named), form, on_error,
+                       str(source), skipped)
     else:
-        parts = _npz(path, part, form, classes, str(source))
+        parts = _npz(path, part, form, classes, str(source), labels="no" if multi_label else "if there")
     return Source(parts, batch_size, skipped)
 
 
@@ -133,15 +137,16 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
                     min(1.0, done / max(1, number)))
 
 
-def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str) -> Iterator[Batch]:
+def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str, *,
+         labels: Literal["if there", "no"]) -> Iterator[Batch]:
     if path is not None and (not has_suffix(path, NPZ) or not path.exists()):
         raise BadData(f"{source}: no such folder or file, or none that is read.",
                       remedy=SOURCES)
     arrays = archive.digits(part, source=source) if path is None else \
-        archive.npz(path, part, source=source, labels="if there")
+        archive.npz(path, part, source=source, labels=labels)
     assert arrays.images is not None
     known = [-1] * len(arrays.images)
-    if arrays.labels_N is not None:
+    if arrays.labels_N is not None and labels != "no":
         index = _index(arrays.classes, classes, named=arrays.classes_named)
         known = [index.get(arrays.classes[label], -1) if label >= 0 else -1 for label in arrays.labels_N.tolist()]
     yield from _squares(arrays.images, form, [f"{arrays.prefix}[{index}]" for index in range(len(known))], known,

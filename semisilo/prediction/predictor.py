@@ -25,7 +25,10 @@ from semisilo.common.config import to_dict
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
+from semisilo.common.measures.multi_label import AVERAGE_CUT, sigmoid
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingPoint, facts_from_json
+from semisilo.common.models.own.given import GIVEN, Network, give
+from semisilo.common.models.own.model_file import ModelFile, names_file
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_percentage
 from semisilo.common.text.html import Table, render_html
@@ -73,16 +76,41 @@ class Predictions:
     """The threshold by which one class was predicted; None: the largest probability."""
     prevalence: Prevalence | None = None
     """What the probabilities were brought to; None: they are for the classes' shares of training."""
+    thresholds: tuple[float, ...] = ()
+    """Where an image may show several classes or none: what each class's probability must reach to count as shown, in
+    the order of `classes`; () where an image has one class. `predicted` is then the class that exceeds its own by
+    most."""
 
     def notes(self) -> tuple[str, ...]:
         """What whoever reads the predictions must know, a line each."""
         found = []
+        if self.thresholds:
+            found.append("thresholds: " + ", ".join(f"{name} {cut:.4g}" for name, cut in zip(
+                self.classes, self.thresholds, strict=True)))
         if (point := self.operating_point) is not None:
             found.append(f"operating point: {point.describe()}, threshold {point.threshold:.4g}"
                          + (" on the probability before --prevalence" if self.prevalence is not None else ""))
         if self.prevalence is not None:
             found.append(self.prevalence.describe(self.classes))
         return tuple(found)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may show several classes or none."""
+        return bool(self.thresholds)
+
+    @property
+    def shown(self) -> NDArray[np.bool_]:
+        """Which classes count as shown, (N, K). With one class for an image the predicted one."""
+        if self.multi_label:
+            reached: NDArray[np.bool_] = self.probabilities >= np.array(self.thresholds)
+            return reached
+        one: NDArray[np.bool_] = np.arange(len(self.classes)) == self.predicted[:, None]
+        return one
+
+    def findings(self, index: int) -> tuple[str, ...]:
+        """The names of the classes that an image shows; () for none."""
+        return tuple(name for name, is_shown in zip(self.classes, self.shown[index].tolist(), strict=True) if is_shown)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -104,8 +132,14 @@ class Predictions:
 
     def rows(self, *, top: int | None = None) -> list[dict[str, Cell]]:
         """A dictionary for each image: file, predicted, probability, perhaps true, and the probabilities of all classes
-        ("p_CLASS"), or the `top` likeliest ("class_1", "probability_1", ...)."""
-        found = []
+        ("p_CLASS"), or the `top` likeliest ("class_1", "probability_1", ...).
+
+        Where an image may show several classes or none: file, findings (names with "|" between them, "" for none), and
+        of every class "p_CLASS" and "shown_CLASS", 1 where it counts as shown, else 0.
+        """
+        if self.multi_label:
+            return self._rows_of_findings(top)
+        found: list[dict[str, Cell]] = []
         for index, name in enumerate(self.files):
             label, p_K = int(self.predicted[index]), self.probabilities[index]
             row: dict[str, Cell] = {"file": name, "predicted": self.classes[label], "probability": float(p_K[label])}
@@ -119,11 +153,26 @@ class Predictions:
             found.append(row)
         return found
 
+    def _rows_of_findings(self, top: int | None) -> list[dict[str, Cell]]:
+        found = []
+        for index, (name, p_K, is_shown_K) in enumerate(zip(self.files, self.probabilities, self.shown.tolist(),
+                                                            strict=True)):
+            row: dict[str, Cell] = {"file": name, "findings": "|".join(self.findings(index))}
+            if top is None:
+                for each, p, is_shown in zip(self.classes, p_K.tolist(), is_shown_K, strict=True):
+                    row |= {f"p_{each}": p, f"shown_{each}": int(is_shown)}
+            else:
+                for rank, best in enumerate(np.argsort(-p_K, kind="stable")[:top].tolist(), 1):
+                    row |= {f"class_{rank}": self.classes[best], f"probability_{rank}": float(p_K[best])}
+            found.append(row)
+        return found
+
     def to_dict(self, *, top: int | None = None) -> dict[str, object]:
         """Everything as plain JSON types."""
         return {"classes": list(self.classes), "images": len(self), "labelled": self.labelled,
                 "right": self.right if self.labelled else None, "accuracy": self.accuracy,
                 "operating_point": to_dict(self.operating_point), "prevalence": to_dict(self.prevalence),
+                **({"thresholds": dict(zip(self.classes, self.thresholds, strict=True))} if self.multi_label else {}),
                 "predictions": self.rows(top=top),
                 "skipped": [{"file": each.name, "reason": each.reason, "broken": each.broken} for each in self.skipped]}
 
@@ -147,9 +196,10 @@ class Predictions:
         """A table of the first images, for notebooks."""
         share = "" if self.accuracy is None else \
             f", {self.right} of {self.labelled} right ({describe_percentage(self.accuracy)})"
-        rows = [(name, self.classes[label], f"{p_K[label]:.3f}")
-                for name, label, p_K in zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
-                                            self.probabilities[:_SHOWN], strict=True)]
+        rows = [(name, "|".join(self.findings(index)) or "no finding" if self.multi_label else self.classes[label],
+                 f"{p_K[label]:.3f}")
+                for index, (name, label, p_K) in enumerate(zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
+                                                               self.probabilities[:_SHOWN], strict=True))]
         table = Table("predictions", ("file", "predicted", "probability"), rows, words=2)
         return render_html(__name__, _Shown(f"{len(self)} images{share}", table, more=max(0, len(self) - _SHOWN),
                                             lost=sum(each.broken for each in self.skipped)))
@@ -180,7 +230,7 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
 def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
             batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
-            operating_point: bool = True, prevalence: str = "") -> Predictions:
+            operating_point: bool = True, prevalence: str = "", network: Network | None = None) -> Predictions:
     """What a model says of images.
 
     Args:
@@ -190,23 +240,25 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         device: "auto" takes an accelerator where there is one.
         batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
-        allow_factories: "package.module:factory" names of networks that may be imported.
+        allow_factories: "package.module:factory" names of networks that may be imported, or "file.py:factory" of a file
+            beside the model.
         progress: told the share that is done, 0 to 1, and a line of text.
         operating_point: whether the model's operating point is used, where it has one: its class is predicted where it
             reaches the threshold, else the likeliest other class.
         prevalence: the classes' shares at this place, as "melanoma=0.02", or "estimate" from these images: the
             probabilities are brought to them (Saerens et al., 2002). The operating point looks at the probabilities as
             they were before, since its sensitivity and specificity do not depend on prevalence.
+        network: what `semisilo.simulate(model=...)` was given, for a model that was trained so by another process.
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size}: must be at least 1.")
-    opened = open_predictor(model, device=device, allow_factories=allow_factories) \
+    opened = open_predictor(model, device=device, allow_factories=allow_factories, network=network) \
         if isinstance(model, (str, Path)) else model
     facts = opened.facts
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
-                         batch_size=batch_size)
+                         batch_size=batch_size, multi_label=facts.task == "multi_label")
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []
     true: list[int] = []
@@ -226,6 +278,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
                       remedy="Check that the files were copied completely.")
     logits_NK = np.concatenate(parts)
     classes = facts.model.classes
+    if facts.task == "multi_label":
+        return _of_findings(logits_NK, facts, tuple(files), tuple(images.skipped), prevalence)
     plain_NK = p_NK = probabilities(logits_NK, temperature=facts.temperature)
     predicted_N, brought_to = logits_NK.argmax(axis=1), None
     if prevalence:
@@ -242,7 +296,22 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
                        prevalence=brought_to)
 
 
-def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = ()) -> Predictor:
+def _of_findings(logits_NK: NDArray[np.float32], facts: ModelFacts, files: tuple[str, ...],
+                 skipped: tuple[Skipped, ...], prevalence: str) -> Predictions:
+    """Predictions of a model whose images may show several classes or none. Raises: UsageError with --prevalence."""
+    if prevalence:
+        raise UsageError("--prevalence is for models whose images have one class; here an image may show several or"
+                         " none.",
+                         remedy="Leave it out.")
+    p_NK = sigmoid(logits_NK)
+    cuts = facts.thresholds or (AVERAGE_CUT,) * len(facts.model.classes)
+    return Predictions(classes=facts.model.classes, files=files, predicted=(p_NK - np.array(cuts)).argmax(axis=1),
+                       probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64), skipped=skipped,
+                       thresholds=cuts)
+
+
+def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = (),
+                   network: Network | None = None) -> Predictor:
     """Reads an exported model.
 
     Args:
@@ -253,7 +322,7 @@ def open_predictor(model: Path | str, *, device: Device = "auto", allow_factorie
     path = _file_of(Path(model).expanduser())
     if path.suffix.lower() == ".onnx":
         return _OnnxPredictor(path, device=device)
-    return _TorchPredictor(path, device=device, allow_factories=allow_factories)
+    return _TorchPredictor(path, device=device, allow_factories=allow_factories, network=network)
 
 
 def _file_of(path: Path) -> Path:
@@ -270,15 +339,26 @@ def _file_of(path: Path) -> Path:
 
 
 class _TorchPredictor:
-    def __init__(self, path: Path, *, device: Device, allow_factories: Collection[str]) -> None:
+    def __init__(self, path: Path, *, device: Device, allow_factories: Collection[str],
+                 network: Network | None) -> None:
         import torch
 
-        from semisilo.common.models.exported import read_model
+        from semisilo.common.models.exported import read_facts, read_model
 
         if device == "cuda" and not torch.cuda.is_available():
             raise UsageError("There is no GPU that torch can use.", remedy="Choose --device cpu.")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        self._model, self._facts = read_model(path, allow_factories=allow_factories, device=chosen)
+        facts = read_facts(path)
+        model = facts.model
+        if network is not None:
+            if model.name.partition(":")[0] != GIVEN:
+                raise UsageError(f"{path}: its network is '{model.name}': network has no effect.",
+                                 remedy="Leave it out.")
+            give(network, num_classes=len(model.classes), channels=facts.image.channels, size=facts.image.size,
+                 sha256=model.factory_sha256)
+        code = tuple(ModelFile(path.parent, model.factory_sha256) if each == model.name and names_file(each) else each
+                     for each in allow_factories)
+        self._model, self._facts = read_model(path, allow_factories=code, device=chosen)
 
     @property
     def facts(self) -> ModelFacts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
-from semisilo.common.data.readers import read_images
+from semisilo.common.data.multi_hot import num_strata, strata_of
+from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.methods import silos_have_labels
 from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
-from semisilo.simulation.splits.named_splits import deal
+from semisilo.simulation.splits.named_splits import WITHOUT_LABELS, deal
 from semisilo.simulation.splits.splits import Indices, Split, class_distributions, non_iidness
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class SilosImages(Sequence["SiloImages"]):
     test: ImageSet | None
     """What silos measure their own models on."""
     rounds_per_step: int
+    classes_known: bool = True
+    """Whether the unlabelled images have labels at all; see `Dealt.classes_known`."""
 
     def __len__(self) -> int:
         return len(self.split.silos)
@@ -62,8 +66,9 @@ class SilosImages(Sequence["SiloImages"]):
 
         unlabelled = self.split.silos[index]
         labelled = self.split.labelled[index] if self.split.labelled else ()
+        hidden = self.images.subset(unlabelled) if len(unlabelled) else None
         return SiloImages(labelled=self.images.subset(labelled) if len(labelled) else None,
-                          unlabelled=self.images.subset(unlabelled) if len(unlabelled) else None,
+                          unlabelled=hidden if hidden is None or self.classes_known else hidden.without_labels(),
                           steps_N=self.split.steps_of(index), rounds_per_step=self.rounds_per_step, test=self.test)
 
 
@@ -82,6 +87,9 @@ class Dealt:
     """The study of real silos with these parts."""
     config: StudyConfig
     """Its settings."""
+    classes_known: bool = True
+    """Whether the unlabelled images have labels, for diagnostics alone; otherwise their labels here are zeros that
+    stand for nothing."""
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -93,10 +101,10 @@ class Dealt:
         """Number of classes."""
         return len(self.classes)
 
-    def labels(self) -> NDArray[np.int64]:
-        """Of everything that is dealt, int64 (N,)."""
+    def labels(self) -> NDArray[np.integer]:
+        """Of everything that is dealt, int64 (N,); multi-hot rows, int8 (N, K), where images may have several."""
         assert self.images.labels_N is not None
-        labels_N: NDArray[np.int64] = self.images.labels_N.numpy()
+        labels_N: NDArray[np.integer] = self.images.labels_N.numpy()
         return labels_N
 
     def coordinator_set(self, name: str) -> ImageSet | None:
@@ -118,11 +126,15 @@ class Dealt:
     def silos_images(self) -> SilosImages:
         """What each silo trains on, by its index."""
         return SilosImages(images=self.images, split=self.split, rounds_per_step=self.rounds_per_step,
-                           test=self.test if self.study.simulation.silos_test else None)
+                           test=self.test if self.study.simulation.silos_test else None,
+                           classes_known=self.classes_known)
 
     def non_iidness(self) -> float:
-        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common. Source: data.md section 3.8."""
-        return non_iidness(class_distributions(self.labels(), self.split, num_classes=self.num_classes))
+        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common; of images with several labels that of
+        their strata. Source: data.md section 3.8."""
+        labels_N = self.labels()
+        return non_iidness(class_distributions(strata_of(labels_N), self.split,
+                                               num_classes=num_strata(labels_N, self.num_classes)))
 
     def digest(self) -> str:
         """SHA-256, hex, of all that participants get: a simulation goes on only with the same images."""
@@ -152,10 +164,15 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
-                            selection=study.draft.data.selection)
+                            selection=study.draft.data.selection,
+                            multi_label=study.draft.study.task == "multi_label")
         return found.images, classes or found.classes
 
-    images, classes = read(source, study.draft.data.classes)
+    classes_known, apart = True, 0
+    if settings.labelled:
+        images, classes, apart, classes_known = _joined_sources(study, read, source)
+    else:
+        images, classes = read(source, study.draft.data.classes)
     test = read(test_source, classes)[0] if test_source else None
     if settings.pool_test:
         if test is None:
@@ -165,7 +182,7 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     assert images.labels_N is not None
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
-                     scenario=study.scenario)
+                     scenario=study.scenario, apart=apart, multi_label=images.labels_N.ndim == 2)
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
     if len(split.test):
@@ -175,7 +192,39 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     tables = study.deployable(classes=classes, sets=tuple(name for name, number in has.items() if number))
     config = config_from_dict(tables, where=f"study {study.name}")
     check_scenario(config, f"study {study.name}")
-    return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables, config=config)
+    return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables, config=config,
+                 classes_known=classes_known)
+
+
+_Read = Callable[[str, tuple[str, ...]], tuple[ImageSet, tuple[str, ...]]]
+"""(source, classes): its labelled images, and the classes."""
+
+
+def _joined_sources(study: SimulatedStudy, read: _Read, source: str
+                    ) -> tuple[ImageSet, tuple[str, ...], int, bool]:
+    """The coordinator's own images before those that are dealt; the classes; how many are the coordinator's; whether
+    the others have labels. Those without get zeros, which nobody is shown.
+
+    Raises: BadConfiguration where labels are needed that are not there.
+    """
+    settings = study.simulation
+    own, classes = read(_located(settings.labelled, study.folder), study.draft.data.classes)
+    known = bool(survey(source).class_counts)
+    if known:
+        others, _ = read(source, classes)
+        return joined(own, others), classes, len(own), True
+    if settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario):
+        raise BadConfiguration(f'[simulation] {settings.data} has no labels, which the split "{settings.split.name}"'
+                               f" and the scenario {study.scenario} would need.",
+                               remedy='Deal it with the split "iid" in labels-at-coordinator.')
+    form = study.draft.data.image
+    found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, labelled=False,
+                        on_error="stop", reading=form.reading, selection=study.draft.data.selection).images
+    import torch
+
+    assert own.labels_N is not None
+    unknown = torch.zeros((len(found), *own.labels_N.shape[1:]), dtype=own.labels_N.dtype)
+    return joined(own, replace(found, labels_N=unknown)), classes, len(own), False
 
 
 def silo_names(number: int) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from semisilo.common.errors import ComputeFailed, SemisiloError
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.models.own.model_file import names_file
 from semisilo.common.process.compute import OnProgress
 from semisilo.common.storage.durable import write_secret
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
@@ -115,7 +116,7 @@ class SimulatedFederation:
             self._silos[name] = SimulatedSilo(
                 name, self._index[name], self._folder.silos / name, policy=self._policy,
                 task_service=self._task_service, ledger=self._ledger, payloads=self._payloads, spool=self._spool,
-                hello=self._hello(self._index[name]))
+                model_files=self._folder.studies / self._study, hello=self._hello(self._index[name]))
         return self._silos[name]
 
     def _hello(self, index: int) -> Hello:
@@ -330,6 +331,8 @@ def _folders_in(folder: Path) -> set[str]:
 
 def _policy_of(config: StudyConfig) -> Policy:
     """What simulated silos permit: all that the study asks for. Their operator is the one who wrote it."""
-    spec, network = find_method(config.method.name), config.model.name
+    spec, model = find_method(config.method.name), config.model
+    in_file = names_file(model.name)
     return Policy(permit=Permit(methods=(spec.name,), groups=tuple({*spec.receives, *spec.up}), metrics=spec.metrics,
-                                factories=(network,) if ":" in network else ()))
+                                factories=(model.name,) if ":" in model.name and not in_file else (),
+                                model_files=(model.factory_sha256,) if in_file else ()))

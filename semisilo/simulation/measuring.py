@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from semisilo.common.errors import SemisiloError
-from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.learning.evaluation import evaluate_classes
 from semisilo.common.methods.contract import Environment, SiloData, Strategy, TensorGroup, Tensors
 from semisilo.common.process.compute import InlineCompute, OnProgress
 from semisilo.common.process.messages import Handler, Request
@@ -179,7 +179,7 @@ class ForgettingObserver:
             model = measurable(self._environment, parameters, statistics)
             if model is None:
                 return
-            accuracies.append(evaluate(model, labelled, form=self._environment.image).accuracy)
+            accuracies.append(evaluate_classes(model, labelled, form=self._environment.image).accuracy)
         self._found[silo] = accuracies[0], accuracies[1]
 
     def metrics(self) -> dict[str, float]:

@@ -48,13 +48,16 @@ def write_parts(dealt: Dealt, folder: Path) -> Path:
 
 
 def write_coordinator(dealt: Dealt, folder: Path) -> None:
-    """Writes the coordinator's sets, its weights file and the study file of real silos into the folder of a study.
+    """Writes the coordinator's sets, its files of weights and network, and the study file of real silos into the folder
+    of a study.
 
-    Raises: BadData when there is no such weights file.
+    Raises: BadData when there is no such file.
     """
     (folder / "data").mkdir(parents=True, exist_ok=True)
     if dealt.study.weights is not None:
         _copy(dealt.study.weights, folder / weights_file(dealt.study.weights))
+    if dealt.study.model_file is not None:
+        _copy(dealt.study.model_file, folder / dealt.study.model_file.name)
     for name in SETS:
         images = dealt.coordinator_set(name)
         if images is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods import Scenario, find_method, silos_have_labels
 from semisilo.common.methods.parts.privacy import too_few_silos
 from semisilo.common.methods.parts.robust import refused
+from semisilo.common.models.own.model_file import file_of, with_digest
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 
@@ -44,6 +45,12 @@ class SimulatedStudy:
         """The file of [model] weights; None without one."""
         named = self.draft.model.weights
         return self.folder / Path(named).expanduser() if named else None
+
+    @property
+    def model_file(self) -> Path | None:
+        """The file that builds the network; None without one."""
+        named = file_of(self.draft.model.name)
+        return self.folder / named if named else None
 
     @property
     def scenario(self) -> Scenario:
@@ -108,6 +115,10 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
     if isinstance(numerics, dict) and not numerics.get("threads"):
         numerics["threads"] = 1  # silos train side by side, and the bits are those of every machine
     draft = _draft(tables, where)
+    model = with_digest(draft.model, folder)
+    if model != draft.model:
+        tables["model"]["factory_sha256"] = model.factory_sha256  # so that another file is another study
+        draft = replace(draft, model=model)
     _check_diagnostics(simulation, draft, where)
     _check_robust(simulation, draft, where)
     start_with = tables.get("study", {}).get("start_with", 1)

@@ -88,7 +88,7 @@ class SimulatedSilo:
     """A silo of a simulation."""
 
     def __init__(self, name: str, index: int, folder: Path, *, hello: Hello, policy: Policy, task_service: TaskService,
-                 ledger: Ledger, payloads: PayloadStore, spool: PayloadStore) -> None:
+                 ledger: Ledger, payloads: PayloadStore, spool: PayloadStore, model_files: Path) -> None:
         """
         Args:
             index: among all silos, from 0.
@@ -97,6 +97,7 @@ class SimulatedSilo:
             policy: what it permits.
             payloads: the coordinator's, which files are linked from.
             spool: the coordinator's, which updates are linked into.
+            model_files: where the file lies that builds the network, if one does: the study's folder.
         """
         self.name = name
         self.home = SiloHome(folder)
@@ -104,7 +105,7 @@ class SimulatedSilo:
         cache = open_cache(self.home.cache)
         self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
                           cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures),
-                          privacy_folder=self.home.privacy, in_threads=False)
+                          privacy_folder=self.home.privacy, model_files=model_files, in_threads=False)
         self._cache = cache
         self._tensors = LinkedTensors(cache)
         self._hello = hello

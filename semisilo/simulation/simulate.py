@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from semisilo.common.errors import UsageError
+from semisilo.common.models.own.given import GIVEN, CannotBePacked, packed
 from semisilo.common.storage.durable import without_waiting
 from semisilo.common.text.cli_errors import Terminated
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -199,7 +200,15 @@ def _moved(dealt: Dealt, *, engine: EngineName, device: str,
 
     wanted = engine == "processes" and (
         workers is not None or (not accelerator and most_processes(dealt.config.numerics.threads) > 1))
-    shared = share(dealt, device="cuda" if accelerator else "cpu") if wanted else None
+    network = b""
+    if wanted:
+        try:
+            network = _handed_over(dealt)
+        except CannotBePacked as error:
+            _LOG.warning("%s; silos train in this process, one at a time", error)
+            yield dealt, None
+            return
+    shared = share(dealt, device="cuda" if accelerator else "cpu", network=network) if wanted else None
     if shared is None:
         if wanted:
             _LOG.warning("there is too little memory to give the images to other processes; silos train in this one")
@@ -211,13 +220,23 @@ def _moved(dealt: Dealt, *, engine: EngineName, device: str,
         shared[1].close()
 
 
+def _handed_over(dealt: Dealt) -> bytes:
+    """The study's network for other processes, where it was handed over from Python. Raises: CannotBePacked."""
+    model = dealt.config.model
+    return packed(model.factory_sha256) if model.name.partition(":")[0] == GIVEN else b""
+
+
 def _workplace(dealt: Dealt, shared: SharedImages | None, *, engine: EngineName, device: str,
                workers: int | None) -> Workplace:
     images, threads = dealt.silos_images(), dealt.config.numerics.threads
     if engine == "ray":
         from semisilo.simulation.engines.ray_cluster import RayWorkplace
 
-        return RayWorkplace(images, device=device, workers=workers, threads=threads)
+        try:
+            network = _handed_over(dealt)
+        except CannotBePacked as error:
+            raise UsageError(str(error), remedy="Choose the engine process.") from error
+        return RayWorkplace(images, device=device, workers=workers, threads=threads, network=network)
     if shared is None:
         from semisilo.simulation.engines.one_process import InlineWorkplace
 

@@ -17,15 +17,17 @@ from dataclasses import replace
 
 from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, SystemTrouble, Unreachable
+from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
-from semisilo.common.text.log_context import bound
+from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.secure_steps import SecureSteps
@@ -33,7 +35,7 @@ from semisilo.silo.agent.shared_model import check_size, note_question
 from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
-from semisilo.silo.agent.terminal import Display
+from semisilo.silo.agent.terminal import Display, ToldDisplay
 from semisilo.silo.compute.messages import Survey
 from semisilo.silo.link.link import Link, is_fatal
 from semisilo.silo.link.retrying_calls import waits
@@ -62,6 +64,8 @@ _STATUS_SECONDS = 5.0
 writing replaces a file."""
 _PROCESS_BYTES = 8
 """Of the number by which the coordinator tells this process from one with a copy of the identity."""
+_PROGRESS_SECONDS = 1.0
+"""How far the work is stands in the status file, and is written this often."""
 _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
@@ -87,7 +91,8 @@ class Agent:
 
     def __init__(self, *, home: SiloHome, silo: str, address: str, policy: Policy, choice: JoinChoice, link: Link,
                  compute: Compute, display: Display, traffic: Traffic, renew: Callable[[], Awaitable[None]],
-                 exit_when_finished: bool = False, federation: str = "", heads: HeadRecord | None = None,
+                 exit_when_finished: bool = False, idle_seconds: float = math.inf, federation: str = "",
+                 heads: HeadRecord | None = None,
                  poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time,
                  on_task: Callable[[TaskOutcome], None] = lambda outcome: None) -> None:
         """
@@ -103,6 +108,7 @@ class Agent:
             compute: runs `semisilo.silo.compute.operations.Operations`.
             renew: renews the certificate when that is due; called before every poll.
             exit_when_finished: `run` returns when there is no study any more after this silo has taken part in one.
+            idle_seconds: `run` returns as well when there was nothing to do for so long after it has begun.
             poll_seconds: how long the coordinator may hold a poll.
             clock: Unix seconds.
             on_task: told what became of each task.
@@ -120,10 +126,13 @@ class Agent:
         self._choice = choice
         self._link = link
         self._compute = compute
-        self._display = display
+        self._display = ToldDisplay(display, self._progressed)
         self._traffic = traffic
         self._renew = renew
         self._exit_when_finished = exit_when_finished
+        self._idle_seconds = idle_seconds
+        self.has_worked = False
+        """Whether there was a study to take part in, or the end of one was heard."""
         self._poll_seconds = poll_seconds
         self._clock = clock
         self._memory = SiloMemory(home.memory, outgoing=home.outgoing)
@@ -132,6 +141,7 @@ class Agent:
         self._status = StatusFile(home.status)
         self._before_start = Carried(self._status.now.sent_bytes, self._status.now.received_bytes)
         self._disclosures = DisclosureLog(home.disclosures)
+        self._asked = AskedRecord(home.asked)
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
         self._secure = SecureStore(home.secure)
@@ -142,19 +152,21 @@ class Agent:
             sign=lambda study, digest: sign_card(self._secure.private_identity(), federation=federation, silo=silo,
                                                  study=study, digest=digest)) if federation else None
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
-                                  memory=self._memory, cache=self._cache, display=display,
+                                  memory=self._memory, cache=self._cache, display=self._display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
                                   threads_file=home.threads, images_folder=home.images, privacy_folder=home.privacy,
+                                  model_files=home.model_files,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,
                                                      policy=policy), agreement=self._agreement)
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
-                                    cache=self._cache, display=display, disclosures=self._disclosures, clock=clock)
+                                    cache=self._cache, display=self._display, disclosures=self._disclosures,
+                                    clock=clock)
         self._labelled = 0
         self._unlabelled = 0
         self._contact_unix = self._status.now.last_contact_unix
-        self._written = 0.0
+        self._written = self._progress_written = 0.0
         self._in_trouble = False
         self._quick_answers = 0
         self._said_away = False
@@ -164,19 +176,23 @@ class Agent:
     # The loop ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
-        """Works until the study is over (with `exit_when_finished`); returns the coordinator's line about its end.
+        """Works until the study is over (with `exit_when_finished`), or there was none for `idle_seconds`; returns the
+        coordinator's line about its end, if there is one.
 
         Raises: BadData when the images cannot be used; what no repetition can fix.
         """
         try:
             await self._until_well(self._begin)
+            began = time.monotonic()
             self._display.state(f"connecting to {self._address}")
             self._save(state=f"connecting to {self._address}")
             pauses = waits(self._link.backoff, silo=self._silo)
             while True:
                 await self._until_well(self._renew)
                 asked = time.monotonic()
-                answer = await self._link.await_task(self._hello)
+                answer = await self._next_answer(asked - began)
+                if answer is None:
+                    return ""
                 self._sites.heard()
                 self._heed(answer.warning)
                 first, self._heard = not self._heard, True
@@ -208,6 +224,20 @@ class Agent:
             self._display.done()
             if self._status.now.pid:
                 self._save(state="stopped", pid=0)
+
+    async def _next_answer(self, since_seconds: float) -> pb.AwaitTaskResponse | None:
+        """What the coordinator answers, or None when there was nothing to do for too long.
+
+        Args:
+            since_seconds: how long ago this began.
+        """
+        if self.has_worked or math.isinf(self._idle_seconds):
+            return await self._link.await_task(self._hello)
+        try:
+            async with asyncio.timeout(max(0.0, self._idle_seconds - since_seconds)):
+                return await self._link.await_task(self._hello)
+        except TimeoutError:  # a task that was on its way is given again
+            return None
 
     async def _begin(self) -> None:
         # Nobody writes updates now: what a crash has left half-written can go.
@@ -284,7 +314,7 @@ class Agent:
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
             process=self._process, secure_identity=self._secure.identity() if self._proof else b"",
             masked_study=self._secure.last_study,
-            secure_identity_proof=self._proof)
+            secure_identity_proof=self._proof, capabilities=sorted(CAPABILITIES))
         request.masked_round, request.masked_phase = self._secure.last_masked(self._secure.last_study)
         now, away = self._clock(), self._away()
         self._said_away = away is not None
@@ -307,6 +337,7 @@ class Agent:
         Raises: SemisiloError when that cannot be; it must not be sent then.
         """
         content = {"version": request.version, "methods": list(request.methods),
+                   "capabilities": list(request.capabilities),
                    "labelled_count": request.labelled_count, "unlabelled_count": request.unlabelled_count}
         if request.HasField("away"):
             content |= {"away": pb.Away.Reason.Name(request.away.reason).removeprefix("REASON_").lower(),
@@ -353,18 +384,25 @@ class Agent:
 
     async def _work(self, task: pb.Task, away: Away | None) -> bool:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
+        self.has_worked = True
         name = f"{task.study}, round {task.round}/{task.round_count}"
-        self._save(state=f"{name} of {printable(task.study)}", study=printable(task.study, limit=128),
+        self._save(state=printable(f"{name}: works on it"), study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")
+        with contextlib.suppress(OSError):
+            self._asked.came(task, now_unix=self._clock())
         before = self._traffic.total()
         self.count(durably=True)
         await self._sites.make_way()
-        with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id):
+        with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id,
+                   trace_id=new_trace_id()):
             outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
         carried = self._traffic.total().since(before)
         self.count(durably=True)
         self._on_task(outcome)
+        with contextlib.suppress(OSError):
+            self._asked.ended(task, outcome=outcome.kind, code="" if outcome.error is None else outcome.error.code,
+                              text=outcome.text, now_unix=self._clock())
         if outcome.kind in _HAD_MODEL:
             self._sites.begin(task)
         if outcome.took is not None and outcome.kind != "answered":
@@ -380,7 +418,8 @@ class Agent:
         else:
             self._display.event(text)
         answered = self._status.now.tasks_answered + int(outcome.answered)
-        self._save(last_outcome=outcome.text, tasks_answered=answered, **self._refusal(outcome))
+        self._save(last_outcome=outcome.text, tasks_answered=answered, stage="", stage_fraction=0.0, stage_text="",
+                   **self._refusal(outcome))
         return outcome.answered
 
     def _refusal(self, outcome: TaskOutcome) -> dict[str, object]:
@@ -402,16 +441,20 @@ class Agent:
         line = _REASONS.get(standby.reason, "waiting for the coordinator")
         if (away := self._away()) is not None:
             line = f"connected, but takes no task: {away.error.text}"
+            if away.reason == pb.Away.REASON_AWAITING_APPROVAL and self._agreement is not None:
+                line = f"waits for a person: silo approve {printable(self._agreement.waiting, limit=128)}"
         if standby.round_count and standby.reason != pb.Standby.REASON_NO_STUDY:
             line = f"{study}, round {standby.round}/{standby.round_count}: {line}"
         if text:
             line = f"{line} ({text})"
         if standby.reason != pb.Standby.REASON_NO_STUDY:
+            self.has_worked = True
             self._display.state(self._greeting(line, first=first))
             self._save(state=line, study=study or self._status.now.study, round=standby.round,
                        rounds=standby.round_count)
             return False
         was_part = bool(self._status.now.study)
+        self.has_worked = self.has_worked or was_part
         if was_part:
             self._over = self._status.now.study
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))
@@ -467,7 +510,16 @@ class Agent:
         elif self._contact_unix - self._written >= _STATUS_SECONDS:
             self._save()
 
+    def _progressed(self, what: str, fraction: float, text: str) -> None:
+        """How far the work is, for who looks at the status from elsewhere."""
+        now, stage = self._clock(), printable(what, limit=100)
+        if stage != self._status.now.stage or not 0 <= now - self._progress_written < _PROGRESS_SECONDS:
+            self._progress_written = now
+            self._save(stage=stage, stage_fraction=min(1.0, max(0.0, fraction)), stage_text=printable(text, limit=200))
+
     def _save(self, **changes: object) -> None:
+        if "state" in changes:  # another state is another work
+            changes = {"stage": "", "stage_fraction": 0.0, "stage_text": "", **changes}
         carried = self._traffic.total()
         self._written = self._clock()
         try:

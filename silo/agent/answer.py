@@ -59,6 +59,8 @@ class Site:
     """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`."""
     images_folder: Path | None = None
     """Where decoded images lie that are too many for memory, if the policy permits; None for a simulated silo."""
+    model_files: Path = Path("model_files")
+    """Where the files lie that may build networks."""
     in_threads: bool = True
     """Whether files are read and written in threads, for calls of the coordinator must be answered meanwhile. Where
     there is no such call, as in a simulation, a thread only costs time: it has to wake another one for every file."""
@@ -152,7 +154,7 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
     return Train(
         task=task, payloads=dict(payloads), cache_folder=site.cache_folder, choice=site.choice,
         images_folder=site.images_folder if site.policy.limits.images_on_disk else None,
-        factories=site.policy.permit.factories, memory=memory, residuals=residuals,
+        factories=site.policy.permit.code(site.model_files), memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
         memory_folder=site.memory.folder, privacy=site.policy.privacy,
         privacy_folder=site.privacy_folder, link_bytes_per_second=upload_rate, threads_file=site.threads_file)

@@ -3,11 +3,13 @@
 What counts is what the kernel counts on the connection to the coordinator, both ways, TLS included; where it does
 not, an estimate from the messages, never below the payloads. Before a transfer its declared size must fit into
 what is left; what TLS adds to it is counted when it has crossed. The file `day.json` is rewritten while bytes move, and
-on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any.
+on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any. What a day
+that is over has come to goes to `days.json`, for people.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -20,9 +22,11 @@ from semisilo.common.text.describe import describe_bytes
 from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.working_hours import Hours, day_of, next_day_at, time_text
 
-__all__ = ["DayBudget", "DayCount", "read_day"]
+__all__ = ["DayBudget", "DayCount", "read_day", "read_days"]
 
 _WORTH_WRITING_BYTES = 64 * 1024
+_MOST_DAYS = 400
+"""Kept in `days.json`: a year, and a month to look back at it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +47,29 @@ class DayCount:
 
 def read_day(path: Path, hours: Hours, now_unix: float) -> DayCount:
     """What was carried on the present day; zeros when there is no note of it."""
-    today = day_of(hours, now_unix)
+    today, count = day_of(hours, now_unix), _read(path)
+    return count if count is not None and count.day == today else DayCount(day=today)
+
+
+def read_days(path: Path) -> tuple[DayCount, ...]:
+    """What was carried on days that are over, oldest first; nothing where there is no note of any, or a damaged one."""
+    try:
+        return from_dict(_Days, json.loads(path.read_text(encoding="utf-8"))).days
+    except (OSError, ValueError, BadConfiguration):
+        return ()
+
+
+def _read(path: Path) -> DayCount | None:
     try:
         count = from_dict(DayCount, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, BadConfiguration):
-        return DayCount(day=today)
-    return count if count.day == today and min(count.sent_bytes, count.received_bytes) >= 0 else DayCount(day=today)
+        return None
+    return count if min(count.sent_bytes, count.received_bytes) >= 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Days:
+    days: tuple[DayCount, ...] = ()
 
 
 class DayBudget:
@@ -64,6 +85,9 @@ class DayBudget:
         self._path = path
         self._limit = bytes_per_day
         self._hours = hours
+        before = _read(path)
+        if before is not None and before.day < day_of(hours, now_unix):
+            self._over(before)
         self._count = read_day(path, hours, now_unix)
         self._seen = Carried()
         self._written = self._count.bytes
@@ -80,6 +104,8 @@ class DayBudget:
         added = total.since(self._seen)
         self._seen = total
         today = day_of(self._hours, now_unix)
+        if self._count.day < today:  # not where the clock was set back
+            self._over(self._count)
         before = self._count if self._count.day == today else DayCount(day=today)
         # The bytes around midnight belong to the new day: that never allows more than the limit.
         self._count = DayCount(day=today, sent_bytes=before.sent_bytes + added.sent_bytes,
@@ -110,6 +136,16 @@ class DayBudget:
         if self._limit and self._count.day == day_of(self._hours, now_unix) and self._count.bytes >= self._limit:
             return next_day_at(self._hours, now_unix)
         return self._over_until if now_unix < self._over_until else None
+
+    def _over(self, count: DayCount) -> None:
+        """Notes a day that is over. Nothing but a page depends on it."""
+        path = self._path.with_name("days.json")
+        known = [each for each in read_days(path) if each.day != count.day]
+        days = sorted([*known, *([count] if count.bytes else [])], key=lambda each: each.day)[-_MOST_DAYS:]
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(asdict(_Days(days=tuple(days)))) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
 
     def _write(self, *, durably: bool) -> None:
         text = (json.dumps(asdict(self._count)) + "\n").encode()

@@ -134,7 +134,7 @@ class NetworkSteps:
             await self._warn_of_images(task, error, state)
             raise
         self._display.done()
-        self.took = replace(self.took, train_seconds=trained.seconds)
+        self.took = replace(self.took, train_seconds=trained.seconds, processes=trained.processes)
         if trained.skipped:
             self._display.event(f"{self._watch.name}: {counted(trained.skipped, 'file')} could not be read: left out")
         self._own_images.were_read(task.study)

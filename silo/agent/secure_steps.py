@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from semisilo.common.errors import BadRoster, NotPermitted, SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
+from semisilo.common.methods.parts.privacy import noise_shares, shares_noise
 from semisilo.common.methods.uplink import RANDOM_K
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
@@ -38,12 +39,16 @@ STEP_TEXTS: Mapping[SumStep, str] = {
 """What leaves in each, for a person."""
 
 
-def trust_of(policy: Policy, store: SecureStore, *, silo: str) -> Trust:
-    """Whom this silo takes for a silo: those pinned in silo.toml, and others as they were first seen."""
+def trust_of(policy: Policy, store: SecureStore, *, silo: str, min_silos: int = 0) -> Trust:
+    """Whom this silo takes for a silo: those pinned in silo.toml, and others as they were first seen.
+
+    Args:
+        min_silos: trusted ones that a sum must have, where that is more than silo.toml says.
+    """
     pinned = {name: parse_fingerprint(text, where=f"silo.toml: [peers] {name}") for name, text in policy.peers.items()}
     return Trust(silo=silo, identity=store.identity(), pinned=pinned, require_pinned=policy.require.pinned_peers,
                  known={name: key for name, key in store.known.items() if name not in pinned and name != silo},
-                 min_silos=policy.require.min_silos)
+                 min_silos=max(policy.require.min_silos, min_silos))
 
 
 class SecureSteps:
@@ -66,7 +71,8 @@ class SecureSteps:
             return steps.round_keys(session, self._store.private_identity())
         session = self._session(task, total)
         if question.step == "shares":
-            after, shares = steps.share(session, question.members, self._trust())
+            after, shares = steps.share(session, question.members, trust_of(
+                self._policy, self._store, silo=self._silo, min_silos=_noise_takes(task, total)))
             self._store.keep(task.study, after)
             self._store.know({each.silo: each.identity for each in question.members})
             return shares
@@ -90,6 +96,9 @@ class SecureSteps:
         if question.form.random_k < 1 and RANDOM_K not in self._policy.permit.encodings:
             raise NotPermitted("The study wants a random share of every update, which this silo does not permit.",
                                remedy=f'To allow it, add "{RANDOM_K}" to [permit] encodings in silo.toml.')
+        if session.min_silos < (takes := _noise_takes(task, total)):
+            raise SecureSumRefused(f"The noise of this sum is that of {takes} silos together, and it was begun as one"
+                                   f" that {session.min_silos} would do for.")
         context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.head.digest())
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
         self._store.keep(task.study, after, masks=True)
@@ -157,5 +166,10 @@ class SecureSteps:
         return SecureSum(federation=self._federation, study=task.study, round=task.round, phase=question.phase,
                          nonce=question.nonce, threshold=question.threshold)
 
-    def _trust(self) -> Trust:
-        return trust_of(self._policy, self._store, silo=self._silo)
+
+def _noise_takes(task: TaskSpec, total: SecureSum) -> int:
+    """Silos whose noise together covers this one, all of whom it must trust: those with the coordinator take theirs
+    away. 0 where noise is not shared."""
+    if task.dp is None or not shares_noise(task.dp, secure=True):
+        return 0
+    return noise_shares(task.dp, total.threshold)

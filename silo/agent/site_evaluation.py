@@ -112,7 +112,7 @@ class SiteEvaluator:
                 found = await self._compute.call(EvaluateFile(
                     path=path, choice=self._choice, stop_file=self._home.stop_evaluation,
                     images_folder=self._home.images if self._policy.limits.images_on_disk else None,
-                    factories=self._policy.permit.factories))
+                    factories=self._policy.permit.code(self._home.model_files)))
             finally:
                 path.unlink(missing_ok=True)
             await self._note(found, study=model.study, round=model.round, labels_alone=model.labels_alone,
@@ -134,7 +134,7 @@ class SiteEvaluator:
         request = EvaluateReceived(
             task=task, payloads=payloads, cache_folder=self._cache.folder, choice=self._choice,
             images_folder=self._home.images if self._policy.limits.images_on_disk else None,
-            factories=self._policy.permit.factories, threads_file=self._home.threads,
+            factories=self._policy.permit.code(self._home.model_files), threads_file=self._home.threads,
             stop_file=self._home.stop_evaluation)
         with self._telling_failure(f"round {model_round}"):
             self._home.stop_evaluation.unlink(missing_ok=True)
@@ -205,10 +205,14 @@ class SiteEvaluator:
             found, sent = each.evaluation, evaluation_to_proto(each.evaluation)
             self._disclosures.record(message(
                 "evaluation", sent.SerializeToString(deterministic=True), study=found.study, round=found.round,
-                text=f"global model: {found.correct} of {found.count} test images right, by class",
+                text=f"global model: {_told(found)}",
                 content={"labels_alone": found.labels_alone, "images": [one.images for one in found.classes],
                          "correct": [one.correct for one in found.classes],
-                         "auroc": [one.auroc for one in found.classes]}))
+                         "auroc": [one.auroc for one in found.classes],
+                         **({"others": [one.others for one in found.classes],
+                             "correct_others": [one.correct_others for one in found.classes],
+                             "average_precision": [one.average_precision for one in found.classes]}
+                            if found.multi_label else {})}))
             messages.append(sent)
         return messages
 
@@ -216,3 +220,9 @@ class SiteEvaluator:
         """The coordinator has answered the last call."""
         self._unsent = [each for each in self._unsent if each not in self._in_call]
         self._in_call = ()
+
+
+def _told(found: SiteEvaluation) -> str:
+    if found.multi_label:
+        return f"answers to {len(found.classes)} classes on {found.count} test images, right and wrong ones"
+    return f"{found.correct} of {found.count} test images right, by class"

@@ -88,6 +88,7 @@ class TaskRunner:
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
                  budget: DayBudget, privacy_folder: Path, images_folder: Path | None = None,
+                 model_files: Path = Path("model_files"),
                  threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
                  clock: Callable[[], float] = time.time, secure: SecureSteps | None = None,
                  agreement: Agreement | None = None) -> None:
@@ -99,6 +100,7 @@ class TaskRunner:
             budget: what may cross today.
             privacy_folder: of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`.
             images_folder: where decoded images lie that are too many for memory, if the policy permits.
+            model_files: where the files lie that may build networks.
             last_upload_bytes: size of the last update of each study, as far as it is known.
             clock: Unix seconds.
         """
@@ -113,7 +115,7 @@ class TaskRunner:
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
                           disclosures=disclosures, privacy_folder=privacy_folder, threads_file=threads_file,
-                          images_folder=images_folder)
+                          images_folder=images_folder, model_files=model_files)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
         self.num_images = 0

@@ -29,6 +29,8 @@ class TaskTook:
     """Of the silo, labelled and not."""
     train_seconds: float = 0.0
     """0 when the answer was ready before."""
+    processes: int = 1
+    """That have trained together, under torchrun."""
     download_bytes: int = 0
     """Payloads that came in this task; 0 when they were here already."""
     download_seconds: float = 0.0

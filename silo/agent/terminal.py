@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from semisilo.common.text.describe import describe_bytes, describe_seconds
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["Display", "LiveDisplay", "LogDisplay", "PlainDisplay", "describe_bytes", "describe_seconds", "open_display"]
+__all__ = ["Display", "LiveDisplay", "LogDisplay", "PlainDisplay", "ToldDisplay", "describe_bytes", "describe_seconds",
+           "open_display"]
 
 _LOG = logging.getLogger("semisilo.silo")
 
@@ -154,6 +156,30 @@ class LogDisplay:
 
     def close(self) -> None:
         """Nothing to restore."""
+
+
+class ToldDisplay:
+    """Another display, whose progress somebody else is told as well."""
+
+    def __init__(self, display: Display, tell: Callable[[str, float, str], None]) -> None:
+        self._display = display
+        self._tell = tell
+
+    def event(self, text: str) -> None:
+        self._display.event(text)
+
+    def state(self, text: str) -> None:
+        self._display.state(text)
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        self._tell(what, fraction, text)
+        self._display.progress(what, fraction, text)
+
+    def done(self) -> None:
+        self._display.done()
+
+    def close(self) -> None:
+        self._display.close()
 
 
 def open_display() -> PlainDisplay | LiveDisplay | LogDisplay:

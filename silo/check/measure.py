@@ -12,23 +12,24 @@ from dataclasses import asdict
 from semisilo.common.config import from_dict
 from semisilo.common.errors import SemisiloError
 from semisilo.common.methods import find_method, silos_have_labels
+from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.text.describe import describe_seconds
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.compute.messages import MeasuredSteps, MeasureSteps
-from semisilo.silo.site.policy import Policy
 
 __all__ = ["measure_steps", "steps_per_round"]
 
 _LONGEST_SECONDS = 120.0
 
 
-def measure_steps(needs: StudyNeeds, policy: Policy, *, labelled: int,
+def measure_steps(needs: StudyNeeds, code: tuple[PermittedCode, ...], *, labelled: int,
                   unlabelled: int) -> tuple[Finding, float | None]:
     """Times steps, and what a round of them would take; (finding, seconds of a round or None).
 
     Args:
+        code: what may build networks here.
         labelled, unlabelled: images of this silo with and without a label.
     """
     if not needs.begun:
@@ -41,7 +42,7 @@ def measure_steps(needs: StudyNeeds, policy: Policy, *, labelled: int,
         try:
             async with asyncio.timeout(_LONGEST_SECONDS):
                 return await compute.call(MeasureSteps(task=needs.task, batch=batch,
-                                                       factories=policy.permit.factories))
+                                                       factories=code))
         finally:
             await compute.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 from semisilo.common.config import from_dict
 from semisilo.common.errors import SemisiloError
 from semisilo.common.methods import find_method, silos_have_labels
-from semisilo.common.methods.parts.privacy import spends_at_site
+from semisilo.common.methods.parts.privacy import spends_at_site, trained_with
 from semisilo.common.text.describe import counted
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
@@ -49,7 +49,7 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
     task, dp = needs.task, needs.task.dp
     assert dp is not None
     spec = find_method(task.method)
-    settings: Any = from_dict(spec.settings, task.settings, where=f"settings of {task.method}")
+    settings: Any = trained_with(from_dict(spec.settings, task.settings, where=f"settings of {task.method}"))
     has_labels = silos_have_labels(settings.scenario)
     numbers = (labelled if has_labels else 0, unlabelled if has_labels else labelled + unlabelled)
     each = noisy_steps_of(settings, dp, rounds=task.rounds, num_labelled=numbers[0],

@@ -98,7 +98,8 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
             if measure:
                 from semisilo.silo.check.measure import measure_steps
 
-                found, measured = measure_steps(needs, policy, labelled=counted[0], unlabelled=counted[1])
+                found, measured = measure_steps(needs, policy.permit.code(home.model_files), labelled=counted[0],
+                                                unlabelled=counted[1])
                 findings.append(found)
             expected = forecast(needs, home, images=sum(counted), measured_seconds=measured)
         findings += look_at_hours(home, policy, needs, expected, now())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from semisilo.common.config import to_dict
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.site.home import JoinChoice, SiloHome, home_option
@@ -138,7 +139,8 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
     try:
         found = survey_silo_images(choice)
         if needs is not None and needs.task.model.classes:
-            check_silo_images(choice, classes=needs.task.model.classes, scenario=scenario_of(needs))
+            check_silo_images(choice, classes=needs.task.model.classes, scenario=scenario_of(needs),
+                              multi_label=is_multi_label(needs.task.settings))
     except SemisiloError as error:
         return bad("images", error), (0, 0)
     except OSError as error:

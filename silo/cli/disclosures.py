@@ -31,7 +31,7 @@ def disclosures(
     kind: Annotated[list[str] | None, typer.Option(
         "--kind", metavar="KIND", show_default=False,
         help="Only lines of this kind; may be given several times: update, abstention, refusal, announcement, check, "
-             "enrolment, renewal, leaving, evaluation, model.")] = None,
+             "enrolment, renewal, leaving, evaluation, model, secure_step, study_card.")] = None,
     csv_: Annotated[Path | None, typer.Option(
         "--csv", metavar="FILE", show_default=False, help="Write them to FILE as CSV; - for standard output.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check instead what this silo has seen of the coordinator's "
@@ -115,9 +115,10 @@ def _check(folder: Path, export: Path | None, *, as_json: bool) -> None:
 
         typer.echo(json.dumps(to_dict(found), ensure_ascii=False, indent=2))
     else:
-        typer.echo(found.text)
-        for note in found.notes:
-            typer.echo(f"  note: {printable(note, limit=1000)}")
+        from semisilo.common.text.wrapped import fitted, terminal_width
+
+        for line in (found.text, *(f"  note: {printable(note, limit=1000)}" for note in found.notes)):
+            typer.echo("\n".join(fitted(line, terminal_width())))
         for problem in found.problems:
             typer.echo(f"  WRONG: {printable(problem, limit=1000)}", err=True)
     if found.problems:

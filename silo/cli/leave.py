@@ -31,9 +31,9 @@ def leave(
 ) -> None:
     """Leaves the federation and removes its keys and caches here.
 
-    Tells the coordinator, then removes key, certificate, caches and memory. silo.toml and the record of disclosures
-    stay. Tasks that are open are cancelled; what this silo has contributed stays in the model. Stop `silo join` first.
-    An invitation lets the silo back in.
+    Tells the coordinator, then removes key, certificate, caches and memory. silo.toml and the records of what left and
+    what was asked stay. Tasks that are open are cancelled; what this silo has contributed stays in the model. Stop
+    `silo join` first. An invitation lets the silo back in.
 
     \b
     Examples:
@@ -47,6 +47,7 @@ def leave(
     from semisilo.common.errors import UsageError
     from semisilo.common.identity.certificates import utc_text
     from semisilo.common.text.logs import set_up_logging
+    from semisilo.common.text.wrapped import fitted, terminal_width
     from semisilo.silo.membership.leaving import leave as leave_from
 
     set_up_logging()
@@ -68,7 +69,7 @@ def leave(
         return
     whom = f"Silo '{done.silo}' has left federation '{done.federation}'" if done.silo else "The silo has left"
     when = f" on {utc_text(done.left_unix)}" if done.left_unix is not None else ""
-    typer.echo(f"{whom}{when}.")
-    if done.note:
-        typer.echo(done.note)
-    typer.echo(f"Removed: {', '.join(done.removed) or 'nothing'}. Kept: {', '.join(done.kept) or 'nothing'}.")
+    for line in (f"{whom}{when}.", done.note, f"Removed: {', '.join(done.removed) or 'nothing'}.",
+                 f"Kept: {', '.join(done.kept) or 'nothing'}."):
+        if line:
+            typer.echo("\n".join(fitted(line, terminal_width())))

@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
+from semisilo.common.config import parse_duration
+from semisilo.common.text.cli_errors import clean_exit_on_termination, interrupt_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
-from semisilo.silo.cli import check, data, disclosures, leave, model, move, peers, studies
+from semisilo.silo.cli import check, data, disclosures, leave, model, move, page, peers, permit_model, studies
 from semisilo.silo.cli.options import HomeOption, MetricsOption, NoLabelsOption, home_of
 
 __all__ = ["app", "main"]
@@ -30,6 +31,7 @@ app = typer.Typer(
       silo status                                  what it is doing, from another shell
       silo disclosures                             what has left this site
       silo studies                                 what this site has agreed to
+      silo page                                    all of this in a browser
       silo move hub.example:8443                   the coordinator has another address
       silo leave                                   end the membership and clean up
 
@@ -38,7 +40,7 @@ app = typer.Typer(
     folder.
 
     \b
-    Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of join.
+    Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of join without --once.
     """)
 
 
@@ -79,7 +81,7 @@ def enroll(
     from semisilo.silo.site.policy import policy_text
 
     folder = home_of(home)
-    words = sys.stdin.read() if line == ["-"] else " ".join(line)
+    words = _typed_line() if line == ["-"] else " ".join(line)
     identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force,
                                      on_trouble=lambda error: typer.echo(error.line(), err=True)))
     policy = SiloHome(folder).policy
@@ -100,6 +102,14 @@ def enroll(
         typer.echo(f"What may leave this site is written in {policy}: read it.")
     option = home_option(folder)
     typer.echo(f"Next: silo check{option}, then: silo join{option} --data FOLDER")
+
+
+def _typed_line() -> str:
+    """The invitation from standard input: all of a pipe or file, one line of a terminal, where it is asked for."""
+    if not sys.stdin.isatty():
+        return sys.stdin.read()
+    typer.echo("Paste the line from the coordinator's operator, then press Enter:", err=True)
+    return sys.stdin.readline()
 
 
 @app.command()
@@ -123,6 +133,11 @@ def join(
     exit_when_finished: Annotated[bool, typer.Option(
         "--exit-when-finished", help="End with status 0 when the study is over, instead of waiting for the next "
                                      "one.")] = False,
+    once: Annotated[bool, typer.Option(
+        "--once", help="Take part in one study and end: for batch systems such as Slurm. Ends with status 3 when there "
+                       "is none within --wait.")] = False,
+    wait: Annotated[str, typer.Option(
+        "--wait", metavar="DURATION", help="How long --once waits for a study to begin.")] = "10m",
     on_error: Annotated[Literal["stop", "skip", "report"] | None, typer.Option(
         "--on-error", show_default=False,
         help="At an image that cannot be read: stop, skip it and say so, or report: read everything, list all that is "
@@ -144,11 +159,17 @@ def join(
       silo join --data /scans --labelled /scans-with-a-diagnosis
       silo join                                     the images of the last time
       silo join --data digits --exit-when-finished
+      silo join --once --wait 30m                   in a batch job
+      torchrun --standalone --nproc-per-node 4 --no-python silo join
+
+    Under torchrun the processes train together, each on a GPU of its own, and are one silo.
 
     \b
-    Exit status: 0 study over, or stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C.
+    Exit status: 0 study over, or stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C. With --once also 3 when
+    there was no study (0 under torchrun), and 143, not 0, when SIGTERM has stopped it with the study under way.
     """
-    with clean_exit_on_termination():
+    once_seconds = None if not once else parse_duration(wait, where="--wait")
+    with interrupt_on_termination() if once else clean_exit_on_termination():
         from semisilo.common.text.logs import set_up_logging
 
         set_up_logging(verbose=verbose, log_format=log_format)
@@ -156,7 +177,7 @@ def join(
 
         raise typer.Exit(join_federation(
             home_of(home), data=data, labelled=labelled, test=test, no_labels=no_labels, on_error=on_error,
-            exit_when_finished=exit_when_finished, metrics=metrics))
+            exit_when_finished=exit_when_finished, once_seconds=once_seconds, metrics=metrics))
 
 
 @app.command()
@@ -179,7 +200,7 @@ def status(
         from semisilo.silo.site.home import SiloHome
 
         raise typer.Exit(0 if SiloHome(home_of(home)).is_running() else 1)
-    from semisilo.silo.cli.status import facts, lines
+    from semisilo.silo.agent.status import facts, lines
 
     found = facts(home_of(home), now=time.time())
     if json_:
@@ -198,7 +219,9 @@ disclosures.add_to(app)
 leave.add_to(app)
 model.add_to(app)
 move.add_to(app)
+page.add_to(app)
 peers.add_to(app)
+permit_model.add_to(app)
 studies.add_to(app)
 
 

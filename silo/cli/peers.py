@@ -54,5 +54,7 @@ def peers(
     if json_:
         typer.echo(json.dumps([each.facts() for each in found], indent=2))
     else:
-        for line in peer_lines(found):
+        from semisilo.common.text.wrapped import terminal_width
+
+        for line in peer_lines(found, width=terminal_width()):
             typer.echo(line)

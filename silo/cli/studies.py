@@ -6,15 +6,12 @@ Tests: tests/silo/cli/test_studies.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from semisilo.common.text.command_line import JsonOption
 from semisilo.silo.cli.options import HomeOption, home_of
-
-if TYPE_CHECKING:
-    from semisilo.silo.study_cards.book import CardBook, CardEntry
 
 __all__ = ["add_to"]
 
@@ -46,16 +43,19 @@ def studies(home: HomeOption = None,
     """
     import json
 
+    from semisilo.common.text.wrapped import terminal_width
     from semisilo.silo.site.home import SiloHome
     from semisilo.silo.study_cards.book import CardBook
+    from semisilo.silo.study_cards.decision import find_card
     from semisilo.silo.study_cards.table import facts_of, lines_of, whole_card
 
     book = CardBook(SiloHome(home_of(home)).cards)
-    entries = [_entry(book, show)] if show else book.entries()
+    entries = [find_card(book, show)] if show else book.entries()
     if json_:
         typer.echo(json.dumps([facts_of(entry) for entry in entries], indent=2, ensure_ascii=False))
         return
-    for line in whole_card(entries[0]) if show else lines_of(entries):
+    width = terminal_width()
+    for line in whole_card(entries[0], width=width) if show else lines_of(entries, width=width):
         typer.echo(line)
 
 
@@ -90,22 +90,12 @@ def _decide(study: str, home: Path, *, approved: bool, json_: bool) -> None:
     from semisilo.common.text.command_line import tell
     from semisilo.silo.site.home import SiloHome
     from semisilo.silo.study_cards.book import CardBook
+    from semisilo.silo.study_cards.decision import decide
     from semisilo.silo.study_cards.table import facts_of
 
     book = CardBook(SiloHome(home).cards)
-    entry = book.decide(_entry(book, study), approved=approved, by=getpass.getuser(), now_unix=time.time())
+    entry = decide(book, study, approved=approved, by=getpass.getuser(), now_unix=time.time())
     done = {"approved": f"Study {study} is approved; this silo signs its card with its next task.",
             "signed": f"Study {study} is signed already.",
             "declined": f"Study {study} is declined; its tasks are refused."}
     tell(json_, facts_of(entry), done[entry.state])
-
-
-def _entry(book: CardBook, study: str) -> CardEntry:
-    from semisilo.common.errors import UsageError
-
-    entry = book.find(study)
-    if entry is None:
-        known = ", ".join(each.study for each in book.entries()) or "none"
-        raise UsageError(f"No card of a study '{study}' has come to this silo.",
-                         remedy=f"Known: {known}. A card comes with the first task that `silo join` is given.")
-    return entry

@@ -85,7 +85,8 @@ class ReadSilo:
 
 
 def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str, ...], scenario: Scenario,
-                     progress: Callable[[float, str], None] | None = None, disk: Path | None = None) -> ReadSilo:
+                     progress: Callable[[float, str], None] | None = None, disk: Path | None = None,
+                     multi_label: bool = False) -> ReadSilo:
     """Reads all images that a `silo join` has named.
 
     Args:
@@ -93,6 +94,7 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
         classes: the study's class names in label order.
         progress: told the share that is done, 0 to 1, and a line of text that names no file.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not.
+        multi_label: whether images of the study may have several labels or none.
     Raises: BadData, naming the file, for images that cannot be used and for a class that the study does not have.
     """
     check_apart(choice)
@@ -110,10 +112,11 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     def read(source: str, index: int, *, with_labels: bool) -> ReadResult:
         return read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
                            labelled=with_labels, on_error=on_error, progress=part(index), reading=form.reading,
-                           disk=disk, selection=choice.selection)
+                           disk=disk, selection=choice.selection, multi_label=multi_label)
 
     found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and _with_labels(choice),
-                                 on_error=on_error, progress=part(0), disk=disk, selection=choice.selection)
+                                 on_error=on_error, progress=part(0), disk=disk, selection=choice.selection,
+                                 multi_label=multi_label)
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
                         rounds_per_step=found.rounds_per_step)
     skipped = found.skipped
@@ -156,18 +159,19 @@ def _check_patients(images: SiloImages) -> None:
                              ' patient = "none" in [data] of silo.toml.')
 
 
-def check_silo_images(choice: JoinChoice, *, classes: tuple[str, ...], scenario: Scenario) -> None:
+def check_silo_images(choice: JoinChoice, *, classes: tuple[str, ...], scenario: Scenario, multi_label: bool = False
+                      ) -> None:
     """Refuses what `read_silo_images` would refuse of names and labels for a study; decodes nothing.
 
     Raises: BadData, in the words of `read_silo_images`.
     """
     if silos_have_labels(scenario):
         if _with_labels(choice):
-            check_partly_labelled(choice.source, classes=classes, selection=choice.selection)
+            check_partly_labelled(choice.source, classes=classes, selection=choice.selection, multi_label=multi_label)
         if choice.labelled:
-            check_labelled(choice.labelled, classes=classes, selection=choice.selection)
+            check_labelled(choice.labelled, classes=classes, selection=choice.selection, multi_label=multi_label)
     if choice.test:
-        check_labelled(choice.test, classes=classes, selection=choice.selection)
+        check_labelled(choice.test, classes=classes, selection=choice.selection, multi_label=multi_label)
 
 
 def _with_hidden(images: SiloImages, more: ImageSet, disk: Path | None) -> SiloImages:
@@ -199,7 +203,7 @@ def survey_silo_images(choice: JoinChoice) -> Surveyed:
 
 
 def _count_labelled(choice: JoinChoice, source: str, what: str) -> int:
-    found = sum(survey(source, choice.selection).class_counts.values())
+    found = survey(source, choice.selection).num_labelled
     if not found:
         raise BadData(f"{source}: has no labels, but was named as {what} images.",
                       remedy="Give class folders, or an .npz file that holds labels as well.")

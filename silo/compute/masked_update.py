@@ -7,6 +7,10 @@ Where whole silos are hidden, all together are clipped, and noise is added befor
 
     words = round(clip(w_k - w, C) level / bound) + round(N(0, (sigma C level / bound)^2 / shares)) + sum of masks
 
+and where silos share the noise of a step in which the gradient of every image was clipped, C' = lr C / expected images:
+
+    words = round((w_k - w) level / bound + N(0, (sigma C' level / bound)^2 / shares)) + sum of masks
+
 a is the silo's weight (`semisilo.common.secure_aggregation.mask_form.weight_of`), c its number of steps where the
 method averages normalised (`semisilo.common.methods.parts.secure_sum.divisor_of`), else 1. With a random share
 of the elements, e is what was not sent so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
@@ -32,7 +36,7 @@ from semisilo.common.methods.contract import PayloadRef, TensorGroup, TensorSpec
 from semisilo.common.methods.parts.privacy import SharedNoise
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
-from semisilo.common.secure_aggregation.clipped import clipped_levels, length_in_levels
+from semisilo.common.secure_aggregation.clipped import LEAST_DEVIATION, clipped_levels, length_in_levels
 from semisilo.common.secure_aggregation.fixed_point import largest_level, quantise, to_words
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, weight_of
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
@@ -45,9 +49,9 @@ from semisilo.silo.compute.mask_order import Masking
 
 __all__ = ["Summand", "plain_words", "write_masked"]
 
-_LEAST_DEVIATION = 8.0
-"""In levels. A sum of Gaussians that were rounded one by one says no more than the Gaussian that they add up to, but
-for a probability of exp(-pi^2 deviation^2) a word: docs/decisions/0049-noise-shared-behind-masks.md."""
+_SMALLEST_CLIP = 1e-100
+"""And its inverse the largest: which numbers of an update overflow a float follows from that silo alone, not from the
+sum that noise is added to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +65,9 @@ class Summand:
     totals: Mapping[str, float] = field(default_factory=dict)
     """See `semisilo.common.methods.contract.Update.totals`."""
     noise: SharedNoise | None = None
-    """Where whole silos are hidden."""
+    """Where silos share noise."""
+    exact: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    """See `semisilo.common.methods.contract.Update.exact`: where the noise is that of single images."""
 
 
 def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, summand: Summand,
@@ -101,7 +107,7 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, summand:
     if set(form.totals) != set(summand.totals):
         raise ComputeFailed(f"The secure sum adds up {sorted(form.totals)}, and the update has"
                             f" {sorted(summand.totals)}.")
-    flat, places = _flat(groups, sender, residuals, divisor=summand.divisor)
+    flat, places = _flat(groups, sender, residuals, divisor=summand.divisor, diverged_is_told=summand.noise is None)
     positions = chosen_positions(seed=sender.seed, round=sender.round, phase=masking.phase, share=form.random_k,
                                  elements=len(flat))
     weight, level = weight_of(form, summand.num_examples), largest_level(form.bits, form.silo_count)
@@ -109,6 +115,8 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, summand:
     if len(form.bounds) != len(places):
         raise ComputeFailed(f"The secure sum has bounds for {len(form.bounds)} tensors, and the update {len(places)}.")
     if summand.noise is not None:
+        if summand.exact is not None:
+            return _noised_step(_exact(groups, summand.exact), form, summand.noise, sender=sender), {}
         return _noised(flat, form, summand.noise, sender=sender, generator=generator), {}
     words = np.empty((len(flat) if positions is None else len(positions)) + form.extra_words, np.uint32)
     cut, kept_back = 0, None if positions is None else flat.copy()
@@ -139,27 +147,68 @@ def _noised(flat: np.ndarray, form: MaskForm, noise: SharedNoise, *, sender: Sen
     Raises: SecureSumRefused for a form in which one silo could move the sum by more than the clip, or with a scale that
         is too coarse.
     """
-    if form.weight_reference or form.random_k < 1 or form.totals or len(set(form.bounds)) != 1:
-        raise SecureSumRefused("The sum's form is none in which a silo is hidden: that has all numbers, of equal"
-                               " weight, on one scale, and nothing besides.")
-    level, bound = largest_level(form.bits, form.silo_count), form.bounds[0]
-    length = length_in_levels(noise.clip_norm, bits=form.bits, bound=bound, silo_count=form.silo_count)
-    if (deviation := noise.noise_multiplier * length) < _LEAST_DEVIATION:
-        raise SecureSumRefused(f"The sum's scale is too coarse for noise: {deviation:.2g} levels.")
+    level, bound, length, deviation = _scale(form, noise)
+    if not np.isfinite(flat).all():  # that training has diverged says something of the images, and nothing covers it
+        flat = np.zeros_like(flat)
     try:
         levels = clipped_levels(flat, length, scale=level / bound, generator=generator)
     except ValueError as error:
         raise SecureSumRefused(f"The sum's scale is too coarse: {error}") from None
     key = hmac.digest(noise.key, deviation.hex().encode() + hashlib.sha256(levels.data).digest(), "sha256")
     levels += SecretStream(key).noise("update", sender.round, len(levels), deviation).numpy().astype(np.int64)
-    words = np.empty(len(levels) + EXTRA_WORDS, np.uint32)
-    words[:-EXTRA_WORDS] = levels.astype(np.uint32)  # modulo 2^32; sums have room for all silos
+    return _equal_weights(levels, level)
+
+
+def _noised_step(exact_P: np.ndarray, form: MaskForm, noise: SharedNoise, *, sender: Sender) -> np.ndarray:
+    """The words of one step, float64 (P,), with this silo's share of the noise.
+
+    They are rounded with the noise, not before it: rounded by itself, a sum that differs by one image could differ by a
+    level in every word. What is too large wraps, as in every sum modulo 2^bits, which is no matter of privacy: nothing
+    is cut to a bound, which would not be the sum's business alone.
+    Raises: SecureSumRefused as `_noised`.
+    """
+    level, bound, _, deviation = _scale(form, noise)
+    key = hmac.digest(noise.key, deviation.hex().encode() + hashlib.sha256(exact_P.data).digest(), "sha256")
+    noise_P = SecretStream(key).noise("step", sender.round, len(exact_P), deviation, rounded=False).numpy()
+    return _equal_weights(np.rint(exact_P * (level / bound) + noise_P).astype(np.int64), level)
+
+
+def _scale(form: MaskForm, noise: SharedNoise) -> tuple[int, float, float, float]:
+    """Of a form that noise hides in: its largest level, its bound, and in levels the clip and the noise's deviation."""
+    if form.weight_reference or form.random_k < 1 or form.totals or len(set(form.bounds)) != 1:
+        raise SecureSumRefused("The sum's form is none in which noise hides anything: that has all numbers, of equal"
+                               " weight, on one scale, and nothing besides.")
+    level, bound = largest_level(form.bits, form.silo_count), form.bounds[0]
+    length = length_in_levels(noise.clip_norm, bits=form.bits, bound=bound, silo_count=form.silo_count)
+    if not _SMALLEST_CLIP < noise.clip_norm < 1 / _SMALLEST_CLIP:
+        raise SecureSumRefused(f"One contribution moves the sum by up to {noise.clip_norm:g}, which floats cannot"
+                               " carry: the study's learning rate or clip_norm is out of all reason.")
+    if length > level:  # then whole numbers could leave what an int64 holds, silo by silo
+        raise SecureSumRefused("The sum's scale is too fine: the clip alone would not fit into a word.")
+    if (deviation := noise.noise_multiplier * length) < LEAST_DEVIATION:
+        raise SecureSumRefused(f"The sum's scale is too coarse for noise: {deviation:.2g} levels.")
+    return level, bound, length, deviation
+
+
+def _equal_weights(levels_P: np.ndarray, level: int) -> np.ndarray:
+    """Words modulo 2^32, and behind them what all silos say alike: their weight, and that nothing was cut."""
+    words = np.empty(len(levels_P) + EXTRA_WORDS, np.uint32)
+    words[:-EXTRA_WORDS] = levels_P.astype(np.uint32)
     words[-EXTRA_WORDS:] = level, 0
     return words
 
 
-def _flat(groups: Mapping[str, TensorGroup], sender: Sender, residuals: Mapping[str, Tensor], *,
-          divisor: float) -> tuple[np.ndarray, list[tuple[int, int]]]:
+def _exact(groups: Mapping[str, TensorGroup], exact: Mapping[str, Tensor]) -> np.ndarray:
+    """All elements one after another, float64; 0 where nothing was trained."""
+    (group,) = groups.values()
+    assert exact.keys() <= group.tensors.keys(), "what was trained is not what is sent"
+    return np.concatenate([
+        exact[name].double().reshape(-1).numpy() if name in exact else np.zeros(values.numel())
+        for name, values in group.tensors.items()])
+
+
+def _flat(groups: Mapping[str, TensorGroup], sender: Sender, residuals: Mapping[str, Tensor], *, divisor: float,
+          diverged_is_told: bool) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """All elements one after another, float32, divided, residuals added, and where each tensor lies."""
     parts, places, start = [], [], 0
     for name in sorted(groups, key=str.encode):
@@ -170,7 +219,7 @@ def _flat(groups: Mapping[str, TensorGroup], sender: Sender, residuals: Mapping[
                 value = value / divisor
             if kept is not None and kept.numel() == value.numel():
                 value = value + kept.reshape(-1)
-            if not bool(torch.isfinite(value).all()):
+            if diverged_is_told and not bool(torch.isfinite(value).all()):
                 raise ComputeFailed(f"Training diverged: '{tensor}' of the update has an infinity or NaN.",
                                     remedy="Lower [method] lr, or set clip_norm, in the study file.")
             parts.append(value.numpy())

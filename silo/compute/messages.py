@@ -14,13 +14,14 @@ from pathlib import Path
 
 from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods.contract import NumericsRecord, PayloadRef, TaskSpec
+from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.process.messages import Request
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.policy import PrivacyPolicy
 
-__all__ = ["EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps", "MeasuredSteps", "Survey",
-           "Surveyed", "Train", "Trained"]
+__all__ = ["Dismiss", "Dismissed", "EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps",
+           "MeasuredSteps", "Survey", "Surveyed", "Train", "Trained"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,8 @@ class Trained:
     """What was in force in the compute process."""
     skipped: int = 0
     """Files that could not be read and were left out; told once, not in every round."""
+    processes: int = 1
+    """That have trained together: bits hang on their number as well."""
     vector: bytes = b""
     """SHA-256 of the words of a masked update before they were masked; empty where it goes in the clear. Never sent."""
 
@@ -85,8 +88,8 @@ class Train(Request[Trained]):
     """The silo's images. In a simulation `source` is the silo's index among all silos."""
     images_folder: Path | None = None
     """A folder on whose disk decoded images lie that are too many for memory; None where this silo forbids it."""
-    factories: tuple[str, ...] = ()
-    """Model factories that this silo permits."""
+    factories: tuple[PermittedCode, ...] = ()
+    """Code that this silo permits to build networks."""
     memory: Path | None
     """File of the committed memory, called by its digest; None when there is none."""
     residuals: Path | None
@@ -143,7 +146,7 @@ class EvaluateReceived(Request[Evaluated]):
     cache_folder: Path
     choice: JoinChoice
     images_folder: Path | None = None
-    factories: tuple[str, ...] = ()
+    factories: tuple[PermittedCode, ...] = ()
     threads_file: Path | None = None
     stop_file: Path
     """Once it is there, no further batch is evaluated: a task waits."""
@@ -159,8 +162,8 @@ class EvaluateFile(Request[EvaluatedFile]):
     path: Path
     choice: JoinChoice
     images_folder: Path | None = None
-    factories: tuple[str, ...] = ()
-    """Model factories that this silo permits."""
+    factories: tuple[PermittedCode, ...] = ()
+    """Code that this silo permits to build networks."""
     stop_file: Path
     """As of `EvaluateReceived`."""
 
@@ -189,5 +192,18 @@ class MeasureSteps(Request[MeasuredSteps]):
     """Its network, image form, numerics and the settings of its optimiser count."""
     batch: int
     """Images of a step."""
-    factories: tuple[str, ...] = ()
-    """Model factories that this silo permits."""
+    factories: tuple[PermittedCode, ...] = ()
+    """Code that this silo permits to build networks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dismissed:
+    """The other processes will end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dismiss(Request[Dismissed]):
+    """Tells the other processes that `torchrun` has started for this silo that it is over, so that they end.
+
+    Raises: ProcessGroupLost when they cannot be told.
+    """

@@ -24,7 +24,7 @@ from semisilo.common.data.image_set import ImageSet, Skipped
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.evaluation import Evaluation, evaluation_steps
+from semisilo.common.learning.evaluation import AnyEvaluation, MultiLabelEvaluation, evaluation_steps
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.measures.site_evaluation import ClassResult
@@ -35,12 +35,14 @@ from semisilo.common.methods.contract import (
     ModelSettings,
     NumericsRecord,
     PayloadRef,
+    SiloData,
     SiloTask,
     TaskSpec,
     TensorGroup,
     Update,
 )
-from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, noise_shares
+from semisilo.common.methods.parts.label_task import is_multi_label
+from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, contribution_of, noise_shares, shares_noise
 from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
 from semisilo.common.methods.spec import EPSILON, FROZEN, MEASURING, counts_of
 from semisilo.common.models.exported import read_model
@@ -75,7 +77,7 @@ from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
 
-__all__ = ["Operations", "evaluated_on"]
+__all__ = ["Given", "Operations", "as_asked", "evaluated_on"]
 
 T = TypeVar("T")
 
@@ -96,6 +98,8 @@ class _ImagesKey:
     scenario: Scenario
     classes: tuple[str, ...]
     """They matter where the silo's own labels do."""
+    multi_label: bool
+    """So does whether an image may have several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +115,17 @@ class _Ready:
     build: ModelBuilder
     device: str
     record: NumericsRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a task brings besides what its trainer sees."""
+
+    request: Train
+    frozen: TensorGroup | None
+    """Tensors of layers that nobody trains."""
+    numerics: NumericsRecord
+    """In force."""
 
 
 class Operations:
@@ -151,18 +166,25 @@ class Operations:
         data = images.data(round=order.round, scenario=settings.scenario)
         private = admitted(
             Requested(order=order, spec=spec, settings=settings, groups=groups, frozen=ready.frozen,
-                      memory=request.memory, numerics=record, network=ready.build()),
+                      memory=request.memory, numerics=record, network=ready.build(), masking=request.masking),
             data, policy=request.privacy, folder=request.privacy_folder) if order.dp is not None else None
         trainer = load_trainer(order.method)()
-        asked = SiloTask(
-            study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
-            seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
-            image=order.image, device=device, progress=self._progress, last_folded_round=order.last_folded_round,
-            private=private if order.dp is not None and order.dp.unit == "example" else None)
-        update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+        asked = as_asked(order, settings=settings, groups=groups, build=build, device=device, progress=self._progress,
+                         private=private if order.dp is not None and order.dp.unit == "example" else None)
+        hidden = private is not None and asked.private is None
+        try:
+            update, keep = self._trained(trainer, asked, data, _remembered(trainer.Memory, request.memory),
+                                         given=Given(request=request, frozen=ready.frozen, numerics=record))
+        except ComputeFailed as error:
+            if not hidden:
+                raise
+            # Whether it diverges follows from the images, and no noise covers a refusal.
+            _LOG.warning("%s %s This silo adds nothing but its noise; the coordinator is not told.", error.text,
+                         error.remedy)
+            update, keep = _nothing(groups), None
         if asked.private is not None:
-            _assert_private(spec, update)
-        metrics = _finite(spec, update)
+            _assert_private(spec, update, shared=asked.private.shared)
+        metrics = {} if hidden else _finite(spec, update)
         files = StateFiles(request.memory_folder)
         payload, left, vector = None, None, b""
         if not update.abstention:
@@ -172,7 +194,7 @@ class Operations:
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
                                      summand=_summand(settings, update, order.phase, noise=_shared_noise(
-                                         order, request.masking, private)) if request.masking else None)
+                                         order, settings, request.masking, private)) if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -180,6 +202,12 @@ class Operations:
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
                        memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
                        skipped=skipped, vector=vector)
+
+    def _trained(self, trainer: Any, asked: SiloTask, data: SiloData, memory: Any, *,
+                 given: Given) -> tuple[Update, Any]:
+        """What the trainer answers. To be overridden where several processes train together."""
+        update, keep = trainer.train(asked, data, memory)
+        return update, keep
 
     def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
         """Adds masks to words. To be overridden where there are any."""
@@ -223,7 +251,7 @@ class Operations:
         frozen = groups.pop(FROZEN, None)
         build = model_builder(order.model, order.image, request.factories,
                               frozen=None if frozen is None else frozen.tensors)
-        self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
+        self._check_model(order, build, (*map(str, request.factories), "" if frozen is None else group_digest(frozen)))
         if not order.numerics.threads and request.threads_file is not None and device == "cpu":
             threads = measured_threads(
                 order, build, batch=getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 10),
@@ -252,7 +280,8 @@ class Operations:
         the number is told once. To be overridden where the images are in memory already."""
         form = order.image
         key = _ImagesKey(choice=choice, size=form.size, channels=form.channels, resize=form.resize,
-                         reading=form.reading, scenario=scenario, classes=order.model.classes)
+                         reading=form.reading, scenario=scenario, classes=order.model.classes,
+                         multi_label=is_multi_label(order.settings))
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
             found = _all_images(order, scenario, choice, self._progress, self._disk)
@@ -260,6 +289,15 @@ class Operations:
             _log_skipped(found.skipped)
             return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
+
+
+def as_asked(order: TaskSpec, *, settings: Any, groups: Mapping[str, TensorGroup], build: ModelBuilder, device: str,
+             progress: Callable[[float, str], None], private: PrivateTask | None = None) -> SiloTask:
+    """A task as its trainer gets it."""
+    return SiloTask(
+        study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo, seed=order.seed,
+        settings=settings, groups=groups, build_model=build, augmentation=order.augmentation, image=order.image,
+        device=device, progress=progress, last_folded_round=order.last_folded_round, private=private)
 
 
 def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file: Path,
@@ -274,9 +312,15 @@ def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file
             if stop_file.exists():
                 return _STOPPED
     except StopIteration as end:
-        found: Evaluation = end.value
+        found: AnyEvaluation = end.value
     finally:
         steps.close()
+    if isinstance(found, MultiLabelEvaluation):
+        return Evaluated(classes=tuple(
+            ClassResult(images=counts.with_class, correct=counts.true_positives, auroc=area,
+                        others=counts.without_class, correct_others=counts.true_negatives, average_precision=precision)
+            for counts, area, precision in zip(found.class_counts, found.areas.per_class,
+                                               found.average_precisions.per_class, strict=True)))
     return Evaluated(classes=tuple(
         ClassResult(images=sum(row), correct=row[label], auroc=area)
         for label, (row, area) in enumerate(zip(found.confusion, found.per_class_auroc, strict=True))))
@@ -288,7 +332,7 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
     comes from reading may hold the name of a file, which may hold a patient's."""
     try:
         return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
-                                disk=disk)
+                                disk=disk, multi_label=is_multi_label(order.settings))
     except (SemisiloError, MemoryError):
         raise
     except Exception as error:
@@ -349,21 +393,29 @@ def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: Paylo
     return payload, Residuals(tensors=after) if after or committed or pending else None, vector
 
 
-def _shared_noise(order: TaskSpec, masking: Masking, private: PrivateTask | None) -> SharedNoise | None:
-    """This silo's share of the noise, where whole silos are hidden."""
-    if order.dp is None or order.dp.unit != "silo":
+def _shared_noise(order: TaskSpec, settings: Any, masking: Masking, private: PrivateTask | None) -> SharedNoise | None:
+    """This silo's share of the noise, where silos share it."""
+    dp = order.dp
+    if dp is None or not shares_noise(dp, secure=True):
         return None
     assert private is not None, "noise without a line in the ledger"
     return SharedNoise(
-        noise_multiplier=order.dp.noise_multiplier / math.sqrt(noise_shares(order.dp, masking.threshold)),
-        clip_norm=private.clip_norm, key=private.key)
+        noise_multiplier=dp.noise_multiplier / math.sqrt(noise_shares(dp, masking.threshold)), key=private.key,
+        clip_norm=dp.clip_norm if dp.unit == "silo" else contribution_of(dp, settings, lr=settings.round_lr))
 
 
 def _summand(settings: Any, update: Update, phase: str, *, noise: SharedNoise | None) -> Summand:
     """What of an update enters a sum beside its tensors, where updates are added up."""
     totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
     return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals) if totals else 1.0,
-                   totals=totals, noise=noise)
+                   totals=totals, noise=noise, exact=update.exact)
+
+
+def _nothing(groups: Mapping[str, TensorGroup]) -> Update:
+    """An update that changes nothing."""
+    sent = groups["model"]
+    return Update(groups={"model": TensorGroup({name: torch.zeros_like(each) for name, each in sent.tensors.items()},
+                                               Meaning.DIFFERENCE, group_digest(sent))})
 
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
@@ -377,8 +429,9 @@ def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
     return {name: float(value) for name, value in update.metrics.items()}
 
 
-def _assert_private(spec: MethodSpec, update: Update) -> None:
+def _assert_private(spec: MethodSpec, update: Update, *, shared: bool) -> None:
     """What was trained without noise must never leave as if it had been; it would be this program's own mistake."""
+    assert bool(update.abstention) or shared == (update.exact is not None), f"trainer {spec.name}: where is the noise?"
     assert update.metrics.keys() == (set() if update.abstention else {"steps", EPSILON}), (
         f"trainer {spec.name}: with differential privacy it tells {sorted(update.metrics)}")
 

@@ -1,7 +1,9 @@
 """Before a task with differential privacy begins: is it defined, does it fit this site's budget, and is it counted?
 
 Of a study that hides whole silos behind masks a round is one step, of all images at once: an image that is replaced
-changes a contribution of length C by at most 2 C, so what is counted is the noise over that.
+changes a contribution of length C by at most 2 C, so what is counted is the noise over that. Where noise is shared,
+what is counted is that of so many silos together as this silo trusts to add theirs: the secure sum sees to it
+(`semisilo.silo.agent.secure_steps`).
 
 What is decided here rests on nothing that the coordinator says of epsilon: steps, sampling rate and images are this
 silo's own. Only after the line of the ledger is on disk does a trainer get the key of its noise.
@@ -29,7 +31,15 @@ from semisilo.common.learning.privacy.example_gradients import mixes_images
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord, SiloData, TaskSpec, TensorGroup
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, refused_dp, spends_at_site
+from semisilo.common.methods.parts.privacy import (
+    DifferentialPrivacy,
+    PrivateTask,
+    refused_dp,
+    shares_noise,
+    spends_at_site,
+    trained_with,
+)
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.objectives import usable_data
 from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
@@ -56,6 +66,8 @@ class Requested:
     """File of the committed memory, called by its digest."""
     numerics: NumericsRecord
     network: nn.Module
+    masking: Masking | None = None
+    """How the update is hidden; None where it leaves in the clear."""
 
 
 def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder: Path | None) -> PrivateTask | None:
@@ -75,16 +87,20 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
     if why := refused_dp(dp, method=asked.order.method, allowed=asked.spec.dp_units, settings=asked.settings,
                          precision=asked.numerics.precision):
         raise NotPermitted(f"The study's [privacy.dp]: {why}")
+    shared = shares_noise(dp, secure=bool(asked.order.secure))
+    if (dp.honest_silos and not shared) or (shared and asked.masking is None):
+        raise NotPermitted("The study has silos share noise behind masks, and this task sends its update in the clear.")
     if asked.order.phase != "train":
         raise NotPermitted(f"The phase '{asked.order.phase}' tells of many images at once, without clipping or noise.")
     if mixes_images(asked.network):
         raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
                            " a batch changes what all others contribute.",
                            remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
-    labelled, unlabelled, _ = usable_data(asked.settings, data)
+    settings = trained_with(asked.settings)
+    labelled, unlabelled, _ = usable_data(settings, data)
     labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))
     _check_delta(dp, policy, labelled_count + unlabelled_count)
-    each = noisy_steps_of(asked.settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
+    each = noisy_steps_of(settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
                           num_unlabelled=unlabelled_count)
     ledger = PrivacyLedger(folder)
     before = ledger.lines()
@@ -95,7 +111,7 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
                          images=labelled_count + unlabelled_count)
         ledger.append(known)
     return PrivateTask(noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm, epsilon=known.study_epsilon,
-                       key=key)
+                       key=key, shared=shared)
 
 
 def _check_delta(dp: DifferentialPrivacy, policy: PrivacyPolicy, images: int) -> None:
@@ -132,17 +148,23 @@ def _fingerprint(asked: Requested, labelled: ImageSet | None, unlabelled: ImageS
     """
     order, groups = asked.order, {**asked.groups, **({} if asked.frozen is None else {"frozen": asked.frozen})}
     ledger.key_of("")  # makes the secret where there is none
+    dp = to_dict(order.dp)
+    if not dp["honest_silos"]:  # younger than studies without it, whose noise stays what it was
+        del dp["honest_silos"]
     content = {
         "version": __version__, "study": order.study, "round": order.round, "rounds": order.rounds,
         "phase": order.phase, "silo": order.silo, "seed": order.seed, "method": order.method,
         "settings": to_dict(asked.settings), "model": to_dict(order.model), "image": to_dict(order.image),
-        "augmentation": to_dict(order.augmentation), "numerics": to_dict(asked.numerics), "dp": to_dict(order.dp),
+        "augmentation": to_dict(order.augmentation), "numerics": to_dict(asked.numerics), "dp": dp,
         "spends": to_dict(each), "groups": {name: group_digest(group) for name, group in groups.items()},
         "memory": "" if asked.memory is None else asked.memory.name, "labelled": _digest(labelled),
         "unlabelled": _digest(unlabelled), "secret": ledger.secret_name(),
         # Where the same task may come out otherwise, it is never the same.
         "once": "" if asked.numerics.deterministic else secrets.token_hex(16),
     }
+    if asked.masking is not None and shares_noise(order.dp, secure=True):
+        # Of two sums with other scales or shares each has noise of its own, and counts.
+        content |= {"form": to_dict(asked.masking.form), "threshold": asked.masking.threshold}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 

@@ -39,7 +39,15 @@ from semisilo.common.errors import (
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.rpc.grpc_errors import from_rpc_error
 from semisilo.common.rpc.meter import MessageMeter
-from semisilo.common.text.log_context import REQUEST_ID_KEY, bound, new_request_id
+from semisilo.common.text.log_context import (
+    REQUEST_ID_KEY,
+    TRACEPARENT_KEY,
+    bound,
+    log_context,
+    new_request_id,
+    new_trace_id,
+    traceparent,
+)
 from semisilo.common.text.logs import log_call, printable
 from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
@@ -181,12 +189,14 @@ class RetryingCalls:
             return answer
 
     @contextmanager
-    def request(self, rpc: str) -> Iterator[tuple[tuple[str, str]]]:
-        """Around one RPC: gives it an id, which both sides write into their logs, and writes our line."""
+    def request(self, rpc: str) -> Iterator[tuple[tuple[str, str], ...]]:
+        """Around one RPC: gives it an id, which both sides write into their logs, and writes our line. It belongs to
+        the trace of the task that it is about, or to one of its own."""
         request, began, ended = new_request_id(), time.monotonic(), "the coordinator has answered"
-        with bound(silo=self._silo, request_id=request, rpc=rpc):
+        trace = str(log_context().get("trace_id") or new_trace_id())
+        with bound(silo=self._silo, trace_id=trace, request_id=request, rpc=rpc):
             try:
-                yield ((REQUEST_ID_KEY, request),)
+                yield (REQUEST_ID_KEY, request), (TRACEPARENT_KEY, traceparent(trace, request))
             except grpc.aio.AioRpcError as error:
                 ended = f"failed: {from_rpc_error(error).code}"
                 _LOG.debug("request %s: %s: %s", request, rpc, printable(str(error.details())))

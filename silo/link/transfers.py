@@ -94,7 +94,7 @@ class Transfers:
             finally:
                 call.cancel()
 
-    async def _send_as(self, metadata: tuple[tuple[str, str]], update_id: str, path: Path, offset: int,
+    async def _send_as(self, metadata: tuple[tuple[str, str], ...], update_id: str, path: Path, offset: int,
                        on_bytes: Callable[[int], None]) -> None:
         settings = self._calls.settings
         call: Any = self._calls.channel.stream_unary(

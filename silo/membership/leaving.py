@@ -23,7 +23,7 @@ from semisilo.common.errors import (
     UsageError,
 )
 from semisilo.common.identity.certificates import utc_text
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import SiloHome, home_option
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 
 __all__ = ["Left", "leave"]
@@ -64,7 +64,7 @@ def leave(folder: Path, *, offline: bool, confirm: Callable[[str], bool], use_ht
     home = SiloHome(folder)
     if not folder.is_dir() or not (has_identity(folder) or any(path.exists() for path in _caches(home))):
         raise UsageError(f"{folder} holds no silo.", remedy="Say which one leaves: silo leave --home DIR")
-    with home.stopped("silo leave"):
+    with home.stopped(f"silo leave{home_option(folder)}"):
         identity = _identity(folder, offline=offline)
         who = f"silo '{identity.silo}' of federation '{identity.federation}'" if identity else "the silo"
         if not confirm(f"Remove {who} from {folder}: key, certificate, caches and memory?"):
@@ -77,7 +77,8 @@ def leave(folder: Path, *, offline: bool, confirm: Callable[[str], bool], use_ht
             note = (f"The coordinator was not told: until {utc_text(identity.not_after_unix)} it takes this silo for a "
                     f"member. Ask its operator to run: coordinator revoke {identity.silo}")
         removed = _clean_up(home)
-    kept = tuple(path.name for path in (home.policy, home.disclosures, home.evaluations, home.privacy) if path.exists())
+    kept = tuple(path.name for path in (home.policy, home.disclosures, home.asked, home.cards, home.heads,
+                                        home.evaluations, home.privacy, home.secure) if path.exists())
     return Left(silo=identity.silo if identity else "", federation=identity.federation if identity else "",
                 told=not offline, left_unix=left_unix, note=note, removed=removed, kept=kept)
 
@@ -125,8 +126,8 @@ def _alternative(identity: Identity) -> str:
 
 
 def _caches(home: SiloHome) -> tuple[Path, ...]:
-    return (home.memory, home.outgoing, home.cache, home.status, home.choice, home.rounds, home.day, home.models,
-            home.study_images, home.stop_evaluation)
+    return (home.memory, home.outgoing, home.cache, home.status, home.choice, home.rounds, home.day, home.days,
+            home.models, home.study_images, home.stop_evaluation, home.page_token)
 
 
 def _clean_up(home: SiloHome) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning import tensors
 from semisilo.common.learning.consistency import tsa_threshold
-from semisilo.common.learning.imbalance.labels import adjust_logits, class_shares
+from semisilo.common.learning.imbalance.labels import adjust_logits, class_shares, weighted_loss
 from semisilo.common.learning.imbalance.pseudo_labels import Alignment
+from semisilo.common.learning.losses import Threshold
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.methods.contract import SiloTask
@@ -53,6 +54,8 @@ def make_objective(task: SiloTask, model: nn.Module, labelled: ImageSet | None, 
     objective.alignment = alignment
     if settings.logit_adjustment and labelled is not None and labelled.labels_N is not None:
         objective.adjust = partial(_adjusted, labelled.labels_N, settings.logit_adjustment)
+    if settings.class_weights and labelled is not None and labelled.labels_N is not None:
+        objective.labelled_loss_of = weighted_loss(labelled.labels_N, settings.class_weights)
     return objective
 
 
@@ -73,7 +76,7 @@ def _by_name(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabe
             return 1.0
         return tsa_threshold(settings.tsa, t=task.round, total=task.rounds, num_classes=num_classes)
 
-    def threshold() -> float | Tensor:
+    def threshold() -> Threshold:
         return settings.threshold if unlabelled is None else threshold_of(
             task, settings.threshold, labelled, model)
 

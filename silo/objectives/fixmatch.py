@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import MaskMean, fixmatch_unsup
-from semisilo.common.learning.losses import cross_entropy, pseudo_labels
+from semisilo.common.learning.losses import Threshold, cross_entropy, pseudo_labels
 from semisilo.silo.objectives.step import LogitsOf, Step, Unlabelled
 from semisilo.silo.objectives.supervised import Supervised
 from semisilo.silo.objectives.views import View
@@ -19,7 +19,9 @@ __all__ = ["FixMatch"]
 
 class FixMatch(Supervised):
     """lambda_s * CE(y, f(x)) + lambda_u * mean_u[1(max q >= threshold) * CE(argmax q, f(strong(u)))], q = softmax
-    f(weak(u)) of the model under training, without gradient.
+    f(weak(u)) of the model under training, without gradient. With several labels for an image every class is labelled
+    by
+    itself: `semisilo.common.learning.losses.ClassThresholds`.
 
     Args:
         weak_view: "weak", or "original" for FedMatch v3, where weak augmentation hurt.
@@ -27,7 +29,7 @@ class FixMatch(Supervised):
     Source: FixMatch, Sohn et al. (NeurIPS 2020) Eq. 3 and 4; weights as FedMatch (Jeong et al.).
     """
 
-    def __init__(self, form: ImageForm, *, confidence_threshold: float | Tensor, lambda_s: float = 1.0,
+    def __init__(self, form: ImageForm, *, confidence_threshold: Threshold, lambda_s: float = 1.0,
                  lambda_u: float = 1.0, mask_mean: MaskMean = "batch", weak_view: View = "weak") -> None:
         super().__init__(form, lambda_s=lambda_s)
         self.views = (weak_view, "strong")

@@ -28,6 +28,7 @@ from semisilo.common.learning.imbalance.pseudo_labels import (
     labelled_confidence,
     thresholds_of,
 )
+from semisilo.common.learning.losses import ClassThresholds, Threshold
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import SiloTask
 from semisilo.common.methods.parts.imbalance import ImbalanceSettings
@@ -71,8 +72,9 @@ def _target(task: SiloTask, labelled: ImageSet | None, classes: int) -> Tensor:
 
 
 def threshold_of(task: SiloTask, threshold: float, labelled: ImageSet | None, model: nn.Module | None = None, *,
-                 logits_of_views: Callable[[Tensor], Tensor] | None = None) -> float | Tensor:
-    """What a pseudo-label's probability must reach: a number, or one for each class, (K,).
+                 logits_of_views: Callable[[Tensor], Tensor] | None = None) -> Threshold:
+    """What a pseudo-label's probability must reach: a number, or one for each class, (K,); with several labels for an
+    image, where a class is shown and where it is not.
 
     Args:
         threshold: the method's confidence_threshold.
@@ -82,6 +84,8 @@ def threshold_of(task: SiloTask, threshold: float, labelled: ImageSet | None, mo
     Raises: BadPayload when the task should have brought the confidence and has not.
     """
     settings: ImbalanceSettings = task.settings
+    if settings.multi_label:
+        return ClassThresholds(threshold, settings.negative_below(threshold))
     if settings.thresholds == "fixed":
         return threshold
     if task.settings.scenario == "labels-at-coordinator":

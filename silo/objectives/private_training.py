@@ -11,6 +11,9 @@ image that is left out would shift the draws of all others, which no noise cover
 Nothing that was measured on the images leaves: of metrics only the number of steps, which follows from counts, and
 what was spent.
 
+Where silos share noise behind masks a round is one step, to which nothing is added here: what leaves is its clipped sum
+itself, with this silo's share of the noise (`semisilo.silo.compute.masked_update`).
+
 Shapes: B images of a step, which may be 0.
 
 Tests: tests/silo/objectives/test_private_training.py.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -27,28 +31,36 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.privacy.example_gradients import ClippedSum, each_by_itself
-from semisilo.common.learning.privacy.gaussian import SecretStream
+from semisilo.common.learning.privacy.gaussian import SecretStream, grid_of
 from semisilo.common.learning.sgd import SGD, descend
 from semisilo.common.methods.contract import SiloTask
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.privacy import PrivateTask
 from semisilo.silo.objectives.step import Objective, Step
-from semisilo.silo.objectives.steps import StepPlan, epoch_of, plan_of
+from semisilo.silo.objectives.steps import StepPlan, epoch_of, one_step, plan_of
 from semisilo.silo.objectives.views import View, view_of
 
-__all__ = ["train_privately"]
+__all__ = ["PrivateTraining", "train_privately"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrivateTraining:
+    """What it leaves behind, besides the model."""
+
+    steps: int
+    metrics: Mapping[str, float]
+    exact: Mapping[str, Tensor] | None = None
+    """See `semisilo.common.methods.contract.Update.exact`."""
 
 
 def train_privately(task: SiloTask, private: PrivateTask, model: nn.Module, optimiser: SGD, objective: Objective,
                     labelled: ImageSet | None, unlabelled: ImageSet | None, *,
-                    penalty: Callable[[nn.Module], Tensor] | None = None) -> tuple[int, Mapping[str, float]]:
-    """Trains `model` in place for one round; arguments as of `semisilo.silo.objectives.train_locally`.
-
-    Returns: the number of steps, and metrics.
-    """
+                    penalty: Callable[[nn.Module], Tensor] | None = None) -> PrivateTraining:
+    """Trains `model` in place for one round; arguments as of `semisilo.silo.objectives.train_locally`."""
     settings: ObjectiveSettings = task.settings
     counts = tuple(0 if each is None else len(each) for each in (labelled, unlabelled))
-    plan = plan_of(settings, num_labelled=counts[0], num_unlabelled=counts[1])
+    plan = (one_step if private.shared else plan_of)(settings, num_labelled=counts[0], num_unlabelled=counts[1])
+    exact: dict[str, Tensor] | None = None
     stream = SecretStream(private.key)
     sets = _Sets(task, plan, stream, objective, labelled, unlabelled)
     text = f"training on {sum(counts)} images, with noise"
@@ -60,6 +72,12 @@ def train_privately(task: SiloTask, private: PrivateTask, model: nn.Module, opti
             epoch = epoch_of(task, plan, number)
             sets.add_labelled(found, number, epoch)
             sets.add_unlabelled(found, model, number, epoch)
+            if private.shared:
+                # The model itself stays as it was received: as float32 weights the step would be rounded by as much as
+                # one image may change, and might diverge. A term that looks at the weights alone has no gradient yet.
+                scale = -optimiser.lr * (grid_of(private.clip_norm) / settings.expected_images)
+                exact = {name: each.cpu() * scale for name, each in found.total.items()}
+                continue
             by_name = found.with_noise(stream, step=number, noise_multiplier=private.noise_multiplier,
                                        expected=sets.expected)
             if penalty is not None:
@@ -67,7 +85,8 @@ def train_privately(task: SiloTask, private: PrivateTask, model: nn.Module, opti
             descend(optimiser, by_name)
             objective.after_step(model)
     task.report(1.0, text)
-    return plan.steps, {"steps": float(plan.steps), "epsilon": private.epsilon}
+    return PrivateTraining(steps=plan.steps, metrics={"steps": float(plan.steps), "epsilon": private.epsilon},
+                           exact=exact)
 
 
 class _Sets:

@@ -4,6 +4,9 @@
 "pseudo_labels/<label>"   how many of the kept ones have that class; of soft labels the sum of the class's shares
 "pseudo_label_accuracy"   of all pseudo-labels, where the truth is known (simulations)
 "threshold_accuracy"      of the kept ones, likewise
+
+With several labels for an image every class of every image counts: kept are those that are known to be shown or not,
+and "pseudo_labels/<label>" is on how many images the class is known to be shown.
 """
 
 from __future__ import annotations
@@ -28,18 +31,27 @@ class PseudoLabelReport:
             soft_BK: Tensor | None = None) -> None:
         """
         Args:
-            hard_label_B: int64 (B,), any device.
-            keep_B: bool (B,): which pseudo-labels enter training.
-            truth_B: int64 (B,) in a simulation, else None. Never used in training.
+            hard_label_B: int64 (B,), any device; or multi-hot rows (B, K), -1 where a class is not known.
+            keep_B: bool (B,): which pseudo-labels enter training. Not looked at of multi-hot rows, which say it
+                themselves.
+            truth_B: int64 (B,) in a simulation, or multi-hot rows, else None. Never used in training.
             soft_BK: soft pseudo-labels whose shares make the histogram instead, float (B, K).
         """
         hard_label_B, keep_B = hard_label_B.cpu(), keep_B.cpu()
-        self._seen += len(hard_label_B)
-        self._kept += int(keep_B.sum())
+        if hard_label_B.ndim == 2:
+            self._add((hard_label_B == 1).sum(dim=0).double())
+            self._count(hard_label_B.flatten(), hard_label_B.flatten() >= 0,
+                        None if truth_B is None else truth_B.cpu().flatten())
+            return
+        self._count(hard_label_B, keep_B, truth_B)
         if soft_BK is None:
             self._add(torch.bincount(hard_label_B[keep_B]).double())
         else:
             self._add(soft_BK.cpu().double()[keep_B].sum(dim=0))
+
+    def _count(self, hard_label_B: Tensor, keep_B: Tensor, truth_B: Tensor | None) -> None:
+        self._seen += len(hard_label_B)
+        self._kept += int(keep_B.sum())
         if truth_B is not None:
             right_B = hard_label_B == truth_B.cpu()
             self._known += len(right_B)

@@ -39,7 +39,7 @@ class Step:
     labelled_BCHW: Tensor | None
     """The view of the labelled images that the settings ask for."""
     labels_B: Tensor | None
-    """int64."""
+    """int64, or multi-hot rows."""
     index_B: Tensor
     """Which of the silo's unlabelled images these are; int64, on the CPU."""
     views: tuple[Tensor, ...]
@@ -77,6 +77,8 @@ class Objective:
         self._form = form
         self.adjust: Callable[[Tensor], Tensor] | None = None
         """Logit adjustment of labelled images; set by `make_objective` where the settings ask for it."""
+        self.labelled_loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+        """Of (logits_BK, labels_B); with weights of the classes likewise."""
         self.alignment: Alignment | None = None
         """Distribution alignment of the logits that pseudo-labels are made of, likewise."""
 
@@ -91,7 +93,7 @@ class Objective:
     def labelled(self, model: nn.Module, step: Step) -> Tensor:
         """The labelled term, a scalar (), for a step that has labelled images."""
         assert step.labels_B is not None
-        return cross_entropy(self.labelled_logits(model, step), step.labels_B)
+        return self.labelled_loss_of(self.labelled_logits(model, step), step.labels_B)
 
     def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
         """The unlabelled term, for a step that has unlabelled images. The model is in training mode."""
@@ -103,8 +105,9 @@ class Objective:
     """Which of `views` the gradient goes through."""
 
     def labelled_loss(self, logits_K: Tensor, label: Tensor) -> Tensor:
-        """The labelled term of one image, a scalar (), from its logits and its class, int64 ()."""
-        return cross_entropy(logits_K[None], label[None])
+        """The labelled term of one image, a scalar (), from its logits and its class, int64 (), or multi-hot row
+        (K,)."""
+        return self.labelled_loss_of(logits_K[None], label[None])
 
     def targets(self, model: nn.Module, views: tuple[Tensor, ...], index_B: Tensor,
                 logits_of: LogitsOf) -> tuple[Tensor, ...]:

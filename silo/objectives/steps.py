@@ -20,7 +20,7 @@ from semisilo.common.methods.contract import SiloTask
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 
-__all__ = ["StepPlan", "StepsRule", "epoch_of", "image_batches", "noisy_steps_of", "plan_of", "plan_steps"]
+__all__ = ["StepPlan", "StepsRule", "epoch_of", "image_batches", "noisy_steps_of", "one_step", "plan_of", "plan_steps"]
 
 StepsRule = Literal["fedmatch", "fed_shvr"]
 
@@ -59,6 +59,12 @@ def plan_of(settings: ObjectiveSettings, *, num_labelled: int, num_unlabelled: i
                       unlabelled_batch=settings.unlabelled_batch)
 
 
+def one_step(settings: ObjectiveSettings, *, num_labelled: int, num_unlabelled: int) -> StepPlan:
+    """The one step of a round in which silos share the noise of their images, whatever rule there is for others."""
+    return StepPlan(1, 1, settings.labelled_batch if num_labelled else 0,
+                    settings.unlabelled_batch if num_unlabelled else 0)
+
+
 def noisy_steps_of(settings: ObjectiveSettings, dp: DifferentialPrivacy, *, rounds: int, num_labelled: int,
                    num_unlabelled: int) -> NoisySteps:
     """What one round spends of the privacy of a silo's images: the counts are of those that its objective uses.
@@ -73,7 +79,8 @@ def noisy_steps_of(settings: ObjectiveSettings, dp: DifferentialPrivacy, *, roun
         return NoisySteps(noise_multiplier=dp.noise_multiplier or 1.0, sampling_rate=0.0, steps=0)
     if dp.unit == "silo":
         return NoisySteps(noise_multiplier=dp.noise_multiplier / 2, sampling_rate=1.0, steps=1)
-    plan = plan_of(settings, num_labelled=num_labelled, num_unlabelled=num_unlabelled)
+    plan_by = one_step if dp.honest_silos else plan_of
+    plan = plan_by(settings, num_labelled=num_labelled, num_unlabelled=num_unlabelled)
     if plan.steps * rounds > MAX_STEPS:
         raise NotPermitted(f"{plan.steps} noisy steps in each of {rounds} rounds are more than can be counted.",
                            remedy="Fewer local_epochs or rounds, or larger batches, are up to the study.")

@@ -48,6 +48,8 @@ class LocalTraining:
     """Steps left out because a batch-norm layer saw one value per channel."""
     metrics: Mapping[str, float]
     """`semisilo.common.methods.parts.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
+    exact: Mapping[str, Tensor] | None = None
+    """See `semisilo.common.methods.contract.Update.exact`."""
 
 
 def usable_data(settings: ObjectiveSettings, data: SiloData) -> tuple[ImageSet | None, ImageSet | None, str]:
@@ -77,9 +79,8 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
     """
     settings: ObjectiveSettings = task.settings
     if task.private is not None:
-        taken, numbers = train_privately(task, task.private, model, optimiser, objective, labelled, unlabelled,
-                                         penalty=penalty)
-        return LocalTraining(steps=taken, skipped=0, metrics=numbers)
+        done = train_privately(task, task.private, model, optimiser, objective, labelled, unlabelled, penalty=penalty)
+        return LocalTraining(steps=done.steps, skipped=0, metrics=done.metrics, exact=done.exact)
     plan = plan_of(settings, num_labelled=0 if labelled is None else len(labelled),
                    num_unlabelled=0 if unlabelled is None else len(unlabelled))
     report = PseudoLabelReport()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import MaskMean, tsa_loss, uda_unsup
-from semisilo.common.learning.losses import pseudo_labels
+from semisilo.common.learning.losses import Threshold, pseudo_labels
 from semisilo.silo.objectives.step import LogitsOf, Step, Unlabelled
 from semisilo.silo.objectives.supervised import Supervised
 
@@ -32,7 +32,7 @@ class UDA(Supervised):
 
     views = ("original", "strong")
 
-    def __init__(self, form: ImageForm, *, temperature: float, confidence_threshold: float | Tensor,
+    def __init__(self, form: ImageForm, *, temperature: float, confidence_threshold: Threshold,
                  tsa: Callable[[int], float], lambda_s: float = 1.0, lambda_u: float = 1.0,
                  mask_mean: MaskMean = "batch") -> None:
         super().__init__(form, lambda_s=lambda_s)

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from semisilo.common.errors import UsageError
@@ -19,7 +19,7 @@ from semisilo.common.text.logs import printable
 from semisilo.common.text.wrapped import wrapped
 from semisilo.silo.site.disclosures import KINDS, Broken, Line
 
-__all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose"]
+__all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose", "csv_pieces", "json_pieces"]
 
 _COLUMNS = ("time", "kind", "study", "round", "phase", "method", "groups", "bytes", "digest", "num_examples", "metrics",
             "text", "content", "update_id")
@@ -73,12 +73,38 @@ def as_csv(chosen: Chosen) -> str:
 
     What begins like a formula gets an apostrophe: names of studies come from elsewhere, and a spreadsheet would run it.
     """
+    return "".join(csv_pieces(chosen.lines))
+
+
+def csv_pieces(lines: Iterable[Line]) -> Iterator[str]:
+    """`as_csv`, line by line."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    for line in chosen.lines:
+    yield out.getvalue()
+    for line in lines:
+        out.seek(0)
+        out.truncate()
         writer.writerow([_cell(getattr(line, name)) for name in _COLUMNS])
-    return out.getvalue()
+        yield out.getvalue()
+
+
+def json_pieces(lines: Iterable[Line | Broken], *, path: str) -> Iterator[str]:
+    """`as_json` as text, line by line."""
+    yield f'{{"record": {json.dumps(path)}, "lines": ['
+    broken: list[Broken] = []
+    sums: dict[str, dict[str, int]] = {}
+    comma = ""
+    for line in lines:
+        if isinstance(line, Broken):
+            broken.append(line)
+            continue
+        of = sums.setdefault(line.kind, {"lines": 0, "bytes": 0})
+        of["lines"] += 1
+        of["bytes"] += line.bytes
+        yield f"{comma}\n{json.dumps(asdict(line), ensure_ascii=False)}"
+        comma = ","
+    yield f'],\n"totals": {json.dumps(sums)}, "broken": {json.dumps([asdict(line) for line in broken])}}}\n'
 
 
 def as_text(chosen: Chosen, *, width: int | None = None) -> list[str]:

@@ -25,7 +25,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.storage.durable import sync_file, sync_folder
 
 __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
-           "read_lines"]
+           "read_line", "read_lines"]
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ def read_lines(path: Path) -> Iterator[Line | Broken]:
         for number, raw in enumerate(file, 1):
             if not raw.strip():
                 continue
-            yield _line(number, raw, cut=not raw.endswith(b"\n"))
+            yield read_line(number, raw)
 
 
 def last_line(path: Path) -> Line | None:
@@ -187,6 +187,15 @@ def last_line(path: Path) -> Line | None:
         if raw.strip() and isinstance(found := _line(0, raw, cut=False), Line):
             return found
     return None
+
+
+def read_line(number: int, raw: bytes) -> Line | Broken:
+    """A line of the file, with its line break unless it was cut short.
+
+    Args:
+        number: of the line, from 1.
+    """
+    return _line(number, raw, cut=not raw.endswith(b"\n"))
 
 
 def _line(number: int, raw: bytes, *, cut: bool) -> Line | Broken:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration
-from semisilo.common.measures.site_evaluation import BALANCED, SiteEvaluation, SiteScores, estimate_text, site_scores
+from semisilo.common.measures.site_evaluation import SiteEvaluation, SiteScores, estimate_text, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import counted
@@ -91,7 +91,7 @@ def read_evaluations(path: Path) -> tuple[RecordedEvaluation, ...]:
 def scores_text(entry: RecordedEvaluation) -> str:
     """A line for a person: "study lung, model of round 3: accuracy 81.2 % (76.0 to 85.4 %), ..."."""
     found, scores, measure = entry.evaluation, entry.scores(), entry.study_measure
-    named = {ACCURACY: scores.accuracy, BALANCED: scores.balanced_accuracy, measure: scores.measure}
+    named = scores.by_measure(measure)
     which = "labels alone" if found.labels_alone else f"model of round {found.round}"
     numbers = ", ".join(f"{each.title} {estimate_text(value, each)}" for each, value in named.items())
     return f"study {found.study}, {which}: {numbers}; {counted(scores.count, 'image')}"

@@ -8,7 +8,10 @@ disclosures.jsonl    what left this site        outgoing/            updates on 
 secure/              key and secrets of secure sums
 heads.jsonl          heads of the coordinator's audit trail that this silo has seen
 day.json             bytes carried today        rounds.json          what the last tasks took
+days.json            bytes of the days before   asked.jsonl          what the coordinator has asked
+page.token           who may approve and decline on this silo's page
 evaluations.json     what global models are worth on this site's test images
+model_files/         code that this site permits to build networks
 models/              models of studies that are over, while they arrive
 privacy/             what was spent of the privacy budget, and the secret of the noise
 study_images.json    what the images of the current study are like
@@ -30,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, from_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
@@ -98,6 +101,21 @@ class SiloHome:
         return self.folder / "day.json"
 
     @property
+    def days(self) -> Path:
+        """How many bytes were carried on the days before."""
+        return self.folder / "days.json"
+
+    @property
+    def asked(self) -> Path:
+        """What the coordinator has asked."""
+        return self.folder / "asked.jsonl"
+
+    @property
+    def page_token(self) -> Path:
+        """Who may approve and decline on this silo's page."""
+        return self.folder / "page.token"
+
+    @property
     def rounds(self) -> Path:
         """What the last tasks took, for forecasts."""
         return self.folder / "rounds.json"
@@ -106,6 +124,11 @@ class SiloHome:
     def evaluations(self) -> Path:
         """What global models are worth on this site's test images."""
         return self.folder / "evaluations.json"
+
+    @property
+    def model_files(self) -> Path:
+        """Files that may build networks here, as far as silo.toml lists their digests."""
+        return self.folder / "model_files"
 
     @property
     def models(self) -> Path:
@@ -207,6 +230,13 @@ class SiloHome:
             os.close(handle)
         return False
 
+    def agent_began(self) -> float | None:
+        """When the agent that runs, or the last that ran, has begun, Unix seconds; None when none ever did."""
+        try:
+            return (self.folder / "agent.lock").stat().st_mtime
+        except OSError:
+            return None
+
 
 def _locked(handle: int) -> bool:
     """Takes the lock. Tries for a moment: `silo status` holds it for as long as a glance takes."""
@@ -249,11 +279,12 @@ class JoinChoice:
     """False: all images of `source` are unlabelled, whatever folders they are in."""
     dicom: DicomRules = field(default_factory=dict)
     patient: PatientRule = "auto"
+    formats: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
 
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -327,6 +358,12 @@ class AgentStatus:
     """The study that this silo is taking part in; empty before the first and after its end."""
     round: int = 0
     rounds: int = 0
+    stage: str = ""
+    """Of the work that is under way: "downloading", "training", "uploading", ...; empty when there is none."""
+    stage_fraction: float = 0.0
+    """How far the stage is, 0 to 1."""
+    stage_text: str = ""
+    """The same in words, such as "epoch 2 of 5"."""
     last_task: str = ""
     """Identifier of the last task."""
     last_outcome: str = ""

@@ -9,11 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from semisilo.common.data.form import OnError
-from semisilo.common.errors import UsageError
+from semisilo.common.errors import BadData, UsageError
 from semisilo.silo.site.home import JoinChoice, SiloHome, check_apart, home_option, resolve_source
 from semisilo.silo.site.policy import DataPolicy
 
-__all__ = ["OnError", "choose_data"]
+__all__ = ["OnError", "check_there", "choose_data"]
+
+
+def check_there(choice: JoinChoice) -> None:
+    """Whether the paths of a choice are there, before a process is started that would read them.
+
+    Raises: BadData.
+    """
+    for source in choice.sources:
+        path = Path(source.partition("#")[0])
+        if path.is_absolute() and not path.exists():
+            raise BadData(f"{source}: no such folder or file.", remedy="Give a folder of images, a .csv, .parquet or"
+                          " .npz file, or digits; a folder on another machine must be mounted.")
 
 
 def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelled: str | None = None,
@@ -42,4 +54,4 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
         choice = replace(choice, test=resolve_source(test, base=here))
     check_apart(choice)
     return replace(choice, on_error=on_error or choice.on_error, dicom=policy.dicom, patient=policy.patient,
-                   use_labels=choice.use_labels and policy.labels and not no_labels)
+                   formats=policy.formats, use_labels=choice.use_labels and policy.labels and not no_labels)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.errors import UsageError
+from semisilo.common.text.wrapped import fitted
 from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import fingerprint, parse_fingerprint, short_number
 from semisilo.silo.site.home import SiloHome
@@ -60,16 +61,25 @@ def peers_of(home: SiloHome) -> list[Peer]:
     return found
 
 
-def peer_lines(peers: Sequence[Peer]) -> list[str]:
-    """For a person."""
-    width = max(len(peer.silo) for peer in peers)
-    lines = [f"{peer.silo:<{width}}  {peer.number}  {peer.state}" for peer in peers]
+def peer_lines(peers: Sequence[Peer], *, width: int | None = None) -> list[str]:
+    """For a person.
+
+    Args:
+        width: of the terminal; where a line would be longer, number and state stand below the name. What goes into
+            silo.toml is never broken. None: whole lines.
+    """
+    names = max(len(peer.silo) for peer in peers)
+    lines = [f"{peer.silo:<{names}}  {peer.number}  {peer.state}" for peer in peers]
+    if width is not None and max(map(len, lines)) > width:
+        lines = [line for peer in peers for line in (peer.silo, f"  {peer.number}", f"  {peer.state}")]
     new = [peer for peer in peers if peer.state == "seen"]
     if len(peers) == 1:
-        lines += ["", "No other silo was seen yet: that comes with the first round of a study with secure aggregation."]
+        lines += ["", *fitted("No other silo was seen yet: that comes with the first round of a study with secure"
+                              " aggregation.", width)]
     if new:
-        lines += ["", "Compare the numbers with those silos by telephone. Where they are equal, put into silo.toml:",
-                  "", "[peers]", *(f'{peer.silo} = "{fingerprint(peer.identity)}"' for peer in new)]
+        lines += ["", *fitted("Compare the numbers with those silos by telephone. Where they are equal, put into"
+                              " silo.toml:", width), "", "[peers]",
+                  *(f'{peer.silo} = "{fingerprint(peer.identity)}"' for peer in new)]
     return lines
 
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 from semisilo.common.config import from_dict, load_toml
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
+from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
-from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, spends_at_site
+from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, shares_noise, spends_at_site
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS
+from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
 
@@ -27,6 +29,7 @@ __all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Priva
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def _all_methods() -> tuple[str, ...]:
@@ -62,6 +65,9 @@ class Permit:
     """Numbers that may leave with an update or an abstention; of the built-in methods when the line is missing."""
     factories: tuple[str, ...] = ()
     """Model factories `package.module:name` that may be imported and run; none when the line is missing."""
+    model_files: tuple[str, ...] = ()
+    """SHA-256, hex, of files that a study may build its network with ("file.py:factory"); they lie in the folder
+    model_files beside silo.toml. None when the line is missing; `silo permit-model` adds one."""
     encodings: tuple[str, ...] = LOSSY_FORMS
     """Lossy forms in which an update may be sent; exact ones change nothing and are always permitted."""
     site_evaluation: bool = False
@@ -72,6 +78,14 @@ class Permit:
         for factory in self.factories:
             if not _FACTORY.fullmatch(factory):
                 raise ValueError(f'factories: "{factory}" is not of the form "package.module:name".')
+        for digest in self.model_files:
+            if not _SHA256.fullmatch(digest):
+                raise ValueError(f'model_files: "{digest[:80]}" is no SHA-256 of 64 lower-case hex digits; silo'
+                                 " permit-model FILE writes it.")
+
+    def code(self, folder: Path) -> tuple[PermittedCode, ...]:
+        """What may build networks here; `folder` is that of the files."""
+        return (*self.factories, *(ModelFile(folder, digest) for digest in self.model_files))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +109,8 @@ class DataPolicy:
     """How an image's patient is known, so that nobody is both trained and tested on: "auto" (PatientID of a DICOM file,
     the column "patient_id" or the like of a table), "folder" (the one below that of the class), "name" (the file's
     name up to the first "_"), or "none". It stays here."""
+    formats: tuple[str, ...] = ()
+    """Format plug-ins whose files are read as well, by name. It is code of your own that runs with your rights."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong on
     this machine, then stop."""
@@ -108,7 +124,7 @@ class DataPolicy:
     @property
     def selection(self) -> Selection:
         """Which files count, and how the patients of images are known."""
-        return Selection(dicom=self.dicom, patient=self.patient)
+        return Selection(dicom=self.dicom, patient=self.patient, formats=self.formats)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +231,7 @@ def load_policy(path: Path) -> Policy:
     """
     if not path.exists():
         return Policy()
-    policy = from_dict(Policy, load_toml(path), where=str(path))
+    policy = from_dict(Policy, _with_budget(load_toml(path), path), where=str(path))
     plugins = [name for name in policy.permit.methods if name not in METHODS]
     installed = plugin_names() if plugins else ()
     specs = [*METHODS.values(), *(find_method(name) for name in plugins if name in installed)]
@@ -228,7 +244,24 @@ def load_policy(path: Path) -> Policy:
             if name not in valid:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
+    for name in policy.data.formats:
+        if name not in installed_formats():
+            raise BadConfiguration(f"{path}: [data] formats: there is no format plug-in '{name}' here.",
+                                   remedy=f"Installed: {', '.join(installed_formats()) or 'none'}.")
     return policy
+
+
+def _with_budget(tables: Mapping[str, object], path: Path) -> Mapping[str, object]:
+    """A budget may stand in [require], too, beside what else a study must have; none in [privacy], 0, says nothing
+    against it. Raises: BadConfiguration for two of them."""
+    require, privacy = tables.get("require"), tables.get("privacy", {})
+    if not isinstance(require, dict) or "max_epsilon" not in require or not isinstance(privacy, dict):
+        return tables
+    if privacy.get("max_epsilon") and privacy["max_epsilon"] != require["max_epsilon"]:
+        raise BadConfiguration(f"{path}: max_epsilon stands in [privacy] and, with another value, in [require].",
+                               remedy="Leave one of the two out; they mean the same.")
+    rest = {name: value for name, value in require.items() if name != "max_epsilon"}
+    return {**tables, "require": rest, "privacy": {**privacy, "max_epsilon": require["max_epsilon"]}}
 
 
 def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
@@ -251,7 +284,14 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
                 raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
             if group == FROZEN:
                 _require("tensor group", "receive", (group,), policy.permit.groups, task)
-    if ":" in task.model.name and task.model.name not in policy.permit.factories:
+    if names_file(task.model.name):
+        if task.model.factory_sha256 not in policy.permit.model_files:
+            raise NotPermitted(
+                f"This silo does not permit the file '{file_of(task.model.name)}' (SHA-256"
+                f" {task.model.factory_sha256 or 'not said'}), which the study builds its network with.",
+                remedy="It is code: have the coordinator's operator give you the file, read it, then run: silo"
+                       f" permit-model {file_of(task.model.name)}.")
+    elif ":" in task.model.name and task.model.name not in policy.permit.factories:
         raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
                            remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
     for form in task.uplink.lossy:
@@ -267,6 +307,12 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted(f"This silo requires differential privacy of single images, [privacy] max_epsilon ="
                            f" {policy.privacy.max_epsilon:g} in silo.toml; the study {has}.",
                            remedy='The study needs [privacy.dp] unit = "example", or secure aggregation as well.')
+    if policy.privacy.max_epsilon and shares_noise(task.dp, secure=bool(task.secure)) and not (
+            policy.peers or policy.require.pinned_peers or (task.dp is not None and task.dp.honest_silos == 1)):
+        raise NotPermitted("What covers this site's images in this study is the noise of several silos together, and"
+                           " nobody here has compared whose silos these are: the coordinator's own would add none.",
+                           remedy="Pin them in [peers] of silo.toml, as `silo peers` shows them; or the study has"
+                                  ' [privacy.dp] unit = "example" without honest_silos.')
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
@@ -323,6 +369,8 @@ groups = {_list(_all_groups())}
 metrics = {_list(_all_metrics())}
 # Your own code that a study may use to build its network, "package.module:name". It runs with your permissions.
 factories = []
+# Files that a study may build its network with, by their SHA-256; `silo permit-model FILE` adds one.
+model_files = []
 # Lossy encodings that a study may request for updates, to send fewer bytes. Exact encodings are always permitted.
 encodings = {_list(LOSSY_FORMS)}
 # Whether to send the coordinator the accuracy of its models on the test images of this site, as counts by class. `silo
@@ -346,6 +394,8 @@ labels = true
 # DICOM files, a column of a table), "folder" (the one below that of the class), "name" (the file's name up to "_"), or
 # "none". The identity stays here.
 patient = "auto"
+# Formats of files that an installed package reads, by the names of its plug-ins.
+formats = []
 # What to do with a file that cannot be read: "stop", "skip" (and say so), or "report" (read everything, list all
 # problems, stop).
 on_error = "stop"

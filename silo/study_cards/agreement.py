@@ -94,6 +94,11 @@ class Agreement:
             return None
         return _not_approved(entry)
 
+    @property
+    def waiting(self) -> str:
+        """The study that nobody has decided yet; empty when there is none."""
+        return self._waiting
+
     def heard_of(self, study: str) -> None:
         """The coordinator works on a study now, or on none: another one is not waited for any more."""
         if study != self._waiting:

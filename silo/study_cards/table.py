@@ -9,8 +9,10 @@ import json
 from collections.abc import Sequence
 
 from semisilo.common.config import to_dict
+from semisilo.common.methods.parts.privacy import shares_noise
 from semisilo.common.text.describe import counted, describe_moment
 from semisilo.common.text.logs import printable
+from semisilo.common.text.wrapped import fitted
 from semisilo.silo.study_cards.book import BY_POLICY, CardEntry
 
 __all__ = ["facts_of", "lines_of", "whole_card"]
@@ -23,15 +25,20 @@ def facts_of(entry: CardEntry) -> dict[str, object]:
             "card": to_dict(entry.card)}
 
 
-def lines_of(entries: Sequence[CardEntry]) -> list[str]:
-    """For a person, the newest first."""
-    return [line for entry in entries for line in _lines(entry)] or [
+def lines_of(entries: Sequence[CardEntry], *, width: int | None = None) -> list[str]:
+    """For a person, the newest first.
+
+    Args:
+        width: of the terminal, at whose end lines are broken; None for whole lines.
+    """
+    return [part for line in [line for entry in entries for line in _lines(entry)] or [
         "No study card has come yet. It comes with the first task that `silo join` is given."]
+        for part in fitted(line, width)]
 
 
-def whole_card(entry: CardEntry) -> list[str]:
-    """All that a card says, for a person."""
-    return [*_lines(entry), *(printable(line, limit=4000) for line in json.dumps(
+def whole_card(entry: CardEntry, *, width: int | None = None) -> list[str]:
+    """All that a card says, for a person. Its own text is never broken."""
+    return [*lines_of([entry], width=width), *(printable(line, limit=4000) for line in json.dumps(
         to_dict(entry.card), indent=2, ensure_ascii=False).splitlines())]
 
 
@@ -46,7 +53,8 @@ def _lines(entry: CardEntry) -> list[str]:
              f"  {printable(card.method, limit=64)}, {counted(card.rounds, 'round')}, network"
              f" {printable(card.model.name, limit=128)};"
              f" {'updates behind masks' if card.privacy.secure_aggregation else 'updates in the clear'};"
-             f" {'no differential privacy' if dp is None else f'differential privacy of {dp.unit}s'}",
+             f" {'no differential privacy' if dp is None else f'differential privacy of {dp.unit}s'}"
+             f"{', whose noise silos share' if shares_noise(dp, secure=card.privacy.secure_aggregation) else ''}",
              f"  leaves: {printable(', '.join(card.sends), limit=300)}; card {entry.digest[:16]}..."]
     if entry.changed:
         lines.append(f"  changed since it was signed before: {printable(entry.changed, limit=1000)}")

@@ -90,7 +90,8 @@ def train_received(task: SiloTask, data: SiloData, memory: FedAvgMemory | None, 
     keep = FedAvgMemory(round=task.round, momentum=momentum_of(optimiser) if settings.persist_local_momentum else None,
                         teacher=None if teacher is None else dict(teacher))
     nothing = keep.momentum is None and keep.teacher is None
-    return Update(groups={"model": group}, num_examples=size, metrics=found.metrics), None if nothing else keep
+    return (Update(groups={"model": group}, num_examples=size, metrics=found.metrics, exact=found.exact),
+            None if nothing else keep)
 
 
 def _momentum(settings: FedAvgSettings, memory: FedAvgMemory | None,

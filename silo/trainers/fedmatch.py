@@ -35,7 +35,7 @@ from semisilo.common.learning.agreement import (
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.decomposition import Decomposed, theta
 from semisilo.common.learning.imbalance.labels import adjusted_loss, epoch_order
-from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.losses import ClassThresholds, cross_entropy
 from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import sgd_settings
@@ -310,6 +310,7 @@ class _Work:
         usable = [pair for pair, is_sound in zip(pairs, sound, strict=True) if is_sound]
         voting = [torch.softmax(logits_BK if alignment is None else alignment.batch(logits_BK), dim=-1)
                   for logits_BK, alignment in usable]
+        assert not isinstance(self._threshold, ClassThresholds), "FedMatch votes for one class"
         votes = agreement_votes(voting[0], voting[1:], self._threshold, tie_break=self._settings.tie_break)
         return votes, [torch.softmax(logits_BK, dim=-1) for logits_BK, _ in usable[1:]]
 

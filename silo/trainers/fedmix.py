@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.imbalance.pseudo_labels import Alignment
-from semisilo.common.learning.losses import PseudoLabels
+from semisilo.common.learning.losses import PseudoLabels, Threshold
 from semisilo.common.learning.mixing import fedmix_client_loss, fedmix_pseudo
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import make_optimiser, sgd_settings, step
@@ -68,7 +68,7 @@ class FedMixTrainer:
 
 
 def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor, alignment: Alignment | None,
-           threshold: float | Tensor) -> PseudoLabels:
+           threshold: Threshold) -> PseudoLabels:
     """Labels a batch with the model as it is now, in evaluation mode: with the statistics that were received.
 
     Distribution alignment shifts all views alike, by the running mean over views and images.
@@ -81,7 +81,8 @@ def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor, alignment: Ali
     model.train(was_training)
     if alignment is not None:
         logits_K = alignment.batch(logits_K)
-    prob_views_ABK = torch.softmax(logits_K, dim=-1).reshape(num_views, batch, -1)
+    prob_K = torch.sigmoid(logits_K) if task.settings.multi_label else torch.softmax(logits_K, dim=-1)
+    prob_views_ABK = prob_K.reshape(num_views, batch, -1)
     return fedmix_pseudo(prob_views_ABK, threshold, rule=task.settings.label_rule)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.learning.evaluation import evaluate_classes
 from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settings
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.local import LocalSettings
@@ -72,7 +72,7 @@ class LocalTrainer:
         metrics = dict(found.metrics)
         for name, images in (("local_accuracy", data.test), ("local_labelled_accuracy", labelled)):
             if images is not None and len(images) and images.labels_N is not None:
-                metrics[name] = evaluate(model, images, form=task.image).accuracy
+                metrics[name] = evaluate_classes(model, images, form=task.image).accuracy
         teacher = objective.kept()
         keep = LocalMemory(round=task.round, model=trained, momentum=momentum_of(optimiser),
                            teacher=None if teacher is None else dict(teacher))

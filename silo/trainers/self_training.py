@@ -8,22 +8,24 @@ Shapes: N unlabelled images, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning.averaged_training import AveragedTraining
-from semisilo.common.learning.imbalance.labels import smoothed_shares
+from semisilo.common.learning.imbalance.labels import log_odds, smoothed_shares
 from semisilo.common.learning.imbalance.prevalence import estimate_prevalence
 from semisilo.common.learning.imbalance.pseudo_labels import align_logits
-from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
+from semisilo.common.learning.losses import ClassThresholds, PseudoLabels, pseudo_labels
 from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settings
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.silo.objectives import make_objective, train_locally
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.fix_and_mix import logits_of_weak_views, train_fix_and_mix
@@ -75,6 +77,9 @@ class SelfTrainingTrainer:
         report, sums = PseudoLabelReport(), StepSums()
         momentum = momentum_to_go_on_from(task, memory, received, persist=settings.persist_local_momentum,
                                           max_age_rounds=settings.momentum_max_age_rounds)
+        if task.private is not None:
+            assert unlabelled is not None, "with labels at the coordinator a silo has no others"
+            return _trained_privately(task, model, unlabelled, momentum)
         kept = 0
         if unlabelled is not None:
             labels, num_classes = _labels(task, model, unlabelled)
@@ -98,6 +103,20 @@ class SelfTrainingTrainer:
         group = difference(task, trained_parameters(task, model))
         return (Update(groups={"model": group}, num_examples=size, metrics=told),
                 SelfTrainingMemory(momentum=momentum, round=task.round))
+
+
+def _trained_privately(task: SiloTask, model: nn.Module, unlabelled: ImageSet,
+                       momentum: Mapping[str, Tensor] | None) -> tuple[Update, SelfTrainingMemory]:
+    """A round with differential privacy of images: FixMatch, whatever the images look like. That none got a confident
+    label is no reason to abstain, for it would say so."""
+    settings: SelfTrainingSettings = task.settings
+    alone = replace(task, settings=settings.under_privacy)
+    optimiser = make_optimiser(model, sgd_settings(alone.settings, settings.round_lr, nesterov=settings.nesterov),
+                               momentum)
+    found = train_locally(alone, model, optimiser, make_objective(alone, model, None, unlabelled), None, unlabelled)
+    group = difference(task, trained_parameters(task, model))
+    return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=found.metrics),
+            SelfTrainingMemory(momentum=momentum_of(optimiser), round=task.round))
 
 
 def _some(images: ImageSet | None) -> ImageSet | None:
@@ -134,7 +153,9 @@ def _trained_on_own(task: SiloTask, model: nn.Module, labelled: ImageSet,
         raise _missing_prior()
     assert labelled.labels_N is not None
     log_prior_K = None
-    if settings.logit_adjustment:
+    if settings.logit_adjustment and settings.multi_label:
+        log_prior_K = settings.logit_adjustment * log_odds(_smoothed_odds(labelled.labels_N))
+    elif settings.logit_adjustment:
         counts_K = torch.bincount(labelled.labels_N.cpu(), minlength=len(settings.model_prior))
         log_prior_K = (settings.logit_adjustment * smoothed_shares(counts_K, _KEPT_SMOOTHING).log()).float()
     training = AveragedTraining(
@@ -151,13 +172,16 @@ def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) ->
 
         s = estimate_prevalence(softmax(f))      p_i = softmax(f_i + log s - log model_prior)
 
-    kept where the largest p reaches the threshold. With silo_prior = "model" p is softmax(f).
+    kept where the largest p reaches the threshold. With silo_prior = "model" p is softmax(f). With several labels for
+    an image every class is a two-class problem of its own, shown or not.
 
     Args:
         logits_NK: of weak views of all images, on the CPU; at least one image.
     Source: Saerens, Latinne and Decaestecker, Neural Computation 14 (2002), Eq. 2.4 and 2.9.
     """
     logits_NK = logits_NK.double()
+    if settings.multi_label:
+        return _findings_under_own_prior(logits_NK, settings)
     if settings.silo_prior == "estimated":
         shares = estimate_prevalence(torch.softmax(logits_NK, dim=1).numpy(), trained=settings.model_prior,
                                      smoothing=settings.prior_smoothing).shares
@@ -165,8 +189,30 @@ def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) ->
     return pseudo_labels(logits_NK, settings.threshold)
 
 
+def _findings_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) -> PseudoLabels:
+    """`labels_under_own_prior` of each class against its absence."""
+    if settings.silo_prior == "estimated":
+        model_K, found = settings.model_prior, []
+        smoothing = 2 * settings.prior_smoothing / len(model_K)  # each outcome as a class among several
+        p_NK = torch.sigmoid(logits_NK).numpy()
+        for p_N, share in zip(p_NK.T, model_K, strict=True):
+            both_N2 = np.stack([p_N, 1.0 - p_N], axis=1)
+            found.append(estimate_prevalence(both_N2, trained=(share, 1.0 - share),
+                                             smoothing=smoothing).shares[0])
+        logits_NK = logits_NK + torch.logit(torch.tensor(found).double()) - torch.logit(torch.tensor(model_K).double())
+    return pseudo_labels(logits_NK, ClassThresholds(settings.threshold, settings.negative_below(settings.threshold)))
+
+
+def _smoothed_odds(rows_NK: Tensor) -> Tensor:
+    """Share of each class among the known labels of multi-hot rows, smoothed as `smoothed_shares` with two classes."""
+    rows_NK = rows_NK.cpu()
+    known_K, shown_K = (rows_NK >= 0).sum(dim=0).double(), (rows_NK == 1).sum(dim=0).double()
+    return (shown_K + 0.5 * _KEPT_SMOOTHING * known_K.clamp(min=1)) / (known_K.clamp(min=1) * (1.0 + _KEPT_SMOOTHING))
+
+
 def log_shares_of_kept(labels: PseudoLabels, num_classes: int, *, strength: float) -> Tensor | None:
-    """strength * log(class shares of the kept labels), float32 (K,); None for strength 0.
+    """strength * log(class shares of the kept labels), float32 (K,); None for strength 0. With several labels for an
+    image of each class the log odds of its share among the kept labels of that class.
 
     Added to the logits of a loss it lets the model learn what tells the classes apart and not how frequent they are
     here; a class without kept labels is hardly pushed down. Kept labels must be some.
@@ -174,5 +220,7 @@ def log_shares_of_kept(labels: PseudoLabels, num_classes: int, *, strength: floa
     """
     if not strength:
         return None
+    if labels.hard_label_B.ndim == 2:
+        return strength * log_odds(_smoothed_odds(labels.hard_label_B))
     counts_K = torch.bincount(labels.hard_label_B[labels.keep_B], minlength=num_classes)
     return (strength * smoothed_shares(counts_K, _KEPT_SMOOTHING).log()).float()

@@ -23,13 +23,15 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["DENSE_BYTES", "LABELLED_ONLY", "OVERHEAD", "PAYLOAD_DOWN", "PAYLOAD_UP", "SECONDS_PER_ROUND", "SILOS",
-           "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "answer", "fill_study", "open_collecting_round",
-           "open_federation_with_silos", "study_config"]
+           "TEST_IMAGES", "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "add_study", "answer", "confusion_after",
+           "fill_study", "open_collecting_round", "open_federation_with_silos", "study_config"]
 
 SILOS = ("clinic-north", "hospital-a", "hospital-b")
 NUM_PARAMETERS = 23_258
 DENSE_BYTES = 4 * NUM_PARAMETERS
 LABELLED_ONLY = 0.7521
+TEST_IMAGES = (36,) * 5 + (35,) * 5
+"""Of each class."""
 UNEVEN_ALONE = {"balanced_accuracy": 0.6173, "auroc": 0.8812, "recall/9": 0.7}
 """Of labels alone, beside `LABELLED_ONLY`."""
 PHASE = "train"
@@ -71,6 +73,18 @@ def uneven_after(number: int) -> dict[str, float]:
             "recall/9": round(0.8 - 0.01 * number, 4)}
 
 
+def confusion_after(number: int) -> tuple[tuple[int, ...], ...]:
+    """As many right ones as `accuracy_after` says, nearly; every class is taken for the next one, 3 for 8 besides."""
+    rows = []
+    for label, images in enumerate(TEST_IMAGES):
+        wrong = round(images * (1 - accuracy_after(number)))
+        row = [0] * 10
+        row[label] = images - wrong
+        row[8 if label == 3 else (label + 1) % 10] += wrong
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
 def digest(text: str) -> str:
     """A digest-like name."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -108,14 +122,22 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
         measure: the study's, where it is not the accuracy; rounds then have the numbers of `uneven_after` as well.
     """
     filled = open_federation_with_silos(folder, silos=silos, labelled=50 if labels_at_silo else 0)
-    done = rounds if done is None else done
+    add_study(filled, name, rounds=rounds, done=rounds if done is None else done, test=test, silos=silos,
+              collecting=collecting, complete=complete, estimated=estimated, labels_at_silo=labels_at_silo,
+              measure=measure)
+    return filled
+
+
+def add_study(filled: Filled, name: str, *, rounds: int, done: int, test: bool = True, silos: tuple[str, ...] = SILOS,
+              collecting: bool = False, complete: bool = False, estimated: bool = False, labels_at_silo: bool = False,
+              measure: str = "") -> None:
+    """One more study in that ledger, as `fill_study` has it."""
     clock = _Clock(time.time() - SECONDS_PER_ROUND * (done + (0.5 if collecting else 0)) - PREPARATION_SECONDS)
     fake = SimpleNamespace(time=clock.read)
     with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake), \
             filled.ledger.transaction():
         _fill(filled.ledger, name, rounds, done, test=test, silos=silos, collecting=collecting, complete=complete,
               estimated=estimated, clock=clock, labels_at_silo=labels_at_silo, measure=measure)
-    return filled
 
 
 def labelled_only(accuracy: float, **more: float) -> LabelledOnlyResult:
@@ -143,7 +165,7 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
             classes=tuple(str(label) for label in range(10)),
             image=ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,)), num_labelled=0 if labels_at_silo else 30,
             num_validation=0, num_test=355 if test else 0, num_parameters=NUM_PARAMETERS, dense_bytes=DENSE_BYTES,
-            measure=measure, test_images=(36,) * 5 + (35,) * 5 if test else ()),
+            measure=measure, test_images=TEST_IMAGES if test else ()),
         numerics=NumericsRecord(device="cpu", torch="2.9.0", cpu_capability="AVX2", threads=1, deterministic=True),
         baseline=None if labels_at_silo or not test else
         labelled_only(LABELLED_ONLY, loss=0.9, **(UNEVEN_ALONE if measure else {})))
@@ -151,7 +173,7 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
     metrics = {"accuracy": accuracy_after(0), "loss": 0.9} if test else {}
     clock.unix += PREPARATION_SECONDS
     ledger.set_round_state(name, 0, RoundState.EVALUATING, state_digest=digest("0"), metrics=metrics)
-    ledger.commit_round(name, 0, metrics=metrics)
+    ledger.commit_round(name, 0, metrics=metrics, confusion=confusion_after(0) if test and not measure else ())
     ledger.set_study_state(name, StudyState.WAITING)
     ledger.set_study_state(name, StudyState.RUNNING)
     add_costs(ledger, [Cost(study=name, round=0, phase="standby", silo="", direction=direction, kind="wire", item="tcp",
@@ -168,7 +190,8 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
         ledger.folded(name, number, dict.fromkeys(silos))
         ledger.set_round_state(name, number, RoundState.EVALUATING, state_digest=digest(str(number)))
         ledger.commit_round(name, number, metrics={
-            "accuracy": accuracy_after(number), **(uneven_after(number) if measure else {})} if test else {})
+            "accuracy": accuracy_after(number), **(uneven_after(number) if measure else {})} if test else {},
+            confusion=confusion_after(number) if test and not measure else ())
     if collecting:
         open_collecting_round(ledger, name, done + 1, silos)
         answer(ledger, name, done + 1, silos[0], TaskState.UPDATED, ratio=0.9, estimated=estimated)

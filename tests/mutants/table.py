@@ -895,6 +895,26 @@ _PRIVACY = _mutants(
     ("a-silo-is-not-clipped", "coordinator/strategies/parts/private_average.py",
      "factor = min(1.0, self._noise.clip_norm / norm) * _SLACK if norm else 1.0", "factor = 1.0",
      "tests/coordinator/strategies/parts/test_private_average.py"),
+    ("a-share-of-the-noise-is-too-small", "silo/compute/operations.py",
+     "dp.noise_multiplier / math.sqrt(noise_shares(dp, masking.threshold))",
+     "dp.noise_multiplier / noise_shares(dp, masking.threshold)",
+     f"{_ADMITTED}::test_the_words_of_a_silo_have_its_share_of_the_noise"),
+    ("a-step-is-rounded-before-its-noise", "silo/compute/masked_update.py",
+     "np.rint(exact_P * (level / bound) + noise_P)", "np.rint(exact_P * (level / bound)) + np.rint(noise_P)",
+     "tests/silo/compute/test_shared_noise.py::"
+     "test_of_a_step_one_image_moves_the_words_by_what_it_is_and_rounding_alone_would_move_them_more"),
+    ("noise-of-the-coordinators-silos-counts", "silo/agent/secure_steps.py",
+     "min_silos=max(policy.require.min_silos, min_silos)", "min_silos=policy.require.min_silos",
+     "tests/silo/agent/test_secure_steps.py"),
+    ("a-budget-counts-on-silos-that-nobody-knows", "silo/site/policy.py",
+     "if policy.privacy.max_epsilon and shares_noise(task.dp, secure=bool(task.secure)) and not (",
+     "if False and not (", "tests/silo/site/test_policy.py"),
+    ("that-training-diverged-is-told", "silo/compute/operations.py",
+     "            if not hidden:\n", "            if True:\n",
+     f"{_ADMITTED}::test_behind_masks_a_silo_that_diverges_adds_its_noise_and_tells_nobody"),
+    ("old-silos-train-without-privacy", "common/methods/parts/capabilities.py",
+     "if is_needed and name not in announced", "if is_needed and not announced",
+     "tests/common/methods/parts/test_capabilities.py"),
 )
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from semisilo.coordinator.federation.folder import Federation, PageSettings
+from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.server import PageServer, bind
 from semisilo.coordinator.page.service import PageService
@@ -24,6 +25,7 @@ from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 
 TOKEN = "the-token-of-the-operator-of-this-test"
 STATIC = Path(__file__).parents[2] / "coordinator" / "page" / "static"
+SILO_STATIC = Path(__file__).parents[2] / "silo" / "page" / "static"
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
               "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -115,6 +117,7 @@ class LivePage:
         self.said: dict[str, Any] = {"study": "first"}
         """What `coordinator serve` says of itself; a test may change it."""
         self.silos: dict[str, LiveSilo] = {}
+        self.logs = LogLines()
         self.connected: tuple[str, ...] = ()
         self._serving = serving
         self._federation, self._read_only = federation, read_only
@@ -137,7 +140,8 @@ class LivePage:
         source = PageSource(federation=federation.name, address=federation.config.address.public,
                             ledger=federation.ledger, read_only=self._read_only, folder=federation.folder)
         service = PageService(source, live=self._live, federation=federation,
-                              token=None if self._read_only else lambda: TOKEN)
+                              token=None if self._read_only else lambda: TOKEN,
+                              logs=None if self._read_only else self.logs)
         settings = PageSettings(listen=self._listen)
         server = PageServer(service, bind(settings.listen), settings)
         self.address = server.address

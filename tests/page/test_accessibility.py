@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import fill_study, open_federation_with_silos
 from tests.page.kit import NARROW, TOKEN, WIDE, LivePage, Tab, live_page, tab
 from tests.page.test_views import VIEWS
@@ -82,6 +84,19 @@ def test_axe_finds_nothing_where_there_is_nothing_or_something_is_wrong(scheme: 
             for view in ("#/", "#/silos", "#/cost"):
                 shown.go(view)
                 assert violations(shown, scheme=scheme) == [], view
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", WIDE), ("dark", NARROW)])
+def test_axe_finds_nothing_in_a_report(scheme: str, viewport: dict[str, int], browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=3)
+    operate.note(filled.ledger, "first", "a new scanner", origin="page")
+    path = write_report(filled.federation, filled.ledger, "first")
+    with tab(browser, "file://", viewport=viewport, scheme=scheme, bypass_csp=True) as shown:
+        shown.page.goto(path.as_uri())
+        for summary in shown.page.locator("summary").all():
+            summary.click()
+        assert violations(shown, scheme=scheme) == []
 
 
 def test_a_study_is_paused_with_the_keyboard_alone(browser: Any, tmp_path: Path) -> None:

@@ -1,14 +1,26 @@
-"""What the page is made of: nothing from elsewhere, nothing inline, every file that is named is there. No browser."""
+"""What the pages are made of: nothing from elsewhere, nothing inline, every file that is named is there. No browser."""
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
-from tests.page.kit import STATIC
+import pytest
 
-SCRIPTS = sorted((STATIC / "js").rglob("*.js"))
-STYLES = sorted((STATIC / "css").glob("*.css"))
+from semisilo.common.page.requests import SHARED
+from tests.page.kit import SILO_STATIC, STATIC
+
+PAGES = (STATIC, SILO_STATIC)
+SCRIPTS = sorted(script for folder in (SHARED, *PAGES) for script in (folder / "js").rglob("*.js"))
+STYLES = sorted(style for folder in (SHARED, *PAGES) for style in (folder / "css").glob("*.css"))
+every_page = pytest.mark.parametrize("own", PAGES, ids=lambda folder: folder.parts[-3])
+
+
+def served(own: Path, name: str) -> bool:
+    """Whether a page with these files of its own has one of that name."""
+    return any((folder / name).is_file() for folder in (own, SHARED))
 
 
 class Markup(HTMLParser):
@@ -31,15 +43,16 @@ class Markup(HTMLParser):
             self.inline.append(f"<{self._open}> with text")
 
 
-def test_the_markup_has_nothing_inline_and_names_only_files_that_are_there() -> None:
+@every_page
+def test_the_markup_has_nothing_inline_and_names_only_files_that_are_there(own: Path) -> None:
     markup = Markup()
-    markup.feed((STATIC / "index.html").read_text(encoding="utf-8"))
+    markup.feed((own / "index.html").read_text(encoding="utf-8"))
     assert markup.inline == []
     files = [name for name in markup.refers if not name.startswith("#")]
     assert len(files) >= 6
     for name in files:
         assert name.startswith("/static/"), name
-        assert (STATIC / name.removeprefix("/static/")).is_file(), name
+        assert served(own, name.removeprefix("/static/")), name
 
 
 def test_the_markup_check_sees_what_is_inline() -> None:
@@ -48,14 +61,24 @@ def test_the_markup_check_sees_what_is_inline() -> None:
     assert len(markup.inline) == 3
 
 
-def test_scripts_import_only_files_that_are_there() -> None:
+@every_page
+def test_scripts_import_only_files_that_are_there(own: Path) -> None:
     seen = 0
-    for script in SCRIPTS:
-        for name in re.findall(r'^(?:import|\} from|import .* from) .*?"([^"]+)";$', script.read_text(), re.MULTILINE):
-            assert name.startswith("."), f"{script.name}: {name}"
-            assert (script.parent / name).resolve().is_file(), f"{script.name}: {name}"
-            seen += 1
+    for folder in (own, SHARED):
+        for script in (folder / "js").rglob("*.js"):
+            for name in re.findall(r'^(?:import|export .* from|\} from) .*?"([^"]+)";$', script.read_text(),
+                                   re.MULTILINE):
+                assert name.startswith("."), f"{script.name}: {name}"
+                at = os.path.normpath(script.parent.relative_to(folder) / name)
+                assert served(own, at), f"{script.name}: {name}"
+                seen += 1
     assert seen > 40
+
+
+@every_page
+def test_a_page_has_no_file_of_its_own_in_the_place_of_a_shared_one(own: Path) -> None:
+    shared = {path.relative_to(SHARED) for path in SHARED.rglob("*") if path.is_file()}
+    assert shared & {path.relative_to(own) for path in own.rglob("*") if path.is_file()} == set()
 
 
 def test_nothing_is_fetched_from_elsewhere_or_made_of_text() -> None:
@@ -71,24 +94,26 @@ def test_nothing_is_fetched_from_elsewhere_or_made_of_text() -> None:
 def test_styles_name_only_files_that_are_there_and_colours_that_are_defined() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     for name in re.findall(r'url\("([^"]+)"\)', text):
-        assert (STATIC / name.removeprefix("/static/")).is_file(), name
+        assert (SHARED / name.removeprefix("/static/")).is_file(), name
     used, defined = set(re.findall(r"var\((--[a-z-]+)\)", text)), set(re.findall(r"(--[a-z-]+):", text))
-    assert used - defined == {"--row", "--head", "--name"}, "these are set by scripts"
+    assert used - defined == {"--row", "--head", "--name", "--share"}, "these are set by scripts"
 
 
 def test_both_ways_to_darkness_are_the_same() -> None:
     """The system's choice and the operator's must give one picture."""
-    text = (STATIC / "css" / "base.css").read_text(encoding="utf-8")
+    text = (SHARED / "css" / "base.css").read_text(encoding="utf-8")
     system = text.split(':root:not([data-theme="light"]) {')[1].split("}")[0]
     chosen = text.split(':root[data-theme="dark"] {')[1].split("}")[0]
     assert system.split() == chosen.split()
 
 
 def test_the_font_comes_with_its_licence() -> None:
-    assert "SIL Open Font License" in (STATIC / "fonts" / "LICENSE-IBM-Plex-Sans.txt").read_text()
-    assert len(list((STATIC / "fonts").glob("*.woff2"))) == 2
+    assert "SIL Open Font License" in (SHARED / "fonts" / "LICENSE-IBM-Plex-Sans.txt").read_text()
+    assert len(list((SHARED / "fonts").glob("*.woff2"))) == 2
 
 
-def test_the_page_is_small() -> None:
+@every_page
+def test_the_page_is_small(own: Path) -> None:
     """It is served by a machine that has better things to do."""
-    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < 400_000
+    assert sum(path.stat().st_size for folder in (own, SHARED) for path in folder.rglob("*")
+               if path.is_file()) < 400_000

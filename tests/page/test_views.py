@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.measures.intervals import wilson
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_estimate,
     describe_percentage,
     describe_points,
     describe_progress,
@@ -25,6 +27,7 @@ from tests.coordinator.ledger_fixture import (
     SILOS,
     UNEVEN_ALONE,
     accuracy_after,
+    confusion_after,
     fill_study,
     open_federation_with_silos,
     study_config,
@@ -35,7 +38,8 @@ from tests.page.kit import NARROW, LivePage, live_page, tab
 
 VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/first/round/6": "Round 6",
          "#/study/first/round/11": "Round 11", "#/silos": "Silos", "#/silo/hospital-a": "hospital-a",
-         "#/cost/first": "Cost", "#/audit": "Audit trail", "#/studies": "Studies"}
+         "#/cost/first": "Cost", "#/audit": "Audit trail", "#/studies": "Studies", "#/alerts": "Needs a person",
+         "#/logs": "Log", "#/compare": "Compare studies"}
 
 
 def test_every_view_opens_from_the_navigation_and_shows_its_heading(browser: Any, page: LivePage) -> None:
@@ -195,20 +199,86 @@ def test_bytes_are_those_of_the_ledger(browser: Any, page: LivePage) -> None:
 
 def test_amounts_are_written_as_everywhere_in_the_product(browser: Any, page: LivePage) -> None:
     sizes = [0, 1, 512, 999, 1000, 1250, 4_349, 12_050, 999_949, 999_950, 12_345_678, 999_950_000, 1_205_000_000]
+    left = [0, 3, 7.4, 7.5, 37.2, 54.9, 55, 94, 284, 285, 2_200, 3_569, 3_570, 7_900, 42_899, 42_900, 172_799,
+            273_600, 8e5]
     times = [0, 0.04, 0.25, 4.25, 59.94, 59.95, 61, 185, 3599.6, 3600, 7_800, 172_799, 172_800, 273_600]
     shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.8325, 0.9994, 0.9996, 1, 1.3]
     with tab(browser, page.address) as shown:
         shown.go("#/")
         said = shown.page.evaluate(
-            """async ([sizes, times, shares]) => {
+            """async ([sizes, times, shares, left]) => {
                 const format = await import("/static/js/format.js");
                 return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share),
                         shares.map((value) => format.percentage(value)), shares.map(format.progress),
-                        shares.map((value) => format.points(value, 0.735))];
-            }""", [sizes, times, shares])
+                        shares.map((value) => format.points(value, 0.735)), left.map(format.estimate)];
+            }""", [sizes, times, shares, left])
     assert said == [[describe_bytes(value) for value in sizes], [describe_seconds(value) for value in times],
                     [describe_share(value) for value in shares], [describe_percentage(value) for value in shares],
-                    [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares]]
+                    [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares],
+                    [describe_estimate(value) for value in left]]
+
+
+def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(browser: Any, page: LivePage) -> None:
+    """Of 36 images of class 3 the model of round 10 finds 33, and takes 3 for an 8."""
+    assert (confusion_after(10)[3][3], confusion_after(10)[3][8]) == (33, 3)
+    found = wilson(33, 36)
+    assert found is not None
+    with tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("Class by class")
+        row = shown.page.locator(".recall > div").nth(3).inner_text().split("\n")
+        assert row == ["3", "91.7 %", f"{100 * found.low:.1f} to {describe_percentage(found.high)}"]
+        cells = shown.page.locator(".confusion tbody tr").nth(3).locator("td").all_inner_texts()
+        assert cells == ["·", "·", "·", "33", "·", "·", "·", "·", "3", "·"]
+        assert "Model of round 10, which is handed over, on 355 test images." in shown.text()
+        shown.page.get_by_role("link", name="round 10", exact=True).click()
+        shown.page.get_by_role("heading", level=1, name="Round 10").wait_for()
+        shown.wait_for_text("Confusion")
+        assert shown.page.locator(".confusion tbody tr").count() == 10
+
+
+def test_charts_are_large_enough_and_say_unit_last_value_and_interval(browser: Any, page: LivePage) -> None:
+    """Of 355 test images round 10 finds 92.4 %."""
+    found = wilson(round(355 * accuracy_after(10)), 355)
+    assert found is not None
+    interval = f"{100 * found.low:.1f} to {describe_percentage(found.high)}"
+    with tab(browser, page.address, viewport=NARROW) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text(f"round 10: {describe_percentage(accuracy_after(10))}, 95 % interval {interval}")
+        for chart in shown.page.locator("line-chart svg").all():
+            assert int(chart.get_attribute("width")) >= 320
+            assert int(chart.get_attribute("height")) >= 320
+            assert "test accuracy" in chart.text_content()
+            assert chart.locator(".ends text").text_content() == describe_percentage(accuracy_after(10))
+            assert chart.locator("path.band").count() == 1
+
+
+def test_heat_strips_have_a_scale(browser: Any, drifting: LivePage) -> None:
+    with tab(browser, drifting.address) as shown:
+        shown.go("#/silo/hospital-a", title="hospital-a")
+        assert shown.text(".heat .scale").split("\n") == ["share of the round's pseudo-labels", "0 %", "77.5 %"]
+
+
+def test_the_now_card_stays_between_two_rounds(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=4, done=2, complete=False)
+    with live_page(filled.federation) as page, tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("the next round is prepared")
+        assert shown.page.locator(".lane").count() == 3
+
+
+def test_a_state_is_shown_once_it_has_held(browser: Any, page: LivePage) -> None:
+    """A silo between two tasks, or whose call is late by a moment, does not flicker; what is good shows at once."""
+    with tab(browser, page.address) as shown:
+        shown.go("#/")
+        assert shown.page.evaluate("""async () => {
+            const { steadied } = await import("/static/js/steady.js");
+            const state = (word, at) => steadied([{ name: "x", state: word, doing: null }], at).steady[0].state;
+            return [state("working", 0), state("connected", 1000), state("working", 2000), state("connected", 3000),
+                    state("connected", 7000), state("away", 8000), state("away", 13000), state("away", 14000),
+                    state("connected", 15000), state("silent", 15500)];
+        }""") == ["working", "working", "working", "working", "connected", "connected", "connected", "away",
+                  "connected", "silent"]
 
 
 def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> None:
@@ -245,7 +315,7 @@ def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_pa
             assert command in shown.text()
         for view in ("#/silos", "#/cost", "#/audit", "#/studies"):
             shown.go(view)
-        assert "No study yet" in shown.text()
+        shown.wait_for_text("No study yet")
 
 
 @pytest.mark.parametrize(("state", "words"), [

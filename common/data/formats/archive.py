@@ -1,8 +1,9 @@
 """Images that come as arrays: .npz files in the layout of MedMNIST, and scikit-learn's embedded digits.
 
 An .npz holds `train_images`, `train_labels`, `val_images`, ... or one unnamed split as `images`, `labels`. Images are
-N x H x W, N x H x W x 1, x 3 or x 4 (with opacity); labels N or N x 1 whole numbers. An optional key `classes` names
-the classes in label order. A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
+N x H x W, N x H x W x 1, x 3 or x 4 (with opacity); labels N or N x 1 whole numbers; in a study whose images may have
+several labels or none N x K of 0 and 1 (-1: not known), a column for each class. An optional key `classes` names the
+classes in label order. A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
 `unlabelled_steps` with `rounds_per_step` (see `parts`). Pickled objects are never loaded, and a member's declared size
 is compared with what the file holds before memory is taken.
 
@@ -53,6 +54,7 @@ class Arrays:
     images: NDArray[Any] | None
     """None when only surveyed."""
     labels_N: NDArray[np.int64] | None
+    """(N,), or (N, K) of 0 and 1 where images may have several labels."""
     classes: tuple[str, ...]
     """In label order; "0" .. "K-1" when the source does not name them, K over all its splits. Empty without labels."""
     classes_named: bool
@@ -99,7 +101,8 @@ def _scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def npz(
-    path: Path, split: str, *, source: str, labels: Literal["needed", "if there", "no"], pixels: bool = True
+    path: Path, split: str, *, source: str, labels: Literal["needed", "if there", "no"], pixels: bool = True,
+    multi_label: bool | None = False,
 ) -> Arrays:
     """One split of an .npz file.
 
@@ -108,6 +111,7 @@ def npz(
         source: how the user wrote it, for messages.
         labels: whether to read them; "needed" refuses a file without.
         pixels: False reads the images' shape only.
+        multi_label: whether a label is a row of 0 and 1; None: as the file has it.
     Raises: BadData, naming the file and the key, when the file is damaged, a key is missing, a shape or type does not
         fit, or a label is negative or beyond the named classes.
     """
@@ -122,12 +126,15 @@ def npz(
             if not there:
                 raise BadData(f"{source}: has no key '{prefix}labels'.",
                               remedy="Add the labels, or use the file as unlabelled images.")
-            labels_N = _labels(archive, f"{prefix}labels", source=source)
+            labels_N = _labels(archive, f"{prefix}labels", source=source, multi_label=multi_label)
             if len(labels_N) != shape[0]:
                 raise BadData(f"{source}: {shape[0]} images but {len(labels_N)} labels.",
                               remedy="Write one label per image.")
-            classes, named = _classes(archive, source=source)
-            if len(labels_N) and labels_N.max() >= len(classes):
+            classes, named = _classes(archive, source=source, columns=labels_N.shape[1] if labels_N.ndim == 2 else 0)
+            if labels_N.ndim == 2 and labels_N.shape[1] != len(classes):
+                raise BadData(f"{source}: '{prefix}labels' has {labels_N.shape[1]} columns, its 'classes' names"
+                              f" {len(classes)}.", remedy="Write one column for each class.")
+            if len(labels_N) and labels_N.ndim == 1 and labels_N.max() >= len(classes):
                 index = int(labels_N.argmax())
                 raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
@@ -278,14 +285,16 @@ def _check_shape(shape: tuple[int, ...], *, source: str, key: str) -> None:
         raise BadData(f"{source}: '{key}' is empty (shape {shown}).", remedy="Add images.")
 
 
-def _labels(archive: Any, key: str, *, source: str) -> NDArray[np.int64]:
+def _labels(archive: Any, key: str, *, source: str, multi_label: bool | None = False) -> NDArray[np.int64]:
     labels = _member(archive, key, source=source)
+    if multi_label or (multi_label is None and labels.ndim == 2 and labels.shape[1] > 1):
+        return _rows(labels, key, source=source)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
         shown = " x ".join(map(str, labels.shape)) or "a single number"
         raise BadData(f"{source}: '{key}' has the shape {shown}; one class per image is needed (N or N x 1).",
-                      remedy="Sets with several labels per image are not supported.")
+                      remedy='If its images have several labels, set [study] task = "multi_label".')
     if labels.dtype.kind not in "iub":
         raise BadData(f"{source}: '{key}' has the type {labels.dtype}; whole numbers are needed.",
                       remedy="Store the index of each image's class.")
@@ -296,14 +305,33 @@ def _labels(archive: Any, key: str, *, source: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def _classes(archive: Any, *, source: str) -> tuple[tuple[str, ...], bool]:
-    """Class names and whether the file itself gives them."""
+def _rows(labels: NDArray[Any], key: str, *, source: str) -> NDArray[np.int64]:
+    """Rows of 1 (shown), 0 (not shown) and -1 (not known), (N, K)."""
+    if labels.ndim != 2 or labels.shape[1] < 2:
+        shown = " x ".join(map(str, labels.shape)) or "a single number"
+        raise BadData(f"{source}: '{key}' has the shape {shown}; where images may have several labels, a row for"
+                      " each image and a column for each class is needed (N x K).",
+                      remedy='If every image has one class, set [study] task = "single_label".')
+    if labels.dtype.kind not in "iub" or (labels.size and not bool(np.isin(labels, (-1, 0, 1)).all())):
+        raise BadData(f"{source}: '{key}' holds something other than 0, 1 and -1.",
+                      remedy="Write 1 where the image shows the class, 0 where it does not, -1 where it is not known.")
+    return labels.astype(np.int64)
+
+
+def _classes(archive: Any, *, source: str, columns: int = 0) -> tuple[tuple[str, ...], bool]:
+    """Class names and whether the file itself gives them.
+
+    Args:
+        columns: of labels; 0 where a label is a number.
+    """
     if "classes" in archive.files:
         names = _member(archive, "classes", source=source)
         if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) != len(names):
             raise BadData(f"{source}: 'classes' is no list of different names.",
                           remedy="Store numpy.array([...]) of text, one name per class in label order.")
         return tuple(str(name) for name in names), True
+    if columns:
+        return tuple(str(label) for label in range(columns)), False
     highest = -1
     for key in ("labels", *(f"{name}_labels" for name in _SPLITS)):
         if key in archive.files:

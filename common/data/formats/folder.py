@@ -41,6 +41,15 @@ class ImageFile:
     """The file itself where it lies within another one, at `path`."""
     patient: str = ""
     """A key of its patient, where folder, name or table say it."""
+    findings: tuple[str, ...] | None = None
+    """Of a table, where an image may have several labels: all that it shows, () for nothing; None where that is not
+    said.
+    """
+
+    @property
+    def has_label(self) -> bool:
+        """Whether anything says what it shows, be it that it shows nothing."""
+        return bool(self.class_name) or self.findings is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,9 @@ class Listing:
     skipped: tuple[Skipped, ...]
     question: BadData | None = None
     """Of a table: what must be said before its labels can be used; without them it can be read."""
+    asked: tuple[str, ...] | None = None
+    """Where images have `findings`: the classes that every one of them was asked for. None: all that there are, so that
+    what an image does not say it does not show."""
 
 
 def list_images(folder: Path) -> Listing:

@@ -3,7 +3,8 @@
 The column of images is a struct {bytes, path}, or binary. Names of classes come from the schema's metadata where
 Hugging Face's `datasets` wrote it, or are the labels' own texts; whole numbers without names count into the study's
 list of classes, and negative ones or nothing mean: no label. Settings follow a #, joined by &: image=COLUMN,
-label=COLUMN, and in a folder train, test or another start of file names; by default train where there is one.
+label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class), and in a folder train, test or another start of
+file names; by default train where there is one.
 
 Rows are read a row group at a time, one column of images and nothing else, so a file may be larger than memory; what a
 row group declares is compared with the memory that is free first.
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from semisilo.common.data.formats.extras import needed
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.registry import PARQUET, format_by_name, has_suffix
+from semisilo.common.data.multi_hot import NO_FINDING, findings_of
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 
@@ -49,9 +51,20 @@ class Rows:
     image: str
     """The column, or the field of it, that holds the bytes."""
     labels_N: NDArray[np.int64] | None
-    """-1 where there is none; None when the files have no labels at all."""
+    """-1 where there is none; None when the files have no labels at all. Where images may have several labels (N, K) of
+    0 and 1, a row of -1 where nothing is said."""
     classes: tuple[str, ...]
     classes_named: bool
+    asked: tuple[str, ...] | None = None
+    """As `semisilo.common.data.formats.folder.Listing.asked`."""
+
+    @property
+    def has_label_N(self) -> NDArray[np.bool_]:
+        """Which rows have a label; of several, also those that say that the image shows nothing."""
+        if self.labels_N is None:
+            return np.zeros(self.number, dtype=bool)
+        known: NDArray[np.bool_] = self.labels_N.reshape(self.number, -1).max(axis=1, initial=-1) >= 0
+        return known
 
     @property
     def number(self) -> int:
@@ -80,11 +93,12 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
     return ()
 
 
-def open_rows(paths: Sequence[Path], settings: str, *, source: str) -> Rows:
+def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label: bool | None = False) -> Rows:
     """Reads the schema and the labels.
 
     Args:
         settings: what stands behind the #.
+        multi_label: whether images may have several labels or none; None: where the file has lists of labels.
     Raises: BadData, naming file and column, when they cannot be read or understood, or pyarrow is not installed.
     """
     named, split = _settings(settings, source)
@@ -93,7 +107,10 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str) -> Rows:
     schema = first.schema_arrow
     features = _features(schema)
     column = _image_column(schema, features, named.get("image"), source)
-    label = _label_column(schema, features, named.get("label"), source)
+    columns = named.get("label", "").split(",") if multi_label is not False and "," in named.get("label", "") else []
+    for name in columns:
+        _label_column(schema, features, name, source)
+    label = columns[0] if columns else _label_column(schema, features, named.get("label"), source)
     counts: list[int] = []
     labels: list[Any] = []
     for path in chosen:
@@ -104,13 +121,21 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str) -> Rows:
         counts.append(file.metadata.num_rows)
         if label is not None:
             _check_groups(file, path, source)
-            labels += _column(file, path, label, source)
+            labels += list(zip(*(_column(file, path, name, source) for name in columns), strict=True)) if columns else \
+                _column(file, path, label, source)
     if not sum(counts):
         raise BadData(f"{source}: has no rows.", remedy="Add images.")
-    described = features.get(label or "", {}).get("names")
+    feature = features.get(label or "", {})
+    inside = feature.get("feature")
+    described = feature.get("names", inside.get("names") if isinstance(inside, dict) else None)
     names = tuple(map(str, described)) if isinstance(described, list) else ()
     if len(set(names)) < len(names):
         names = ()
+    lists = bool(columns) or any(isinstance(each, list) for each in labels)
+    if label is not None and (multi_label or (multi_label is None and lists)):
+        rows_NK, classes = _findings(labels, tuple(columns), names, source)
+        return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=rows_NK, classes=classes,
+                    classes_named=True, asked=tuple(columns) or None)
     labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
     return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
                 classes_named=are_named)
@@ -131,13 +156,23 @@ def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[Im
                 if row >= count:
                     break
                 if wanted is None or wanted[start + row]:
-                    label = -1 if rows.labels_N is None else int(rows.labels_N[start + row])
-                    yield ImageFile(path, f"{path.name}[{row}]", rows.classes[label] if label >= 0 else "",
+                    class_name, findings = _said(rows, start + row)
+                    yield ImageFile(path, f"{path.name}[{row}]", class_name, findings=findings,
                                     content=value if isinstance(value, bytes) else b"")
                 row += 1
         if row < count:
             raise _damaged(rows.source, path)
         start += count
+
+
+def _said(rows: Rows, row: int) -> tuple[str, tuple[str, ...] | None]:
+    """The class of a row, "" for none; and where there may be several its findings, None where nothing is said."""
+    if rows.labels_N is None:
+        return "", None
+    label = rows.labels_N[row]
+    if rows.labels_N.ndim == 2:
+        return "", findings_of(label.tolist(), rows.classes) if int(label.max()) >= 0 else None
+    return rows.classes[int(label)] if int(label) >= 0 else "", None
 
 
 def _batches(file: Any, path: Path, rows: Rows) -> Iterator[list[Any]]:
@@ -291,6 +326,41 @@ def _label_column(schema: Any, features: Mapping[str, Mapping[str, object]], wan
     if len(described) == 1:
         return described[0]
     return next((str(name) for want in _LABEL_NAMES for name in schema.names if name.casefold() == want), None)
+
+
+def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...], source: str
+              ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Rows of 0 and 1, a row of -1 where nothing is said, and the names of the classes: of columns of 0 and 1, of lists
+    of names or numbers, or of texts with "|" between names."""
+    if columns:
+        if not all(value in (0, 1, None) for row in labels for value in row):
+            raise BadData(f"{source}: a column of labels holds something other than 0 and 1.",
+                          remedy="Columns of 0 and 1 are one for each class.")
+        return np.array([[-1] * len(row) if all(value is None for value in row) else [int(value or 0) for value in row]
+                         for row in labels], dtype=np.int64), columns
+    said: list[tuple[str, ...] | None] = []
+    for row, value in enumerate(labels):
+        each = value.split("|") if isinstance(value, str) else value
+        if each is None or each == [""]:
+            said.append(None)
+        elif isinstance(each, list) and all(isinstance(one, str) or type(one) is int for one in each):
+            if names and any(type(one) is int and not 0 <= one < len(names) for one in each):
+                raise BadData(f"{source}: a label of row {row} is out of range.",
+                              remedy="Fix the labels or the class names.")
+            said.append(tuple(names[one] if names and type(one) is int else str(one).strip() for one in each))
+        else:
+            raise BadData(f"{source}: the labels are neither lists nor texts.",
+                          remedy="Name another column, or columns of 0 and 1, one for each class: #label=A,B,C.")
+    there = {one for each in said for one in each or ()}
+    classes = names or tuple(sorted(one for one in there if one.casefold() not in NO_FINDING))
+    index = {name: label for label, name in enumerate(classes)}
+    rows_NK = np.zeros((len(said), len(classes)), dtype=np.int64)
+    for row_K, each in zip(rows_NK, said, strict=True):
+        if each is None:
+            row_K[:] = -1
+        else:
+            row_K[[index[one] for one in each if one in index]] = 1
+    return rows_NK, classes
 
 
 def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:

@@ -93,6 +93,9 @@ IMAGE_FORMATS: tuple[ImageFormat, ...] = (
     NIFTI,
 )
 
+others: tuple[ImageFormat, ...] = ()
+"""Formats of plug-ins that the owner of the images names; set by `semisilo.common.data.formats.plugins.use_formats`."""
+
 TABLE = SourceFormat(name="table", suffixes=(".csv", ".tsv"), labels="a column, or columns of 0 and 1")
 PARQUET = SourceFormat(name="Parquet", suffixes=(".parquet",), labels="a column", extra="parquet")
 NPZ = SourceFormat(name="npz", suffixes=(".npz",), labels="`train_labels`, `labels`, ...: MedMNIST's layout")
@@ -109,7 +112,7 @@ def has_suffix(path: Path | str, *formats: ImageFormat | SourceFormat) -> bool:
 
 def format_by_name(path: Path) -> ImageFormat | None:
     """The format of an image file by its name alone; None where that says nothing."""
-    return next((each for each in IMAGE_FORMATS if has_suffix(path.name, each)), None)
+    return next((each for each in (*IMAGE_FORMATS, *others) if has_suffix(path.name, each)), None)
 
 
 def format_of(path: Path) -> ImageFormat | None:
@@ -122,8 +125,8 @@ def format_of(path: Path) -> ImageFormat | None:
             start = file.read(_START)
     except OSError:
         return None
-    return next((each for each in IMAGE_FORMATS if each.magic is not None and start[each.magic[0]:].startswith(
-        each.magic[1])), None)
+    return next((each for each in (*IMAGE_FORMATS, *others) if each.magic is not None
+                 and start[each.magic[0]:].startswith(each.magic[1])), None)
 
 
 def source_named(name: str) -> SourceFormat | None:
@@ -133,5 +136,5 @@ def source_named(name: str) -> SourceFormat | None:
 
 def names_of_images() -> str:
     """All formats of image files, for a sentence: "PNG, JPEG or DICOM"."""
-    *first, last = (each.name for each in IMAGE_FORMATS)
+    *first, last = (each.name for each in (*IMAGE_FORMATS, *others))
     return f"{', '.join(first)} or {last}"

@@ -9,7 +9,8 @@
 |                 | label=none: the table has none, whatever its other columns are                              |
 | folder=FOLDER   | where the images are, from the table's folder on; by default there, at any depth            |
 | split=NAME      | only rows whose column "split" ("set", "fold", "partition", "subset") says so               |
-| several=WORD    | rows with several labels: several=skip leaves them out, several=unlabelled drops the labels |
+| several=WORD    | rows with several labels, where a study takes one: several=skip leaves them out,            |
+|                 | several=unlabelled drops the labels                                                         |
 | patient=COLUMN  | the column that says whose image it is; by default "patient_id" or the like                 |
 
 A name in the table is a path within the folder, or a file name that occurs once in it, with or without its suffix; no
@@ -17,6 +18,10 @@ file outside the folder is ever opened. A row without a label is unlabelled. A c
 and several columns of 1 in a row, are several labels, which is no class: where labels count, such a table is refused
 until several= says what becomes of these rows. Whole numbers that are no class names count into the study's list of
 classes, from 0.
+
+In a study whose images may have several labels or none ([study] task = "multi_label") they are what they are: a row of
+columns that are all 0, or a cell that says "No Finding", is an image that shows nothing, and one whose cells are empty
+is unlabelled. Where several rows name an image, it shows what any of them says.
 
 Shapes: none; this makes a `Listing`, as a folder does.
 """
@@ -27,13 +32,14 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semisilo.common.data.form import patient_key
 from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.multi_hot import NO_FINDING
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import shortage
 
@@ -77,16 +83,21 @@ class _Columns:
     """Why no column of labels was found."""
 
 
-def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ...] = ()) -> Listing:
+def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ...] = (), multi_label: bool = False
+               ) -> Listing:
     """The images that a table names, those with a label in `class_name`; in byte order of their paths.
 
     Rows that name no file, or one that another row calls something else, are listed as skipped.
     Args:
         settings: what stands behind the #.
         classes: the study's classes in label order, once they are frozen: whole numbers count into them.
+        multi_label: whether images may have several labels or none: these are then in `findings`.
     Raises: BadData, naming table and column, when it cannot be read or understood, or names no image that is there.
     """
     wanted = _settings(settings, source)
+    if multi_label and "several" in wanted:
+        raise BadData(f"{source}: several={wanted['several']} has no meaning in a study whose images may have several"
+                      " labels.", remedy="Leave that part out.")
     head, rows = _rows(path, source)
     columns = _columns(head, rows, wanted, source)
     if columns.split is not None:
@@ -100,6 +111,10 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     lines = list(range(2, len(rows) + 2))
     told = [_labels(row, columns, head, line, source) for line, row in zip(lines, rows, strict=True)]
     told = _alone(told) if len(columns.labels) == 1 else told
+    if multi_label:
+        findings, names = _as_findings(told, rows, columns, head, classes)
+        found = _listed([""] * len(rows), findings, names, (), columns, rows, lines, folder, source, columns.question)
+        return replace(found, asked=names) if len(columns.labels) > 1 else found
     several = [line for line, each in zip(lines, told, strict=True) if len(each) > 1]
     left_out: list[Skipped] = []
     question = columns.question
@@ -111,17 +126,44 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
             kept = [at for at, each in enumerate(told) if len(each) <= 1]
             rows, lines, told = [rows[at] for at in kept], [lines[at] for at in kept], [told[at] for at in kept]
     labels = [each[0] if len(each) == 1 else "" for each in told]
+    open_rows = [each if len(each) > 1 and "several" not in wanted else None for each in told]
     if len(columns.labels) > 1:
         names = tuple(head[index] for index in columns.labels)
     else:
         names, labels = _as_classes(labels, classes)
+    return _listed(labels, open_rows, names, left_out, columns, rows, lines, folder, source, question)
+
+
+def _listed(labels: list[str], findings: Sequence[tuple[str, ...] | None], names: tuple[str, ...],
+            left_out: Sequence[Skipped], columns: _Columns, rows: list[list[str]], lines: Sequence[int], folder: Path,
+            source: str, question: BadData | None) -> Listing:
+    """The images of the rows. Raises: BadData when none is there."""
     patients = ["" if columns.patient is None else patient_key(_cell(row, columns.patient)) for row in rows]
-    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, patients, lines,
+    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, findings, patients, lines,
                               _FilesByName(list_images(folder)))
     if not found:
         raise BadData(f"{source}: names {len(rows)} images, none of them is in {folder}.",
                       remedy="Name the folder: add #folder=images, from the table's own folder on.")
     return Listing(tuple(found), names, (*left_out, *skipped), question)
+
+
+def _as_findings(told: Sequence[tuple[str, ...]], rows: Sequence[Sequence[str]], columns: _Columns, head: Sequence[str],
+                 classes: tuple[str, ...]) -> tuple[list[tuple[str, ...] | None], tuple[str, ...]]:
+    """What each row's image shows, None where the row does not say, and the names of all classes."""
+    if len(columns.labels) > 1:
+        kept = [index for index in columns.labels if head[index].casefold() not in NO_FINDING or head[index] in classes]
+        names = tuple(head[index] for index in kept)
+        said = [any(_cell(row, index) for index in columns.labels) for row in rows]
+        return [tuple(name for name in each if name in names) if is_said else None
+                for each, is_said in zip(told, said, strict=True)], names
+    pieces = sorted({piece for each in told for piece in each})
+    names, renamed = _as_classes([piece for piece in pieces if not _is_nothing(piece, classes)], classes)
+    new = dict(zip((piece for piece in pieces if not _is_nothing(piece, classes)), renamed, strict=True))
+    return [tuple(new[piece] for piece in each if piece in new) if each else None for each in told], names
+
+
+def _is_nothing(piece: str, classes: tuple[str, ...]) -> bool:
+    return piece.casefold() in NO_FINDING and piece not in classes
 
 
 def _settings(text: str, source: str) -> dict[str, str]:
@@ -270,7 +312,8 @@ def _several_labels(lines: Sequence[int], told: Sequence[tuple[str, ...]], sourc
     """What is to be said where nothing says what becomes of rows with several labels."""
     first = next(each for each in told if len(each) > 1)
     return BadData(f"{source}: {len(lines)} of {len(told)} rows have several labels, row {lines[0]} for example"
-                   f" {_shown(first)}. A study takes one label for each image.",
+                   f" {_shown(first)}. A study takes one label for each image, unless it says [study] task ="
+                   ' "multi_label".',
                    remedy=f"Add {'&' if '#' in source else '#'}several=skip to leave these rows out, several=unlabelled"
                           " to use their images without a label, or a column of your own with one label: label=COLUMN.")
 
@@ -324,12 +367,13 @@ class _FilesByName:
         return candidates[0] if len(candidates) == 1 else f"the name fits {len(candidates)} images in the folder"
 
 
-def _matched(names: list[str], labels: list[str], patients: list[str], lines: Iterable[int], files: _FilesByName
-             ) -> tuple[list[ImageFile], list[Skipped]]:
+def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, ...] | None], patients: list[str],
+             lines: Iterable[int], files: _FilesByName) -> tuple[list[ImageFile], list[Skipped]]:
     rows: dict[str, tuple[ImageFile, set[str], int]] = {}
     skipped: list[Skipped] = []
     of: dict[str, str] = {}
-    for line, name, label, patient in zip(lines, names, labels, patients, strict=True):
+    shows: dict[str, tuple[str, ...]] = {}
+    for line, name, label, finding, patient in zip(lines, names, labels, findings, patients, strict=True):
         if not name:
             skipped.append(Skipped(f"row {line}", "names no file", broken=True))
             continue
@@ -341,15 +385,18 @@ def _matched(names: list[str], labels: list[str], patients: list[str], lines: It
         seen.add(label)
         rows[file.name] = (file, seen, count + 1)
         of.setdefault(file.name, patient)
+        if finding is not None:
+            shows[file.name] = tuple(dict.fromkeys((*shows.get(file.name, ()), *finding)))
     found = []
     for file, seen, count in rows.values():
         named = seen - {""}
         if len(named) > 1:
             skipped.append(Skipped(file.name, f"listed {count} times, as {' and '.join(sorted(named))}", broken=True))
             continue
-        if count > 1:
+        if count > 1 and file.name not in shows:
             skipped.append(Skipped(file.name, f"listed {count} times; counted once"))
-        found.append(ImageFile(file.path, file.name, next(iter(named), ""), patient=of[file.name]))
+        found.append(ImageFile(file.path, file.name, next(iter(named), ""), patient=of[file.name],
+                               findings=shows.get(file.name)))
     found.sort(key=lambda file: file.name.encode())
     skipped.sort(key=lambda item: item.name.encode())
     return found, skipped

@@ -5,16 +5,16 @@ Shapes: N labelled images, B images in a batch, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.losses import cross_entropy, example_losses
 
-__all__ = ["LabelledSampling", "adjust_logits", "adjusted_loss", "class_balanced_order", "class_shares", "epoch_order",
-           "smoothed_shares"]
+__all__ = ["LabelledSampling", "adjust_logits", "adjusted_loss", "class_balanced_order", "class_shares",
+           "class_weights", "epoch_order", "finding_shares", "log_odds", "smoothed_shares", "weighted_loss"]
 
 LabelledSampling = Literal["shuffled", "class_balanced"]
 
@@ -32,6 +32,26 @@ def class_shares(labels_N: Tensor, num_classes: int) -> Tensor:
     counts_K = torch.bincount(labels_N.cpu(), minlength=num_classes).double()
     counts_K = torch.where(counts_K > 0, counts_K, torch.full_like(counts_K, _ABSENT))
     return counts_K / counts_K.sum()
+
+
+def finding_shares(rows_NK: Tensor) -> Tensor:
+    """Share of the images that show each class, of multi-hot rows, float64 (K,), on the CPU; above 0 and below 1.
+
+    A class that no image shows counts as shown by half an image, one that all show as by all but half. Rows of which a
+    class is not known (-1) do not count for it.
+    """
+    rows_NK = rows_NK.cpu()
+    known_K, shown_K = (rows_NK >= 0).sum(dim=0).double().clamp(min=1), (rows_NK == 1).sum(dim=0).double()
+    return torch.minimum(torch.maximum(shown_K, torch.full_like(shown_K, _ABSENT)), known_K - _ABSENT) / known_K
+
+
+def log_odds(shares_K: Tensor) -> Tensor:
+    """log(pi / (1 - pi)), float32 (K,): what a two-class problem's prior adds to its logit.
+
+    Source: logit adjustment, Menon et al., ICLR 2021, Eq. 10, of two classes, whose softmax is a sigmoid of the
+        difference of their logits.
+    """
+    return torch.logit(shares_K.double()).float()
 
 
 def smoothed_shares(counts_K: Tensor, smoothing: float) -> Tensor:
@@ -95,6 +115,49 @@ def adjust_logits(logits_BK: Tensor, shares_K: Tensor, *, tau: float) -> Tensor:
     Source: logit-adjusted softmax cross-entropy, Menon et al., ICLR 2021, Eq. 10. Nothing is added when predicting.
     """
     return logits_BK + (tau * shares_K.log()).to(logits_BK.device, logits_BK.dtype)
+
+
+def class_weights(labels_N: Tensor, wanted: Sequence[float] | str, num_classes: int) -> Tensor | None:
+    """Weights in the loss of labelled images, float32 (K,); None where none are wanted.
+
+        one class for an image:  "balanced" is N / (K N_c)
+        several findings:        "balanced" is N_without / N_with, the weight of a class where it is shown
+
+    A class that no image shows has the weight of one that half an image does.
+    Args:
+        labels_N: of all images that are trained on, in either form.
+        wanted: "balanced", or a number for every class.
+    Source: scikit-learn's `compute_class_weight`, after King and Zeng 2001; torch's `BCEWithLogitsLoss(pos_weight)`.
+    """
+    if not isinstance(wanted, str):
+        return torch.tensor(wanted, dtype=torch.float32) if wanted else None
+    if not wanted:
+        return None
+    if labels_N.ndim == 2:
+        shares_K = finding_shares(labels_N)
+        return ((1.0 - shares_K) / shares_K).float()
+    counts_K = torch.bincount(labels_N.cpu(), minlength=num_classes).double().clamp(min=_ABSENT)
+    return (len(labels_N) / (num_classes * counts_K)).float()
+
+
+def weighted_loss(labels_N: Tensor, wanted: Sequence[float] | str,
+                  loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss of (logits_BK, labels_B): the mean over the images of `example_losses` with `class_weights`; `loss_of`
+    itself where no weights are wanted. It is not divided by the sum of the weights, so that the loss of an image does
+    not hang on which others are in its batch."""
+    if not wanted:
+        return loss_of
+    weights: dict[int, Tensor] = {}
+
+    def loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+        classes = logits_BK.shape[-1]
+        if classes not in weights:
+            found_K = class_weights(labels_N, wanted, classes)
+            assert found_K is not None
+            weights[classes] = found_K.to(logits_BK.device)
+        return example_losses(logits_BK, labels_B, weights[classes]).mean()
+
+    return loss
 
 
 def adjusted_loss(labels_N: Tensor, tau: float, loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy

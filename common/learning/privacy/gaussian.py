@@ -58,11 +58,12 @@ class SecretStream:
         """A 63-bit seed for a generator of its own."""
         return int.from_bytes(self._bytes(f"seed {purpose}", 0, 8), "little") & (2**63 - 1)
 
-    def noise(self, purpose: str, number: int, count: int, deviation: float) -> Tensor:
+    def noise(self, purpose: str, number: int, count: int, deviation: float, *, rounded: bool = True) -> Tensor:
         """Normal numbers with mean 0, rounded to whole ones: float64 (count,), on the CPU.
 
         Args:
             deviation: standard deviation before they are rounded; far above 1, below 2^40.
+            rounded: False leaves them as they are, for whoever rounds them together with what they are added to.
         """
         pairs = -(-count // 2)
         parts = []
@@ -75,7 +76,7 @@ class SecretStream:
             radius, angle = torch.sqrt(-2.0 * torch.log(uniform)), 2.0 * math.pi * turn
             parts += [radius * torch.cos(angle), radius * torch.sin(angle)]
         normal = torch.cat(parts)[:count] if parts else torch.zeros(0, dtype=torch.float64)
-        return torch.round(normal * deviation)
+        return torch.round(normal * deviation) if rounded else normal * deviation
 
     def _bytes(self, purpose: str, number: int, size: int) -> bytes:
         return hashlib.shake_256(self._key + f"{purpose}\x1f{number}".encode()).digest(size)

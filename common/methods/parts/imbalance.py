@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.methods.parts.label_task import LabelTaskSettings
 from semisilo.common.methods.spec import at_least, positive, refuse_unused, within
 
 __all__ = ["HINTS_DISCLOSE", "LABELLED_HINTS", "ImbalanceSettings", "check_class_prior"]
@@ -25,7 +26,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImbalanceSettings:
+class ImbalanceSettings(LabelTaskSettings):
     """To be inherited by the settings of methods. The equations are in `semisilo.common.learning.imbalance`."""
 
     labelled_sampling: Literal["shuffled", "class_balanced"] = "shuffled"
@@ -66,21 +67,30 @@ class ImbalanceSettings:
         return True
 
     def check_imbalance(self, *, threshold: float, no_labels: str = "", no_alignment: str = "",
-                        no_thresholds: str = "") -> None:
+                        no_thresholds: str = "", makes_labels: bool = True, no_class_weights: str = "") -> None:
         """Refuses what is out of range, contradicts itself or would have no effect.
 
         Args:
             threshold: of the method, that relative ones follow.
             no_labels, no_alignment, no_thresholds: why settings of labelled images, of alignment or of thresholds have
                 no effect, such as 'objective = "sl"'; empty where they have.
+            makes_labels: whether unlabelled images get labels at all.
+            no_class_weights: why class weights have no effect, besides `no_labels`.
         Raises: ValueError, naming the setting.
         """
+        self.check_label_task(threshold=threshold, makes_labels=makes_labels,
+                              no_class_weights=no_labels or no_class_weights)
         at_least("logit_adjustment", self.logit_adjustment, 0)
         positive("alignment_strength", self.alignment_strength)
         within("alignment_strength", self.alignment_strength, 0.0, 1.0)
         if self.labelled_sampling == "class_balanced" and self.logit_adjustment:
             raise ValueError('logit_adjustment beside labelled_sampling = "class_balanced" would correct twice: choose'
                              " one of them.")
+        if self.multi_label:  # each of them weighs the classes of images that have one
+            no_labels = no_alignment = no_thresholds = 'task = "multi_label"'
+        if self.weighs_classes:
+            for name in ("logit_adjustment", "labelled_sampling"):
+                refuse_unused(self, name, "class_weights, which correct for the same")
         refused = {"labelled_sampling": no_labels, "logit_adjustment": no_labels,
                    "distribution_alignment": no_alignment,
                    "thresholds": no_thresholds or ("" if threshold > 0 else "a confidence_threshold of 0")}

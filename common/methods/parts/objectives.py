@@ -127,10 +127,13 @@ class ObjectiveSettings(ImbalanceSettings):
         if self.alpha0_ramp == "none":
             refuse_unused(self, "ramp_epochs", 'alpha0_ramp = "none"')
         because = f'objective = "{self.objective}"'
+        if self.multi_label and self.objective not in ("sl", "fixmatch"):
+            raise ValueError(f'{because}: not defined with task = "multi_label". Choose "sl" or "fixmatch".')
         self.check_imbalance(
             threshold=self.threshold, no_labels=self.without_labelled_training,
             no_alignment=because if self.objective in ("sl", "mean_teacher") else "",
-            no_thresholds="" if self.objective in ("fixmatch", "uda") else because)
+            no_thresholds="" if self.objective in ("fixmatch", "uda") else because,
+            makes_labels=self.objective != "sl", no_class_weights=because if self.objective == "uda" else "")
 
     @property
     def measures_weak_views(self) -> bool:
@@ -145,6 +148,12 @@ class ObjectiveSettings(ImbalanceSettings):
     def passes_side_by_side(self) -> int:
         """Those of labelled and of unlabelled images, where a silo may have both."""
         return 2 if self.scenario == "labels-at-silo" and self.objective != "sl" else 1
+
+    @property
+    def expected_images(self) -> int:
+        """Images of a silo that a step expects, whatever the silo has of them."""
+        return (self.labelled_batch if self.scenario == "labels-at-silo" else 0) + (
+            self.unlabelled_batch if self.objective != "sl" else 0)
 
     @property
     def threshold(self) -> float:

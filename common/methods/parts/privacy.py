@@ -4,6 +4,7 @@
 before anything leaves it; its own ledger counts what that spends. With unit = "silo" the coordinator clips the update
 of each silo and adds noise to their sum: that protects from those who see the model, not from the coordinator. With
 secure aggregation silos clip and add a share of that noise behind their masks: that protects from the coordinator, too.
+With unit = "example" they may share noise as well, where a round is one step (`shares_noise`).
 
 What differs between two neighbouring data sets: one image (or, with "silo", one silo) is replaced by one that
 contributes nothing. How many images a silo has is not hidden; docs/privacy.md says what else is not.
@@ -22,8 +23,8 @@ from typing import Any, Literal
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_BITS
 
 __all__ = ["DEFAULT_DELTA", "FEWEST_SILOS", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
-           "PrivateTask", "SharedNoise", "SiloNoise", "Unit", "noise_shares", "refused_dp", "spends_at_site",
-           "too_few_silos"]
+           "PrivateTask", "SharedNoise", "SiloNoise", "Unit", "contribution_of", "noise_shares", "refused_dp",
+           "shares_noise", "spends_at_site", "too_few_silos", "trained_with"]
 
 Unit = Literal["example", "silo"]
 DEFAULT_DELTA = 1e-5
@@ -58,8 +59,9 @@ class DifferentialPrivacy:
     """The delta that epsilon is told at: the probability with which the promise may fail. It should be well below one
     over the number of images; a silo that has 1 / delta images or more refuses."""
     honest_silos: int = 0
-    """With unit = "silo" and secure aggregation: so many silos of a sum at least add their share of the noise; all
-    others may work together with the coordinator. Fewer make shares larger. 0: more than half of the threshold."""
+    """With secure aggregation: so many silos of a sum at least add their share of the noise; all others may work
+    together with the coordinator. Fewer make shares larger. 0: with unit = "silo" more than half of the threshold; with
+    "example" noise is not shared, and each silo's own covers its images. Above 0 with "example" a round is one step."""
 
     def __post_init__(self) -> None:
         if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
@@ -77,9 +79,9 @@ class DifferentialPrivacy:
             raise ValueError('target_epsilon is for unit = "example"; with unit = "silo" give noise_multiplier.')
         if not 0 <= self.honest_silos <= MAX_SILOS:
             raise ValueError(f"honest_silos = {self.honest_silos}: must be between 1 and {MAX_SILOS}, or 0.")
-        if self.honest_silos and self.unit != "silo":
-            raise ValueError('honest_silos is for unit = "silo": with unit = "example" every silo is covered by its own'
-                             ' noise alone.')
+        if self.honest_silos and self.target_epsilon:
+            raise ValueError("honest_silos needs noise_multiplier: noise that silos share is the same for all, and with"
+                             " target_epsilon each works out its own.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,18 +126,18 @@ class PrivacySettings:
                 if each.name != "dp" and getattr(self, each.name) != each.default:
                     raise ValueError(f"{each.name} has no effect without secure_aggregation = true.")
             if self.dp is not None and self.dp.honest_silos:
-                raise ValueError("[privacy.dp] honest_silos has no effect without secure_aggregation = true: the"
-                                 " coordinator adds the noise.")
-        elif self.dp is not None and self.dp.unit == "silo":
+                raise ValueError("[privacy.dp] honest_silos has no effect without secure_aggregation = true:"
+                                 " silos share noise behind their masks.")
+        elif self.dp is not None and shares_noise(self.dp, secure=True):
             self._check_shared_noise(self.dp)
 
     def _check_shared_noise(self, dp: DifferentialPrivacy) -> None:
         if self.random_share < 1:
-            raise ValueError('random_k has no meaning with [privacy.dp] unit = "silo": what is clipped would be sent'
-                             " later, without end. Leave it out.")
+            raise ValueError("random_k has no meaning where silos share noise ([privacy.dp]): what is clipped would be"
+                             " sent later, without end. Leave it out.")
         if self.group_size:
-            raise ValueError('group_size is not possible with [privacy.dp] unit = "silo": the sum of a group would have'
-                             " the noise of a group alone. Leave it out.")
+            raise ValueError("group_size is not possible where silos share noise ([privacy.dp]): the sum of a group"
+                             " would have the noise of a group alone. Leave it out.")
         if self.threshold and dp.honest_silos > self.threshold:
             raise ValueError(f"[privacy.dp] honest_silos = {dp.honest_silos} is more than threshold ="
                              f" {self.threshold}: sums of fewer silos could not have their noise.")
@@ -159,6 +161,9 @@ class PrivateTask:
     """What the study has spent of this silo's images at its own delta, this task included."""
     key: bytes = field(repr=False)
     """32 secret bytes that all its random numbers follow from; never sent, logged or written."""
+    shared: bool = False
+    """Whether a round is one step, to which the silo adds its share of the noise behind its masks: the trainer adds
+    none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +183,7 @@ class SharedNoise:
     noise_multiplier: float
     """Of this silo's share: that of the study over the root of `noise_shares`."""
     clip_norm: float
+    """What one silo can change of the sum at most; with unit = "example" what one image can, in units of the model."""
     key: bytes = field(repr=False)
     """32 secret bytes of this silo's for this task; never sent, logged or written."""
 
@@ -192,9 +198,30 @@ def noise_shares(dp: DifferentialPrivacy, threshold: int) -> int:
     return min(dp.honest_silos or threshold // 2 + 1, threshold)
 
 
+def contribution_of(dp: DifferentialPrivacy, settings: Any, *, lr: float) -> float:
+    """C' = lr C / m: what one image moves an update of one step by at most, where so many images m are expected.
+
+    Args:
+        settings: of the method.
+        lr: of the round.
+    """
+    return lr * dp.clip_norm / float(settings.expected_images)
+
+
+def shares_noise(dp: DifferentialPrivacy | None, *, secure: bool) -> bool:
+    """Whether what covers a silo or its images is the noise of several silos together."""
+    return dp is not None and secure and (dp.unit == "silo" or dp.honest_silos > 0)
+
+
 def spends_at_site(dp: DifferentialPrivacy | None, *, secure: bool) -> bool:
     """Whether a site's own noise covers its images, so that its own ledger counts them."""
     return dp is not None and (dp.unit == "example" or secure)
+
+
+def trained_with(settings: Any) -> Any:
+    """Settings that silos train with under differential privacy of images: those of a local objective. Of methods that
+    have other settings, the property `under_privacy` of these."""
+    return getattr(settings, "under_privacy", settings)
 
 
 def too_few_silos(dp: DifferentialPrivacy | None, silos: int) -> str:
@@ -224,8 +251,11 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         return ""
     if dp.unit not in allowed:
         why = f"it has: {', '.join(allowed)}" if allowed else (
-            "what its silos send does not follow from sums over single images alone; use fedavg, fedprox or fednova")
+            "what its silos send does not follow from sums over single images alone; use fedavg with objective ="
+            ' "fixmatch", fedprox, fednova or self_training')
         return f'unit = "{dp.unit}" is not defined for the method {method}; {why}.'
+    if dp.unit == "example" and dp.honest_silos and (why := _why_not_one_step(method, allowed, settings)):
+        return f"honest_silos = {dp.honest_silos} has silos share noise, for rounds of one step: {why}"
     if dp.unit == "silo":
         if getattr(settings, "weighting", "uniform") != "uniform":
             return (f'unit = "silo" weighs silos alike, and [method] weighting = "{settings.weighting}": a count of'
@@ -240,24 +270,59 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         return ""
     if precision not in ("fp32", "tf32"):
         return f'[numerics] precision = "{precision}" is not defined with it. Use "fp32" or "tf32".'
+    scenario = getattr(settings, "scenario", "labels-at-silo")
+    if trained_with(settings) is not settings and scenario != "labels-at-coordinator":
+        return (f'{method} mixes the labelled images of a silo in pairs, and [method] scenario = "{scenario}". With'
+                ' labels at silos use fedavg with objective = "fixmatch".')
+    if tied := [name for name, value in _TIES_IMAGES if getattr(settings, name, value) != value]:
+        wanted = ", ".join(f"{name} = {_text(value)}" for name, value in _TIES_IMAGES if name in tied)
+        return (f"[method] {', '.join(tied)}: the images of a silo would be tied to each other, by MixUp or by their"
+                f" class shares. Set {wanted}.")
     for name, harmless, why in _ACROSS_IMAGES:
         value = getattr(settings, name, harmless)
-        at_silo = getattr(settings, "scenario", "labels-at-silo") == "labels-at-silo"
-        if value != harmless and (at_silo or name not in _OF_LABELS):
+        if name == "clip_norm" and trained_with(settings) is not settings:
+            continue  # it is the coordinator's as well, and silos do without
+        if name == "class_weights" and not isinstance(value, str):
+            continue  # numbers that a person wrote follow from no image
+        if value != harmless and (scenario == "labels-at-silo" or name not in _OF_LABELS):
             return f"[method] {name} = {_text(value)}: {why}. Leave it out."
     return ""
 
 
+def _why_not_one_step(method: str, allowed: Sequence[Unit], settings: Any) -> str:
+    """Why the sum of a study's updates is not a sum of clipped gradients of one step, with what to do; empty where it
+    is. The reasons in full: docs/decisions/0050-noise-shared-behind-masks.md."""
+    if "silo" not in allowed:
+        return f"updates of {method} are more than the gradients of a step. Use fedavg."
+    for name, needed, because in _ONE_STEP:
+        if (value := getattr(settings, name, needed)) != needed:
+            return f"[method] {name} = {_text(value)}, and {because}. Set {name} = {_text(needed)}."
+    if getattr(settings, "objective", "") == "mean_teacher":
+        return '[method] objective = "mean_teacher", whose teacher follows steps without noise. Choose another.'
+    return ""
+
+
+_ONE_STEP: tuple[tuple[str, object, str], ...] = (
+    ("local_epochs", 1, "later steps would follow gradients without noise, so that one image moves more than the clip"),
+    ("momentum", 0.0, "a silo's momentum would hold gradients without noise; global_momentum does the same"),
+    ("weight_decay", 0.0, "what is added up are gradients alone"),
+    ("weighting", "uniform", "noise is for equal weights: every image counts alike already"))
+"""Settings of a study whose silos share the noise of single images: the value that is needed, and why."""
+_TIES_IMAGES: tuple[tuple[str, object], ...] = (
+    ("mix_weight", 0.0), ("silo_prior", "model"), ("local_logit_adjustment", 0.0))
+"""Settings of self_training: with these values what it makes of an image hangs on that image alone."""
 _ACROSS_IMAGES: tuple[tuple[str, object, str], ...] = (
     ("mask_mean", "batch", "it divides by how many images are kept, which depends on all of them"),
     ("distribution_alignment", "none", "it follows a mean over the silo's images, which is neither clipped nor noised"),
     ("logit_adjustment", 0.0, "it follows the class shares of the silo's labels, which are neither clipped nor noised"),
+    ("class_weights", (), "balanced weights follow the class shares of the silo's labels, which are neither clipped nor"
+     " noised: give numbers"),
     ("labelled_sampling", "shuffled", "epsilon is counted for images that are drawn independently (Poisson sampling)"),
     ("thresholds", "fixed", "it follows the mean confidence on the silo's labels, which is neither clipped nor noised"),
     ("clip_norm", 0.0, "the gradient of every image is clipped already, at [privacy.dp] clip_norm"),
 )
 """Settings that tie images to each other: the value without effect, and why any other is refused."""
-_OF_LABELS = ("logit_adjustment", "labelled_sampling", "thresholds")
+_OF_LABELS = ("logit_adjustment", "class_weights", "labelled_sampling", "thresholds")
 """Of them those that look at labels alone: where the coordinator has these, they touch no image of a silo."""
 
 

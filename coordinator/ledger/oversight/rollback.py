@@ -117,7 +117,8 @@ def roll_back(ledger: Ledger, study: str, to_round: int, *, operator: str, reaso
         db.execute("DELETE FROM declared_update WHERE task_id IN (SELECT task_id FROM task WHERE study = ?"
                    " AND round > ?)", (study, to_round))
         for table, column in (("task", "round"), ("phase", "round"), ("round", "number"), ("site_evaluation", "round"),
-                              ("notice", "round"), ("kept_state", "round"), ("secure_sum", "round")):
+                              ("notice", "round"), ("kept_state", "round"), ("secure_sum", "round"),
+                              ("confusion", "round")):
             db.execute(f"DELETE FROM {table} WHERE study = ? AND {column} > ?", (study, to_round))
         _restore_silos(ledger, study)
         _total_again(ledger, study)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm, tensors
-from semisilo.common.learning.evaluation import Evaluation, evaluate
+from semisilo.common.learning.evaluation import Evaluation, evaluate_classes
 from semisilo.common.learning.training import unloaded_model
 from semisilo.common.methods.contract import Environment
 from semisilo.coordinator.strategies.fedmatch.helpers import noise_image
@@ -49,7 +49,7 @@ def measured_on_validation(environment: Environment, w: Mapping[str, Tensor],
     """Accuracy and loss on the validation set, which must be there."""
     validation = validation_images(environment)
     assert validation is not None
-    return evaluate(network_with(environment, w, statistics), validation, form=environment.image)
+    return evaluate_classes(network_with(environment, w, statistics), validation, form=environment.image)
 
 
 def embedding_of(environment: Environment, w: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> list[float]:

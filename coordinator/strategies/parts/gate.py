@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +23,12 @@ from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.losses import first_argmax
 from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.measures.multi_label import AreaParts, area_parts
 from semisilo.common.methods.contract import Environment
 from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 
-__all__ = ["STEPS", "Gate", "accepted_step", "class_balanced_weights", "taken", "through_gate"]
+__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "taken", "through_gate"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -68,6 +70,37 @@ def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor) -> flo
     return 0.0
 
 
+def accepted_area_step(logits_at: Callable[[float], Tensor | None], rows_NK: Tensor) -> float:
+    """`accepted_step` where images have several labels or none: the largest step at which the macro AUROC is not lower
+    than at 0 by more than the standard error of the difference; else 0.
+
+        accepted where A(s) - A(0) >= -max(1 / N, sqrt(sum_i (psi_i(s) - psi_i(0))^2))
+
+    with psi the parts of the area image by image (`area_parts`); both models see the same images, so what they err in
+    alike cancels, and the smallest of differences would count were it not for 1 / N, what one image weighs.
+    Args:
+        logits_at: from a step to logits, (N, K); None for a model without an answer, which is not accepted.
+        rows_NK: multi-hot, on the CPU.
+    Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), for two curves of the same images.
+    """
+    def parts_at(step: float) -> AreaParts | None:
+        logits_NK = logits_at(step)
+        if logits_NK is None or not bool(torch.isfinite(logits_NK).all()):
+            return None
+        return area_parts(logits_NK.float().cpu().numpy(), rows_NK.numpy())
+
+    before = parts_at(0.0)
+    if before is None:
+        return STEPS[0]  # nothing to compare with: no class has images of both kinds
+    for step in STEPS:
+        after = parts_at(step)
+        if after is not None:
+            error = max(1 / len(rows_NK), float(np.sqrt(((after.influence_N - before.influence_N) ** 2).sum())))
+            if after.macro - before.macro + error >= -_ROUNDING:
+                return step
+    return 0.0
+
+
 class Gate:
     """Of one study's coordinator. Holds no state of the study."""
 
@@ -93,21 +126,30 @@ class Gate:
         assert chosen.labels_N is not None
         labels_N, change = chosen.labels_N.cpu(), tensors.subtract(after, w)
 
-        def right_at(step: float) -> Tensor:
+        def logits_at(step: float) -> Tensor | None:
+            """None for a model that gives nobody an answer."""
             tried = tensors.add(w, change, factor=step) if step else w
             if not tensors.all_finite(tried):
-                return torch.zeros(len(chosen), dtype=torch.bool)
+                return None
             tensors.load_into(model, tried)
             try:
                 batch_norm.load(model, batch_norm.to_tensors(batch_norm.measure(
                     model, chosen.images_NCHW, form=self._environment.image,
                     generator=torch_generator(self._environment.seed, "batch_norm_order", round=round))))
             except BadPayload:  # statistics that no float32 can hold
+                return None
+            return logits_of(model.eval(), chosen.images_NCHW, self._environment.image)
+
+        def right_at(step: float) -> Tensor:
+            logits_NK = logits_at(step)
+            if logits_NK is None:
                 return torch.zeros(len(chosen), dtype=torch.bool)
-            logits_NK = logits_of(model.eval(), chosen.images_NCHW, self._environment.image)
             return first_argmax(logits_NK).cpu() == labels_N
 
-        step = accepted_step(right_at, class_balanced_weights(labels_N))
+        if labels_N.ndim == 2:
+            step = accepted_area_step(logits_at, labels_N)
+        else:
+            step = accepted_step(right_at, class_balanced_weights(labels_N))
         if step < 1.0:
             _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "
                          "images worse", round, f"{step:.0%} of" if step else "nothing of")

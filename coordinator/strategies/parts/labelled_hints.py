@@ -15,7 +15,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.evaluation import logits_of
-from semisilo.common.learning.imbalance.labels import class_shares
+from semisilo.common.learning.imbalance.labels import class_shares, class_weights, finding_shares, log_odds
 from semisilo.common.learning.imbalance.prevalence import implied_prior
 from semisilo.common.learning.imbalance.pseudo_labels import labelled_confidence
 from semisilo.common.learning.seeds import torch_generator
@@ -92,15 +92,21 @@ def training_prior(settings: object, labelled: ImageSet | None, num_classes: int
         return ()
     if isinstance(settings, SelfTrainingSettings):
         return model_prior(labelled.labels_N, num_classes, logit_adjustment=settings.logit_adjustment)
-    shares_K, imbalance = class_shares(labelled.labels_N, num_classes), ImbalanceSettings()
-    if isinstance(settings, ImbalanceSettings):
-        imbalance = settings
+    imbalance = settings if isinstance(settings, ImbalanceSettings) else ImbalanceSettings()
+    weights_K = class_weights(labelled.labels_N, imbalance.class_weights, num_classes)
+    if labelled.labels_N.ndim == 2:
+        odds_K = log_odds(finding_shares(labelled.labels_N)) + (0.0 if weights_K is None else weights_K.log())
+        return tuple(torch.sigmoid(odds_K.double()).tolist())
+    shares_K = class_shares(labelled.labels_N, num_classes)
+    if weights_K is not None:
+        shares_K = shares_K * weights_K / (shares_K * weights_K).sum()
     return tuple(implied_prior(shares_K.numpy(), logit_adjustment=imbalance.logit_adjustment,
                                class_balanced=imbalance.labelled_sampling == "class_balanced").tolist())
 
 
 def model_prior(labels_N: Tensor, num_classes: int, *, logit_adjustment: float) -> tuple[float, ...]:
-    """The class shares that a model of these labels stands for, of each class; they sum to 1.
+    """The class shares that a model of these labels stands for, of each class; they sum to 1. With several labels for
+    an image the share of images that show each: a half, moved as far as tau leaves of the labels' own.
 
     Equal shares where the labels are balanced within 1.5 to 1 (nothing is adjusted then, and so small a difference is
     not worth telling silos), else shares^(1 - tau), normalised.
@@ -109,5 +115,8 @@ def model_prior(labels_N: Tensor, num_classes: int, *, logit_adjustment: float) 
     Source: Menon et al., ICLR 2021, section 4.
     """
     prior_K = log_prior(labels_N, num_classes)
+    if labels_N.ndim == 2:
+        odds_K = torch.zeros(num_classes) if prior_K is None else (1.0 - logit_adjustment) * prior_K
+        return tuple(torch.sigmoid(odds_K.double()).tolist())
     shares_K = torch.ones(num_classes) if prior_K is None else prior_K.exp()
     return tuple(implied_prior(shares_K.numpy(), logit_adjustment=logit_adjustment).tolist())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from semisilo.common.data.form import AugmentationSettings
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
-from semisilo.common.learning.imbalance.labels import adjusted_loss
+from semisilo.common.learning.imbalance.labels import adjusted_loss, weighted_loss
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.training import check_finite, loaded_model, train_labelled
@@ -67,7 +67,8 @@ def train_on_labels(
     """Trains `model` in place, as `semisilo.common.learning.training.train_labelled`, and reports how far it is.
 
     Args:
-        imbalance: how the labelled images are drawn, and whether logits are adjusted by their class shares.
+        imbalance: how the labelled images are drawn, whether logits are adjusted by their class shares, and what the
+            classes weigh.
         augmentation: None for the study's own.
         text: stands before "on 40 labelled images" in the report.
         report_until: share of the report that training takes; what follows it has the rest.
@@ -81,7 +82,8 @@ def train_on_labels(
         augmentation=environment.augmentation if augmentation is None else augmentation, sgd=sgd, epochs=epochs,
         batch_size=batch_size, seed=environment.seed, purpose=purpose, round=round, momentum=momentum,
         lr_of_epoch=lr_of_epoch, loss_weight=loss_weight,
-        loss_of=adjusted_loss(labelled.labels_N, imbalance.logit_adjustment, loss_of),
+        loss_of=adjusted_loss(labelled.labels_N, imbalance.logit_adjustment,
+                              weighted_loss(labelled.labels_N, imbalance.class_weights, loss_of)),
         sampling=imbalance.labelled_sampling,
         progress=lambda share: environment.report(report_until * share, text))
     check_finite(dict(model.named_parameters()), where=f"at the coordinator {when} round {round}")

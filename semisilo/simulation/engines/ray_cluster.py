@@ -22,6 +22,7 @@ from typing import Any
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import ComputeFailed, SemisiloError, UsageError, by_code
 from semisilo.common.methods.contract import NumericsRecord
+from semisilo.common.models.own.given import unpack
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import OnProgress
 from semisilo.common.process.messages import Failure
@@ -125,6 +126,10 @@ def _read(path: Path | None) -> bytes | None:
 class _Trainer:
     """Lives in a process of Ray's, one task at a time."""
 
+    def __init__(self, network: bytes) -> None:
+        if network:
+            unpack(network)
+
     def train(self, shipment: Shipment, shared: Mapping[str, _ObjectRef], images: SiloImages) -> ShipmentOutcome:
         """`shared` are files of tensor groups in Ray's store, by digest of the tensors."""
         import ray
@@ -139,11 +144,13 @@ class _Trainer:
 class RayWorkplace:
     """Trainers on a Ray cluster: the one of RAY_ADDRESS, or else the one of this machine, started where none runs."""
 
-    def __init__(self, images: Sequence[SiloImages], *, device: str, threads: int, workers: int | None = None) -> None:
+    def __init__(self, images: Sequence[SiloImages], *, device: str, threads: int, workers: int | None = None,
+                 network: bytes = b"") -> None:
         """
         Args:
             images: of each silo.
             threads: processors that one trainer keeps busy.
+            network: one that was handed over from Python; empty without.
             workers: trainers; None: as many as the cluster has accelerators, or else processors for.
         Raises: UsageError when Ray is not installed or the cluster has no room.
         """
@@ -157,6 +164,7 @@ class RayWorkplace:
         self._numerics: set[str] = set()
         self._shared: dict[str, _ObjectRef] = {}
         self._images = images
+        self._network = network
         self._stored_images: dict[int, _ObjectRef] = {}
         """Of the silos that have had a task."""
         self._started = not ray.is_initialized()
@@ -188,7 +196,7 @@ class RayWorkplace:
         actor = self._ray.remote(
             num_cpus=min(threads, processors / number), max_restarts=_ATTEMPTS, max_task_retries=_ATTEMPTS,
             **share)(_Trainer)
-        return [actor.remote() for _ in range(number)]
+        return [actor.remote(self._network) for _ in range(number)]
 
     @property
     def room(self) -> int:

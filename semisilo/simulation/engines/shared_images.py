@@ -48,6 +48,8 @@ class Working:
     accelerator cannot be copied."""
     path: tuple[str, ...]
     """Where modules are found, as in the process that has started the simulation: its networks may be its own."""
+    network: bytes = b""
+    """One that was handed over from Python (`semisilo.common.models.own.given.packed`); empty without."""
 
 
 class SharedImages:
@@ -61,8 +63,8 @@ class SharedImages:
         os.close(self.descriptor)
 
 
-def share(dealt: Dealt, *, device: str) -> tuple[Dealt, SharedImages] | None:
-    """Puts the images of a study where other processes can read them, to train on a device.
+def share(dealt: Dealt, *, device: str, network: bytes = b"") -> tuple[Dealt, SharedImages] | None:
+    """Puts the images of a study where other processes can read them, to train on a device; and a network of its own.
 
     Returns: the same with its images there, so that the copy of before may go; None where memory does not hold both
         for a moment.
@@ -72,7 +74,7 @@ def share(dealt: Dealt, *, device: str) -> tuple[Dealt, SharedImages] | None:
         return None
     buffers: list[memoryview] = []
     head = _pickled(Working(images=dealt.silos_images(), method=dealt.config.method.name, device=device,
-                            path=tuple(sys.path)), buffers)
+                            path=tuple(sys.path), network=network), buffers)
     descriptor = _file_without_a_name()
     try:
         _write(descriptor, head, buffers)

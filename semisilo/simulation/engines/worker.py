@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from semisilo.common.models.own.given import unpack
 from semisilo.common.process.compute_process import Build, OnProgress
 from semisilo.common.storage.durable import without_waiting
 from semisilo.silo.compute.messages import Train, Trained
@@ -35,6 +36,8 @@ def prepared(descriptor: int) -> Build:
     working = read_working(descriptor)
     sys.path[:] = working.path
     load_trainer(working.method)
+    if working.network:
+        unpack(working.network)
 
     def build(progress: OnProgress) -> WorkerOperations:
         return WorkerOperations(progress, working.images.__getitem__, device=working.device, processors=1)

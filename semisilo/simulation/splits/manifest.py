@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.errors import BadConfiguration
 from semisilo.simulation.splits.splits import Indices, Split, class_distributions, non_iidness
 
@@ -45,7 +46,8 @@ def split_manifest(
     labels = np.asarray(labels_N)
 
     def part(indices: Indices) -> dict[str, object]:
-        counts = np.bincount(labels[indices], minlength=len(classes)).tolist()
+        own = labels[indices]
+        counts = ((own == 1).sum(axis=0) if own.ndim == 2 else np.bincount(own, minlength=len(classes))).tolist()
         return {"num_images": len(indices), "sha256_indices": index_digest(indices),
                 "class_counts": dict(zip(classes, counts, strict=True)), "indices": indices.tolist()}
 
@@ -65,7 +67,8 @@ def split_manifest(
         "settings": dict(settings),
         "classes": list(classes),
         "num_images": len(labels),
-        "non_iidness": non_iidness(class_distributions(labels, split, num_classes=len(classes))),
+        "non_iidness": non_iidness(class_distributions(strata_of(labels), split,
+                                                       num_classes=num_strata(labels, len(classes)))),
         **({"rounds_per_step": rounds_per_step} if split.steps else {}),
         "silos": {name: silo(index, name) for index, name in enumerate(names)},
         **rest,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.split_settings import SplitName, SplitSettings, amount, streaming_step
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods.spec import coordinator_has_labels, silos_have_labels
@@ -32,21 +33,35 @@ from semisilo.simulation.splits.splits import (
 if TYPE_CHECKING:
     from semisilo.common.methods.spec import Scenario
 
-__all__ = ["SplitSettings", "deal", "streaming_step"]
+__all__ = ["WITHOUT_LABELS", "SplitSettings", "deal", "streaming_step"]
+
+WITHOUT_LABELS = ("iid", "shvr_iid")
+"""Rules that deal images without looking at their classes."""
 
 
-def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario) -> Split:
+def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+         apart: int = 0, multi_label: bool = False) -> Split:
     """Who holds which images of one set: the same arguments give the same split on every machine.
 
     First a part of the set is taken (`fraction`), then validation and test images are held out, then the labelled ones
     are chosen, and the rest is dealt by the named rule.
     Args:
-        labels_N: of the whole set, whole numbers in 0..num_classes - 1.
+        labels_N: of the whole set, whole numbers in 0..num_classes - 1; or multi-hot rows (N, K).
+        apart: so many of the first images are the coordinator's labelled ones, whatever the seed; only the others are
+            dealt. 0: its labelled images are drawn as the settings say.
+        multi_label: whether they are rows: an image then counts as one of its rarest finding, or of none
+            (`strata_of`), wherever the rule speaks of classes.
     Raises: BadConfiguration for settings that do not fit each other, the scenario or the set; BadData for labels out of
         range or a class with too few images.
     """
-    _check_scenario(settings, scenario)
+    if multi_label:
+        _check_for_findings(settings)
+        rows_NK = np.asarray(labels_N)
+        labels_N, num_classes = strata_of(rows_NK), num_strata(rows_NK, num_classes)
     labels = checked_labels(labels_N, num_classes)
+    if apart:
+        return _dealt_apart(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario, apart=apart)
+    _check_scenario(settings, scenario)
     part = np.arange(len(labels))
     if settings.fraction < 1:
         part = stratified_part(labels, settings.fraction, num_classes=num_classes, seed=seed)
@@ -55,13 +70,54 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
         num_validation=amount("num_validation", settings.num_validation, len(part)), seed=seed)
     train, test, validation = part[train], part[test], part[validation]
     own = labels[train]
-    dealt = _dealt(own, settings, num_classes=num_classes, seed=seed, scenario=scenario)
+    dealt = _dealt(own, settings, num_classes=num_classes, seed=seed, scenario=scenario, multi_label=multi_label)
     if settings.all_labelled:
         dealt = all_labels_at_silos(dealt)
     return Split(
         silos=tuple(train[silo] for silo in dealt.silos), coordinator=train[dealt.coordinator],
         validation=validation, test=test, labelled=tuple(train[held] for held in dealt.labelled),
         steps=tuple(tuple(train[step] for step in steps) for steps in dealt.steps))
+
+
+def _dealt_apart(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+                 apart: int) -> Split:
+    """The deal of all images but the first ones, which are the coordinator's.
+
+    Raises: BadConfiguration for settings that would choose or hold out labelled images.
+    """
+    if not coordinator_has_labels(scenario) or settings.name == "class_mismatch":
+        raise BadConfiguration(f"[simulation] labelled: in {scenario} with this split the coordinator has no labelled"
+                               " images.", remedy="Remove labelled, or choose labels-at-coordinator.")
+    for name in (*_AT_COORDINATOR, "num_test", "num_validation", *(() if silos_have_labels(scenario) else _AT_SILOS)):
+        if getattr(settings, name):
+            raise BadConfiguration(f"{name} has no effect beside [simulation] labelled, which names the coordinator's"
+                                   " images.", remedy="Remove it; test images are named by [simulation] test.")
+    if settings.fraction < 1 or settings.all_labelled:
+        raise BadConfiguration("fraction and all_labelled have no effect beside [simulation] labelled.",
+                               remedy="Remove them.")
+    chosen: Indices = np.arange(apart, dtype=np.int64)
+    held = _held_by_silos(labels, settings, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
+    taken = _taken(labels, settings, num_classes, seed, np.concatenate((chosen, *held)))
+    dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
+    return Split(dealt.silos, coordinator=chosen, labelled=held, steps=dealt.steps)
+
+
+_FOR_FINDINGS: tuple[SplitName, ...] = ("iid", "dirichlet_semifl")
+"""Rules that deal by the rarest finding as well as by the class."""
+_OF_ONE_CLASS = ("label_imbalance", "unlabelled_imbalance", "labelled_classes")
+"""Settings that count images of each class, of which an image has one."""
+
+
+def _check_for_findings(settings: SplitSettings) -> None:
+    """Raises: BadConfiguration for what is not defined where images may have several labels or none."""
+    if settings.name not in _FOR_FINDINGS:
+        raise BadConfiguration(f'The split "{settings.name}" deals images of one class each; these may have several'
+                               " labels, or none.",
+                               remedy=f"Choose {' or '.join(_FOR_FINDINGS)}, by the rarest finding.")
+    wrong = next((name for name in _OF_ONE_CLASS if getattr(settings, name) is not None), None)
+    if wrong or isinstance(settings.num_labelled, tuple):
+        raise BadConfiguration(f"{wrong or 'num_labelled for each class'} has no meaning where images may have several"
+                               " labels or none.", remedy="Remove it." if wrong else "Give one number.")
 
 
 _AT_COORDINATOR = ("num_labelled", "label_imbalance")
@@ -88,20 +144,31 @@ def _check_scenario(settings: SplitSettings, scenario: Scenario) -> None:
         raise BadConfiguration(f"{wrong[0]} has no effect in the scenario {scenario}.", remedy="Remove it.")
 
 
-def _dealt(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario) -> Split:
+def _dealt(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+           multi_label: bool) -> Split:
     if settings.name == "class_mismatch":
         return class_mismatch(
             labels, settings.silos, mismatch_ratio=settings.mismatch_ratio or 0.0, num_classes=num_classes, seed=seed,
             classes_per_silo=settings.classes_per_silo or 6, labelled_per_silo=settings.labelled_per_silo or 100,
             dirichlet=settings.dirichlet or 0.025, sizes=settings.sizes or "range_matched")
     chosen: Indices = np.arange(0)
-    if coordinator_has_labels(scenario):
+    if coordinator_has_labels(scenario) and multi_label:
+        chosen = _some_of_each(labels, settings.num_labelled, num_classes=num_classes, seed=seed)
+    elif coordinator_has_labels(scenario):
         chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed,
                                     imbalance=settings.label_imbalance)
     held = _held_by_silos(labels, settings, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
     taken = _taken(labels, settings, num_classes, seed, np.concatenate((chosen, *held)))
     dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
     return Split(dealt.silos, coordinator=chosen, labelled=held, steps=dealt.steps)
+
+
+def _some_of_each(strata: Indices, number: object, *, num_classes: int, seed: int) -> Indices:
+    """So many images in the shares of all strata, since of findings there cannot be equally many of each."""
+    if not isinstance(number, int) or not 0 < number < len(strata):
+        raise BadConfiguration(f"num_labelled = {number}: must be at least 1 and below the {len(strata)} images that"
+                               " there are.", remedy="Choose another number.")
+    return stratified_part(strata, number / len(strata), num_classes=num_classes, seed=seed)
 
 
 def _taken(labels: Indices, settings: SplitSettings, num_classes: int, seed: int, held: Indices) -> Indices:

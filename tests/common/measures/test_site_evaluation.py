@@ -100,3 +100,30 @@ def test_a_person_reads_percentages_of_shares_and_digits_of_areas() -> None:
     assert estimate_text(found, ACCURACY) == "81.2 % (76.0 to 85.5 %)"
     assert estimate_text(found, parse_measure("auroc")) == "0.812 (0.760 to 0.855)"
     assert estimate_text(None, ACCURACY) == "not measurable here"
+
+
+SEVERAL = SiteEvaluation(study="s", round=3, classes=(
+    ClassResult(images=30, correct=20, auroc=0.9, others=70, correct_others=65, average_precision=0.8),
+    ClassResult(images=5, correct=1, auroc=0.7, others=95, correct_others=95, average_precision=0.4),
+    ClassResult(images=0, correct=0, others=40, correct_others=40)))
+
+
+def test_where_images_have_several_labels_the_measure_alone_is_told_of_a_site() -> None:
+    """Of the third class only 40 images are known, and the first two are of 100 images each."""
+    for name, value in (("auroc", 0.8), ("average_precision", 0.6)):
+        scores = site_scores(SEVERAL, parse_measure(name), CLASSES)
+        assert (scores.count, scores.accuracy, scores.balanced_accuracy) == (100, None, None)
+        assert scores.measure is not None
+        assert scores.measure.value == pytest.approx(value)
+        assert list(scores.by_measure(parse_measure(name))) == [parse_measure(name)]
+    assert site_scores(SEVERAL, ACCURACY, CLASSES).measure is None
+
+
+@pytest.mark.parametrize("wrong", [
+    {"others": 5, "correct_others": 6}, {"others": 5, "average_precision": 1.5}, {"correct_others": 1}])
+def test_counts_of_other_images_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"cannot be right|no average precision"):
+        ClassResult(**{"images": 5, "correct": 3, **wrong})
+    with pytest.raises(ValueError, match="all classes"):
+        SiteEvaluation(study="s", round=1, classes=(ClassResult(images=1, correct=1, others=3),
+                                                    ClassResult(images=1, correct=1)))

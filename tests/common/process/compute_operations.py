@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from semisilo.common.errors import BadData
+from semisilo.common.process.compute_process import LOST_PEER, ends_process
 from semisilo.common.process.messages import Handler, Request
 
 
@@ -61,8 +62,8 @@ class Steps(Request[Nothing]):
     seconds: float
 
 
-Failing = Literal["refuse", "fail", "not_json", "too_large", "leave", "out_of_memory", "cuda_fault",
-                  "too_many_files", "grandchild"]
+Failing = Literal["refuse", "fail", "not_json", "too_large", "leave", "lost_peer", "spoiled", "out_of_memory",
+                  "cuda_fault", "too_many_files", "grandchild"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,12 @@ class Operations:
                 return Whatever("a" * (64 * 2**20))
             case "leave":
                 os._exit(7)
+            case "lost_peer":
+                os._exit(LOST_PEER)
+            case "spoiled":
+                error = BadData("scans/: other images than those of the others.")
+                ends_process(error)
+                raise error
             case "out_of_memory":
                 raise MemoryError("no 3 GiB left")
             case "cuda_fault":

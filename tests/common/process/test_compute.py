@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import BadData, ComputeFailed, SystemTrouble
+from semisilo.common.errors import BadData, ComputeFailed, ProcessGroupLost, SystemTrouble
 from semisilo.common.process.compute import ComputeAborted, InlineCompute, ProcessCompute
 from semisilo.common.process.messages import Handler, Request
 from tests.common.process.compute_operations import (
@@ -153,6 +153,26 @@ def test_a_process_that_dies_in_a_call_is_named_with_signal_or_status_and_the_ne
         with pytest.raises(ComputeFailed, match="ended with exit status 7"):
             await compute.call(FailBy("leave"))
         assert (await compute.call(Echo(1))).value == 1
+
+    with_process(target, body)
+
+
+def test_a_process_that_has_lost_another_one_puts_the_call_off(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        with pytest.raises(ProcessGroupLost, match="Another process") as put_off:
+            await compute.call(FailBy("lost_peer"))
+        assert put_off.value.retry
+
+    with_process(target, body)
+
+
+def test_an_error_that_ends_the_process_is_answered_by_its_own_name_and_the_next_call_has_a_fresh_process(
+        target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        first = (await compute.call(Echo(1))).pid
+        with pytest.raises(BadData, match="other images"):
+            await compute.call(FailBy("spoiled"))
+        assert (await compute.call(Echo(1))).pid != first
 
     with_process(target, body)
 

@@ -230,6 +230,14 @@ def test_an_evaluation_arrives_as_it_was_sent() -> None:
     assert evaluation_from_proto(pb.SiteEvaluation.FromString(sent.SerializeToString())) == EVALUATION
 
 
+def test_an_evaluation_of_images_with_several_labels_arrives_as_it_was_sent() -> None:
+    several = SiteEvaluation(study="first", round=4, classes=(
+        ClassResult(images=0, correct=0, others=9, correct_others=9),
+        ClassResult(images=3, correct=2, auroc=0.75, others=6, correct_others=0, average_precision=0.5)))
+    sent = evaluation_to_proto(several).SerializeToString()
+    assert evaluation_from_proto(pb.SiteEvaluation.FromString(sent)) == several
+
+
 @pytest.mark.parametrize("changes", [
     {"study": ""}, {"study": "../x"}, {"round": -1}, {"classes": []}, {"labels_alone": True},
     {"classes": [pb.ClassResult(image_count=1, correct_count=2)]},
@@ -252,6 +260,16 @@ def test_a_task_says_which_model_it_brings_and_by_what_rounds_are_compared(model
     sent = task_to_proto(make_task(round=2, model_round=model_round, measure=measure), report_interval_seconds=1.0)
     found = task_from_proto(sent, silo="a")
     assert (found.model_round, found.measure) == (model_round, read)
+
+
+def test_the_digest_of_a_networks_file_crosses_and_nothing_else_that_is_not_one() -> None:
+    model = ModelSettings(name="my_net.py:build", classes=("a", "b"), factory_sha256="ab" * 32)
+    sent = task_to_proto(make_task(model=model), report_interval_seconds=1.0)
+    assert sent.model.factory_sha256 == bytes.fromhex("ab" * 32)
+    assert task_from_proto(sent, silo="a").model == model
+    sent.model.factory_sha256 = b"x"
+    with pytest.raises(BadPayload, match="1 bytes instead of 32"):
+        task_from_proto(sent, silo="a")
 
 
 @pytest.mark.parametrize("model_round", [-1, 2, 2**40])

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semisilo.common.secure_aggregation.clipped import bits_of_clip, bound_of_clip, clipped_levels, length_in_levels
+from semisilo.common.secure_aggregation.clipped import (
+    LEAST_DEVIATION,
+    bits_of_clip,
+    bits_of_step,
+    bound_of_clip,
+    bound_of_step,
+    clipped_levels,
+    length_in_levels,
+)
 from semisilo.common.secure_aggregation.fixed_point import largest_level
 
 
@@ -81,3 +89,40 @@ def test_words_have_bits_enough_for_rounding() -> None:
     length = length_in_levels(1.0, bits=many, bound=bound, silo_count=10)
     assert length**2 / 16 >= 25e6 / 4
     assert bits_of_clip(18, 10**17, clip_norm=1.0, bound=bound, silo_count=10) == 32
+
+
+@pytest.mark.parametrize(("bits", "images", "noise", "shares"), [(18, 100, 1.0, 4), (18, 1000, 1.0, 7),
+                                                                 (16, 30, 20.0, 1)])
+def test_the_sum_of_a_step_fits_into_a_word_even_where_all_gradients_are_alike(bits: int, images: int, noise: float,
+                                                                                shares: int) -> None:
+    """Ten deviations of how many images come, and of the noise of all silos; and the noise of each is above the grid.
+    """
+    silos, one = 10, 1e-3
+    bound = bound_of_step(one, images=images, noise_multiplier=noise, silo_count=silos, shares=shares)
+    bits = bits_of_step(bits, contribution=one, bound=bound, noise_multiplier=noise, silo_count=silos, shares=shares)
+    of_image = length_in_levels(one, bits=bits, bound=bound, silo_count=silos)
+    worst = silos * of_image * (images + 10 * math.sqrt(images)) + 10 * noise * of_image * math.sqrt(silos / shares)
+    assert 0.99 * (2**(bits - 1) - 1) - silos < worst <= 2**(bits - 1) - 1
+    assert noise * of_image / math.sqrt(shares) >= LEAST_DEVIATION
+
+
+def rounded_sum(means: list[float], deviation: float) -> np.ndarray:
+    """Probabilities of the sum of Gaussians that were rounded one by one, from -40 per Gaussian."""
+    found = np.ones(1)
+    for mean in means:
+        edges = (np.arange(-40, 42) - 0.5 - mean) / deviation
+        below = np.array([0.5 * math.erfc(-edge / math.sqrt(2)) for edge in edges])
+        found = np.convolve(found, np.diff(below))
+    return found
+
+
+@pytest.mark.parametrize("deviation", [0.6, 0.8, 1.0, 1.4])
+def test_a_sum_of_rounded_gaussians_knows_of_its_parts_their_sum_alone(deviation: float) -> None:
+    """By Fourier: what it knows besides, of n of them, is at most n exp(-pi^2 deviation^2) in any word. Two silos, and
+    four, whose values have the same sum and lie otherwise between the grid's lines."""
+    for one, other in ([0.3, 0.4], [0.0, 0.7]), ([0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0]):
+        apart = float(np.abs(rounded_sum(one, deviation) - rounded_sum(other, deviation)).max())
+        assert apart <= len(one) * math.exp(-(math.pi * deviation)**2)
+        if deviation < 1:
+            assert apart > 1e-3 * math.exp(-(math.pi * deviation)**2), "a coarse grid shows"
+    assert 40 * math.exp(-(math.pi * LEAST_DEVIATION)**2) < 1e-270

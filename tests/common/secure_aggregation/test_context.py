@@ -53,10 +53,11 @@ def test_so_has_one_with_another_scale_phase_or_roster() -> None:
 
 
 def test_whoever_is_asked_for_less_noise_than_the_others_has_another() -> None:
-    """The noise of each protects all. That of images is a silo's own affair."""
+    """The noise of each protects all. That of images is a silo's own affair, unless they share it."""
     dp = DifferentialPrivacy(unit="silo", noise_multiplier=1.0)
     asked = [None, dp, replace(dp, noise_multiplier=0.1), replace(dp, clip_norm=2.0), replace(dp, honest_silos=9)]
-    assert len({context(replace(TASK, dp=each)) for each in asked}) == 5
+    asked.append(DifferentialPrivacy(noise_multiplier=1.0, honest_silos=2))
+    assert len({context(replace(TASK, dp=each)) for each in asked}) == 6
     assert context(replace(TASK, dp=DifferentialPrivacy(noise_multiplier=1.0))) == context()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_estimate,
     describe_percentage,
     describe_points,
     describe_progress,
@@ -18,7 +19,7 @@ from semisilo.common.text.describe import (
     describe_share,
 )
 
-FORMAT_JS = Path(__file__).parents[3] / "coordinator" / "page" / "static" / "js" / "format.js"
+FORMAT_JS = Path(__file__).parents[3] / "common" / "page" / "static" / "js" / "format.js"
 HALVES = [0.8325, 0.735, 0.0625, 0.00125, 0.000125, 0.99949999, 0.9995, 0.9999, 0.01, 0.0099999, 0.57, 0.29, 1.034,
           1e-7, 0.0, 1.0, 0.1 + 0.2, 1e22]
 """Where binary and decimal rounding, or the languages, part."""
@@ -36,6 +37,13 @@ def test_bytes_are_in_powers_of_ten_and_never_show_a_thousand_of_a_smaller_unit(
     (7800, "2 h 10 min"), (2 * 86400 + 3 * 3600, "2 d 3 h")])
 def test_seconds_grow_into_minutes_hours_and_days(seconds: float, text: str) -> None:
     assert describe_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (-3, "5 s"), (2, "5 s"), (37.2, "40 s"), (58, "1 min"), (95, "1 min 30 s"), (170, "3 min"), (2_230, "37 min"),
+    (3_590, "1 h"), (7_800, "2 h 10 min"), (46_000, "13 h"), (273_600, "3 d 4 h"), (8 * 86_400, "8 d")])
+def test_estimates_have_as_many_digits_as_they_are_worth(seconds: float, text: str) -> None:
+    assert describe_estimate(seconds) == text
 
 
 @pytest.mark.parametrize(("share", "text"), [

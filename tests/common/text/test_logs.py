@@ -19,7 +19,7 @@ import pytest
 from semisilo.common.errors import BadData
 from semisilo.common.identity.invitation import INVITATION_PREFIX
 from semisilo.common.text.cli_errors import run_cli
-from semisilo.common.text.log_context import REQUEST_ID_KEY, bind, bound, log_context, new_request_id, request_id_in
+from semisilo.common.text.log_context import REQUEST_ID_KEY, bind, bound, call_in, log_context, new_request_id
 from semisilo.common.text.logs import (
     CALLS,
     FIELDS,
@@ -241,13 +241,13 @@ def test_what_is_bound_ends_with_its_block_and_none_takes_a_field_away() -> None
 
 @pytest.mark.parametrize("sent", ["", "short", "x" * 65, "abc def ghi", "abcdefgh\n", "ab\u00e9cdefgh", b"abcdefgh"])
 def test_a_request_id_that_is_none_of_ours_is_replaced(sent: str | bytes) -> None:
-    found = request_id_in([("other", "x"), (REQUEST_ID_KEY, sent)])
+    found = call_in([("other", "x"), (REQUEST_ID_KEY, sent)])["request_id"]
     assert found != sent
     assert len(found) == 16
 
 
 def test_a_request_id_is_kept_and_new_ones_differ() -> None:
     mine = new_request_id()
-    assert request_id_in([(REQUEST_ID_KEY, mine)]) == mine
-    assert request_id_in(None) != request_id_in(())
+    assert call_in([(REQUEST_ID_KEY, mine)])["request_id"] == mine
+    assert call_in(None) != call_in(())
     assert len({new_request_id() for _ in range(100)}) == 100

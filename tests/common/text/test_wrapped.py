@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semisilo.common.text.wrapped import terminal_width, wrapped
+from semisilo.common.text.wrapped import fitted, terminal_width, wrapped
 
 TEXT = "until 2026-12-23 20:06:30 UTC (30 days left), renews from 2026-12-13 20:06:30 UTC"
 
@@ -25,3 +25,12 @@ def test_a_path_is_not_broken_and_a_pipe_gets_one_line(monkeypatch: pytest.Monke
     assert terminal_width() is None, "standard output of a test is no terminal"
     monkeypatch.setenv("COLUMNS", "52")
     assert terminal_width() == 52
+
+
+@pytest.mark.parametrize("begin", ["", "  "])
+def test_a_line_that_does_not_fit_goes_on_two_deeper_and_loses_nothing(begin: str) -> None:
+    found = fitted(f"{begin}{TEXT}", 40)
+    assert all(len(line) <= 40 for line in found)
+    assert [line[:len(begin) + 3].count(" ") for line in found] == [len(begin), *[len(begin) + 2] * (len(found) - 1)]
+    assert " ".join(line.strip() for line in found) == TEXT
+    assert fitted(TEXT, None) == fitted(TEXT, len(TEXT)) == [TEXT]

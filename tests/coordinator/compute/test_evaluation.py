@@ -16,7 +16,7 @@ from semisilo.common.errors import BadPayload
 from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.methods.contract import CoordinatorData, Environment, TensorGroup
 from semisilo.coordinator.compute import evaluation
-from semisilo.coordinator.compute.evaluation import LocalModels, diagnostics_of, measure_model
+from semisilo.coordinator.compute.evaluation import LocalModels, MeasuredModel, diagnostics_of, measure_model
 
 FORM = ImageForm(size=2, channels=1, mean=(0.0,), std=(1.0,))
 CLASSES = ("x", "y", "z")
@@ -44,20 +44,33 @@ def environment(build: Any = network, **data: ImageSet) -> Environment:
 def test_each_set_that_is_there_is_measured() -> None:
     """A network that always says y is right where the label is y."""
     sets = {"test": images(1, 1, 1, 0), "validation": images(1, 0), "labelled": images(1, 0, 2, 2, 2)}
-    found = measure_model(environment(**sets), CLASSES, saying(1), {})
+    measured_model = measure_model(environment(**sets), CLASSES, saying(1), {})
+    found = measured_model.metrics
+    assert measured_model.confusion == ((0, 1, 0), (0, 3, 0), (0, 0, 0)), "of the test images: rows are true classes"
     assert (found["accuracy"], found["validation_accuracy"], found["labelled_accuracy"]) == (0.75, 0.5, 0.2)
     for name, key in (("test", "accuracy"), ("validation", "validation_accuracy"), ("labelled", "labelled_accuracy")):
         rest = {other: each for other, each in sets.items() if other != name}
-        assert key not in measure_model(environment(**rest), CLASSES, saying(1), {})
-    assert measure_model(environment(), CLASSES, saying(1), {}) == {}
-    assert measure_model(environment(labelled=images()), CLASSES, saying(1), {}) == {}
+        less = measure_model(environment(**rest), CLASSES, saying(1), {})
+        assert key not in less.metrics
+        assert bool(less.confusion) is (name != "test")
+    assert measure_model(environment(), CLASSES, saying(1), {}) == MeasuredModel()
+    assert measure_model(environment(labelled=images()), CLASSES, saying(1), {}) == MeasuredModel()
+
+
+def test_no_confusion_is_kept_of_very_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evaluation.MOST_CONFUSED_CLASSES == 64
+    monkeypatch.setattr(evaluation, "MOST_CONFUSED_CLASSES", 2)
+    found = measure_model(environment(test=images(1, 0)), CLASSES, saying(1), {})
+    assert found.confusion == ()
+    assert found.metrics["accuracy"] == 0.5
 
 
 def test_a_large_labelled_set_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert evaluation.MOST_LABELLED == 10_000
     monkeypatch.setattr(evaluation, "MOST_LABELLED", 5)
     for count, measured in ((5, True), (6, False)):
-        found = measure_model(environment(test=images(1), labelled=images(*[1] * count)), CLASSES, saying(1), {})
+        found = measure_model(environment(test=images(1), labelled=images(*[1] * count)), CLASSES, saying(1),
+                              {}).metrics
         assert ("labelled_accuracy" in found) is measured
         assert found["accuracy"] == 1.0
 
@@ -110,6 +123,6 @@ def test_a_model_whose_batch_norm_nobody_has_measured_is_left_out() -> None:
     where = replace(environment(test=images(1)), build_model=build)
     parameters = {**saying(1), "2.weight": torch.ones(3), "2.bias": torch.zeros(3)}
     assert measured(Own(), where, a=(parameters, None)) == {}
-    assert measure_model(where, CLASSES, parameters, {}) == {}
+    assert measure_model(where, CLASSES, parameters, {}) == MeasuredModel()
     statistics = {"2.mean": torch.zeros(3), "2.var": torch.ones(3)}
-    assert measure_model(where, CLASSES, parameters, statistics)["accuracy"] == 1.0
+    assert measure_model(where, CLASSES, parameters, statistics).metrics["accuracy"] == 1.0

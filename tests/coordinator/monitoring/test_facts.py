@@ -12,6 +12,7 @@ import pytest
 
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.measures.gain import describe_gain
+from semisilo.common.page.responses import to_json
 from semisilo.common.payload.usage import Encoded, describe_encoding
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import add_encoded
@@ -20,7 +21,6 @@ from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.monitoring.study_book import CELLS, FEWEST_ROUNDS
 from semisilo.coordinator.monitoring.summary import summarise
 from semisilo.coordinator.page.reader import PageReader, PageSource
-from semisilo.coordinator.page.responses import to_json
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from semisilo.common.page.requests import SHARED
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import OpenTask, open_tasks
@@ -187,7 +188,7 @@ def test_only_open_tasks_of_open_rounds_count(running: Filled) -> None:
 
 def test_the_page_knows_every_state_by_its_own_word() -> None:
     """`parts.js` has a shape and a colour for each; the word is the value itself, for silos and for outcomes."""
-    text = (STATIC / "js" / "parts.js").read_text(encoding="utf-8")
+    text = (SHARED / "js" / "parts.js").read_text(encoding="utf-8")
     table = text[text.index("const STATES = {"):text.index("const SHAPES")]
     words = {(quoted or plain): word for quoted, plain, word in
              re.findall(r'(?:"([a-z ]+)"|\b([a-z]+)): \["([a-z ]+)", "[a-z]+"\]', table)}

@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 
+from semisilo.coordinator.page.log_lines import LogLines
+from semisilo.coordinator.page.login_proxy import LoginProxy
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.routes import page_app
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import LoginProxy
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import Filled
 
@@ -43,14 +44,15 @@ class Page:
 @asynccontextmanager
 async def page(filled: Filled, *, live: LiveStatus | None = None, token: str | None = TOKEN,
                hosts: tuple[str, ...] = (), listen_host: str = "127.0.0.1", federation: bool = True,
-               caller: str = "127.0.0.1", proxy: LoginProxy | None = None) -> AsyncIterator[Page]:
+               caller: str = "127.0.0.1", proxy: LoginProxy | None = None,
+               logs: LogLines | None = None) -> AsyncIterator[Page]:
     """A page over a ledger; without a token it only reads."""
     acted: list[bool] = []
     service = PageService(
         PageSource(federation="lung-federation", address="hub.example:8443", ledger=filled.ledger.path,
                    read_only=token is None),
         live=lambda: live, federation=filled.federation if federation else None,
-        token=None if token is None else lambda: token, acted=lambda: acted.append(True))
+        token=None if token is None else lambda: token, acted=lambda: acted.append(True), logs=logs)
     transport = httpx.ASGITransport(page_app(service, listen_host=listen_host, hosts=hosts, proxy=proxy),
                                     client=(caller, 4711), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from semisilo.common.errors import BadConfiguration, SemisiloError
+from semisilo.common.page.guard import MOST_BODY_BYTES, host_of, is_local
+from semisilo.common.page.token import TokenGate, is_token, page_token
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.page.guard import MOST_BODY_BYTES, host_of, is_local
-from semisilo.coordinator.page.token import TokenGate, is_token, operator_token
 from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
 from tests.coordinator.page.page_kit import TOKEN, Page, asking
 
@@ -234,9 +234,9 @@ def test_a_wrong_guess_is_forgotten_with_time_and_other_addresses_are_not_affect
 
 def test_a_token_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "page.token"
-    token = operator_token(path)
+    token = page_token(path)
     assert len(token) >= 43
-    assert operator_token(path) == token
+    assert page_token(path) == token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert is_token(token, token)
     assert not is_token("", token)
@@ -245,10 +245,10 @@ def test_a_token_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> Non
 
 def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "page.token"
-    operator_token(path)
+    page_token(path)
     path.chmod(0o640)
     with pytest.raises(BadConfiguration, match="others can read"):
-        operator_token(path)
+        page_token(path)
 
 
 def test_an_empty_token_is_none(tmp_path: Path) -> None:
@@ -256,14 +256,14 @@ def test_an_empty_token_is_none(tmp_path: Path) -> None:
     path.write_text("")
     path.chmod(0o600)
     with pytest.raises(BadConfiguration, match="holds no token"):
-        operator_token(path)
+        page_token(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(SemisiloError):
-        operator_token(tmp_path / "page.token")
+        page_token(tmp_path / "page.token")
 
 
 # Hosts and headers ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from semisilo.common.errors import BadConfiguration
 from semisilo.coordinator.federation.folder import PageSettings, open_federation
 from semisilo.coordinator.ledger.oversight.operators import add_operator, remove_operator
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
-from semisilo.coordinator.page.token import LoginProxy
+from semisilo.coordinator.page.login_proxy import LoginProxy
 from tests.coordinator.ledger_fixture import SILOS, Filled, digest, fill_study
 from tests.coordinator.page.page_kit import TOKEN, Page, asking
 

@@ -84,12 +84,12 @@ def test_an_open_stream_does_not_keep_the_page_from_ending(filled: Filled, monke
         assert b"200" in await reader.readline()
         kept.extend([reader, writer])  # open until the page has ended
     # Were it to wait for the stream until its patience is over, the page would not end within the test.
-    monkeypatch.setattr("semisilo.coordinator.page.server._GRACE_SECONDS", 1000)
+    monkeypatch.setattr("semisilo.common.page.web_server.GRACE_SECONDS", 1000)
     served(filled, work)
 
 
 def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semisilo.coordinator.page.server._MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("semisilo.common.page.web_server._MOST_CONNECTIONS", 3)
 
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         port = int(server.address.rpartition(":")[2])
@@ -108,8 +108,8 @@ def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, mo
 
 
 def test_who_never_asks_for_anything_loses_the_place(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semisilo.coordinator.page.server._MOST_CONNECTIONS", 3)
-    monkeypatch.setattr("semisilo.coordinator.page.server._IDLE_SECONDS", 0.5)
+    monkeypatch.setattr("semisilo.common.page.web_server._MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("semisilo.common.page.web_server._IDLE_SECONDS", 0.5)
 
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         port = int(server.address.rpartition(":")[2])
@@ -131,8 +131,8 @@ def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_lo
         b"Content-Length: 99\r\n\r\n{",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost:")
-    monkeypatch.setattr("semisilo.coordinator.page.server._MOST_CONNECTIONS", 3)
-    monkeypatch.setattr("semisilo.coordinator.page.server._IDLE_SECONDS", 0.5)
+    monkeypatch.setattr("semisilo.common.page.web_server._MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("semisilo.common.page.web_server._IDLE_SECONDS", 0.5)
 
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         port = int(server.address.rpartition(":")[2])
@@ -153,7 +153,7 @@ def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_lo
 
 def test_a_stream_that_is_read_outlives_the_time_in_which_others_lose_their_place(
         filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semisilo.coordinator.page.server._IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("semisilo.common.page.web_server._IDLE_SECONDS", 0.2)
 
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         async with client.stream("GET", "/api/stream") as answer, asyncio.timeout(300):

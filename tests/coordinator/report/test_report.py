@@ -7,19 +7,26 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Annotation
 
 from semisilo.common.errors import UnknownName
+from semisilo.common.measures.intervals import wilson
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
-from semisilo.common.text.describe import describe_percentage
+from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_range
+from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.states import StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation
+from semisilo.coordinator.monitoring.summary import summarise
+from semisilo.coordinator.report.figure_style import LIGHT
 from semisilo.coordinator.report.figures import FIGURES
 from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import (
+    DENSE_BYTES,
     LABELLED_ONLY,
     SILOS,
     accuracy_after,
     answer,
+    confusion_after,
     fill_study,
     open_collecting_round,
     open_federation_with_silos,
@@ -301,8 +308,51 @@ def test_the_page_shows_the_model_at_each_site_and_who_sent_no_numbers(tmp_path:
         ClassResult(images=80, correct=60), ClassResult(images=20, correct=15),
         *(ClassResult(images=0, correct=0),) * 8)), now_unix=1.0)
     text = write_report(made.federation, made.ledger, "first").read_text(encoding="utf-8")
-    rows = next(table for table in _Page(text).tables if "Test images" in table[0])
+    rows = next(table for table in _Page(text).tables if "Model" in table[0])
     assert rows[0] == ["Silo", "Model", "Test images", "Accuracy", "Balanced accuracy"]
     assert rows[2] == [SILOS[1], "round 3, handed over", "100", "75.0 % (65.7 to 82.5 %)", rows[2][4]]
     assert rows[2][4].startswith("75.0 % (")
     assert [rows[number][1] for number in (1, 3)] == ["sent none", "sent none"]
+
+
+def test_the_page_shows_recalls_confusion_and_notes(tmp_path: Path) -> None:
+    """Of 36 images of class 3 round 3 finds as many as the fixture says, and takes the others for an 8."""
+    made = fill_study(tmp_path / "hub", rounds=3)
+    with made.ledger.acted_by("operator:alice"):
+        operate.note(made.ledger, "first", "<b>new</b> scanner", origin="page")
+    text = write_report(made.federation, made.ledger, "first").read_text(encoding="utf-8")
+    found, right = _Page(text), confusion_after(3)[3][3]
+    recall = wilson(right, 36)
+    assert recall is not None
+    assert found.table("Class")[4] == ["3", "36", describe_percentage(right / 36),
+                                       describe_range(recall.low, recall.high)]
+    row = next(table for table in found.tables if table[0][1] == "taken for 0")[4]
+    assert row == ["3", *(str(count) for count in confusion_after(3)[3])]
+    assert "&lt;b&gt;new&lt;/b&gt; scanner" in text
+    assert "operator:alice: " in text
+
+
+def test_the_page_says_what_left_each_hospital(tmp_path: Path) -> None:
+    """Three rounds: in the third the last silo abstains, so two updates of it have arrived."""
+    made = fill_study(tmp_path / "hub", rounds=3)
+    text = write_report(made.federation, made.ledger, "first").read_text(encoding="utf-8")
+    table = next(table for table in _Page(text).tables if "Tensor groups" in table[0])
+    assert [row[0] for row in table[1:]] == list(SILOS)
+    for row, updates in zip(table[1:], (3, 3, 2), strict=True):
+        assert row[1] == f"model {describe_bytes(updates * DENSE_BYTES)}"
+        assert "label ratio" in row[2]
+        assert row[3:5] == [str(updates), describe_bytes(updates * DENSE_BYTES)]
+
+
+def test_the_last_value_stands_beside_the_axes(tmp_path: Path) -> None:
+    """No line goes there, wherever the curve ends."""
+    made = fill_study(tmp_path / "hub", rounds=3)
+    study = summarise(made.ledger, "first")
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    assert FIGURES["accuracy_by_round"][1](axes, study, LIGHT)
+    label, = (text for text in axes.texts if text.get_text() == describe_percentage(accuracy_after(3)))
+    assert isinstance(label, Annotation)
+    axes.figure.canvas.draw()
+    assert label.get_window_extent().x0 >= axes.get_window_extent().x1

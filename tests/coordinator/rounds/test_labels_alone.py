@@ -100,12 +100,12 @@ def test_how_far_it_is_and_how_long_it_will_take_is_said(tmp_path: Path, caplog:
     coordinator.compute.before = look
     asyncio.run(run(coordinator))
     assert ("", "labels alone", 0.0) in seen
-    far = "3 of 400 epochs, about 40 min 0 s left"
+    far = "3 of 400 epochs, about 40 min left"
     assert (far, f"labels alone: {far}", 0.25) in seen
     told = [line for line in caplog.messages if line.startswith("labels alone")]
     assert len(told) == 3
     assert "the strong recipe on 4 labelled images" in told[0]
-    assert told[1] == "labels alone: about 40 min 0 s of work for 397 epochs"
+    assert told[1] == "labels alone: about 40 min of work for 397 epochs"
     assert told[2] == "labels alone reach an accuracy of 50.0 %"
     assert coordinator.runtime.labels_alone == ""
 

@@ -9,7 +9,7 @@ import pytest
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
-from semisilo.common.secure_aggregation.clipped import bound_of_clip
+from semisilo.common.secure_aggregation.clipped import bound_of_clip, bound_of_step
 from semisilo.common.secure_aggregation.mask_form import MOMENT_BOUND, MaskForm, SumOutcome
 from semisilo.common.secure_aggregation.messages import STEPS
 from semisilo.common.secure_aggregation.words import packed_bytes
@@ -110,3 +110,22 @@ def test_where_silos_add_noise_the_scale_follows_from_it_alone(tmp_path: Path, e
         assert form == MaskForm(bits=bits, bounds=(bound, bound), silo_count=5)
         sums.made(row, SumOutcome(silos=5, weight=5.0, cut=0, elements=8, largest=(0.1, 9.0)))
         filled.ledger.fail_round(row, reason="of the test")
+
+
+def test_where_silos_share_the_noise_of_images_the_scale_follows_from_a_step_and_words_grow_with_it(
+        tmp_path: Path) -> None:
+    """3,000 images of noise 1 in five silos: 18 bits would leave each silo's share less than eight levels."""
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
+    sums, asked = Sums(filled.ledger, filled.roster), ["a", "b", "c", "d", "e"]
+    dp = DifferentialPrivacy(noise_multiplier=1.0, clip_norm=0.5, honest_silos=3)
+    sums.begin(PrivacySettings(secure_aggregation=True, threshold=4, dp=dp), seed=1)
+    row = filled.ledger.open_round("first", 2, start_digest="", sample=tuple(asked), phases=sums.phases((TRAIN,)))
+    sums.open(row, row.phases[0], asked)
+    form = sums.form(row, TRAIN, asked, largest_weights=(1.0, 7.0), elements=10_000, reference=0, images=3000,
+                     contribution=1e-4)
+    bound = bound_of_step(1e-4, images=3000, noise_multiplier=1.0, silo_count=5, shares=3)
+    assert form == MaskForm(bits=form.bits, bounds=(bound, bound), silo_count=5)
+    assert form.bits > 18
+    length = 1e-4 / bound * ((2**(form.bits - 1) - 1) // 5)
+    assert length / 3**0.5 >= 8
+    assert 1e-4 / bound * ((2**(form.bits - 2) - 1) // 5) / 3**0.5 < 8, "and no wider than that"

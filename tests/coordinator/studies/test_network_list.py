@@ -10,8 +10,8 @@ import pytest
 
 from semisilo.common.errors import UnknownName
 from semisilo.common.models.factory import model_names
-from semisilo.common.models.timm_models import timm_names
-from semisilo.common.models.torchvision_models import torchvision_names
+from semisilo.common.models.libraries.timm_models import timm_names
+from semisilo.common.models.libraries.torchvision_models import torchvision_names
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.studies import network_list
 from semisilo.coordinator.studies.network_list import ListedNetwork, listed_networks, matching

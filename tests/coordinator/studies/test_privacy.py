@@ -73,3 +73,10 @@ def test_a_target_is_told_as_such() -> None:
     assert found is not None
     assert (found.noise_multiplier, found.epsilon) == (None, 0.0)
     assert "target of epsilon 3" in found.how
+
+
+def test_where_silos_share_the_noise_of_images_the_promise_says_how_many_have_to() -> None:
+    tables = config(honest_silos=5)
+    found = privacy_of({"privacy": {**tables["privacy"], "secure_aggregation": True}}, rounds())
+    assert found is not None
+    assert "learns of one image, as long as 5 silos of every sum add theirs" in found.promise

@@ -74,6 +74,22 @@ def test_behind_masks_every_silo_adds_a_share_of_the_noise_and_counts_it(tmp_pat
     assert run(study(honest_silos=1), out=tmp_path / "c", engine="process", device="cpu").digest != first.digest
 
 
+@pytest.mark.timeout(200)
+def test_behind_masks_silos_share_the_noise_of_their_images_and_each_counts_all_of_it(tmp_path: Path) -> None:
+    def study(**dp: Any) -> dict[str, Any]:
+        found = tables(silos=5, method={"weighting": "uniform"}, **dp)
+        return {**found, "privacy": {**found["privacy"], "secure_aggregation": True}}
+
+    first = run(study(honest_silos=3), out=tmp_path / "a", engine="process", device="cpu")
+    assert run(study(honest_silos=3), out=tmp_path / "b", engine="process", device="cpu").digest == first.digest
+    for lines in ledgers(tmp_path / "a").values():
+        counted = [(line["steps"], line["noise_multiplier"]) for line in lines]
+        assert counted == [(1, 1.0)] * 2
+        spent = [NoisySteps(noise_multiplier=1.0, sampling_rate=line["sampling_rate"], steps=1) for line in lines]
+        assert lines[-1]["epsilon"] == epsilon_of(spent, 1e-5)
+    assert run(study(honest_silos=2), out=tmp_path / "c", engine="process", device="cpu").digest != first.digest
+
+
 def test_too_few_silos_to_hide_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"there are 9: with fewer than 10"):
         run(tables(silos=9, unit="silo", method={"weighting": "uniform"}), out=tmp_path / "a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.agent import Agent, Renewal
+from semisilo.silo.agent.asked import read_asked
 from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.agent.watch import Watch
 from semisilo.silo.compute.messages import Survey
@@ -39,6 +41,7 @@ from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.policy import Limits, Permit, Policy
 from tests.audit_kit import audit_key
+from tests.processes import free_ports
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import HOLD_SECONDS, FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -72,7 +75,7 @@ class Bench:
 
 @asynccontextmanager
 async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
-                   renew: Any = None, exit_when_finished: bool = True,
+                   renew: Any = None, exit_when_finished: bool = True, idle_seconds: float = math.inf,
                    choice: JoinChoice = SCANS, clock: Callable[[], float] = time.time,
                    quick_seconds: float | None = HOLD_SECONDS / 2) -> AsyncIterator[Bench]:
     """
@@ -99,7 +102,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
                   choice=choice, link=link, compute=compute, display=PlainDisplay(output),
                   heads=HeadRecord(home.heads, audit_key().authority),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
-                  poll_seconds=2.0, clock=clock)
+                  idle_seconds=idle_seconds, poll_seconds=2.0, clock=clock)
     try:
         with pytest.MonkeyPatch.context() as patch:
             if quick_seconds is not None:
@@ -157,6 +160,32 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert (status.tasks_answered, status.pid, status.study, status.last_task) == (1, 0, "", "first/1/train/a")
             assert status.sent_bytes >= update.payload.size_bytes
             assert status.received_bytes >= 300_000
+            (asked,) = read_asked(bench.home.asked)
+            assert (asked.task_id, asked.method, asked.outcome) == ("first/1/train/a", "semifl", "updated")
+            assert (asked.settings["local_epochs"], asked.download_bytes) == (5, 300_000)
+            assert asked.text == status.last_outcome
+    run(work())
+
+
+def test_the_status_says_how_far_the_work_is_as_long_as_it_goes_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(1000)),))]
+        seen: list[str] = []
+
+        class Watching(FakeCompute):
+            async def call(self, request: Any, **options: Any) -> Any:
+                if not isinstance(request, Survey):
+                    bench.agent._display.progress("training", 0.4, "epoch 2 of 5")
+                    status = bench.status()
+                    seen.append(f"{status.state}; {status.stage} {status.stage_fraction} {status.stage_text}")
+                return await super().call(request, **options)
+
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=Watching()) as bench:
+            await bench.agent.run()
+            status = bench.status()
+            assert (status.stage, status.stage_fraction, status.stage_text) == ("", 0.0, "")
+        assert seen[0] == "first, round 1/3: works on it; training 0.4 epoch 2 of 5"
     run(work())
 
 
@@ -815,4 +844,34 @@ def test_the_certificate_is_renewed_when_due_on_a_new_connection_and_a_failure_i
             running.cancel()
         assert "could not be renewed yet: a fault" in output.getvalue()
         assert "was renewed" in output.getvalue()
+    run(work())
+
+
+# Once -----------------------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_only_for_a_while_ends_when_there_is_no_study_or_nobody_answers(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(standby=pb.Standby(reason=pb.Standby.REASON_NO_STUDY))
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "idle", idle_seconds=0.5) as bench:
+            assert await bench.agent.run() == ""
+            assert not bench.agent.has_worked
+            assert coordinator.hellos
+        async with agent_at(free_ports(), tmp_path / "alone", idle_seconds=0.5) as bench:
+            assert await bench.agent.run() == ""
+            assert not bench.agent.has_worked
+    run(work())
+
+
+def test_who_waits_only_for_a_while_stays_as_long_as_there_is_a_study(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        async with serving(coordinator) as port, agent_at(port, tmp_path, idle_seconds=0.5) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await asyncio.sleep(1.0)  # longer than it would wait for a study
+            assert not running.done()
+            coordinator.after, coordinator.tasks = OVER, [make_task()]
+            assert await running == "reached 91.2 %"
+            assert bench.agent.has_worked
+            assert coordinator.begins
     run(work())

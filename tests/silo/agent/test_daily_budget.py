@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import DailyBudget
-from semisilo.silo.agent.daily_budget import DayBudget, DayCount, read_day
+from semisilo.silo.agent.daily_budget import DayBudget, DayCount, read_day, read_days
 from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.working_hours import Hours
 
@@ -72,3 +72,24 @@ def test_without_a_limit_bytes_are_counted_and_nothing_is_refused(tmp_path: Path
 def test_a_file_that_cannot_be_read_counts_as_a_day_without_bytes(tmp_path: Path, text: str) -> None:
     (tmp_path / "day.json").write_text(text)
     assert read_day(tmp_path / "day.json", UTC_HOURS, NOON) == DayCount(day="2026-11-21")
+
+
+def test_days_that_are_over_stay_to_be_looked_at_whether_the_silo_ran_at_midnight_or_not(tmp_path: Path) -> None:
+    days = tmp_path / "days.json"
+    counting = budget(tmp_path)
+    counting.carried(Carried(100_000, 200_000), NOON, durably=True)
+    assert read_days(days) == ()
+    counting.carried(Carried(100_500, 200_000), NEXT_DAY + 1)  # it ran at midnight
+    counting.carried(Carried(150_000, 300_000), NEXT_DAY + 9, durably=True)
+    budget(tmp_path, now=NEXT_DAY + 86_400.0 * 3)  # it was off for three days
+    budget(tmp_path, now=NEXT_DAY + 86_400.0 * 4)  # nothing was carried then
+    assert read_days(days) == (DayCount(day="2026-11-21", sent_bytes=100_000, received_bytes=200_000),
+                               DayCount(day="2026-11-22", sent_bytes=50_000, received_bytes=100_000))
+    days.write_text("[")
+    assert read_days(days) == ()
+
+
+def test_a_clock_that_is_set_back_makes_no_day_over(tmp_path: Path) -> None:
+    budget(tmp_path, now=NEXT_DAY).carried(Carried(100_000, 0), NEXT_DAY, durably=True)
+    budget(tmp_path, now=NOON)
+    assert read_days(tmp_path / "days.json") == ()

@@ -12,6 +12,7 @@ import pytest
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import NotPermitted, SecureSumRefused
 from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.secure_aggregation.conversion import SumQuestion
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import Confirmation, Member, RoundKeys, Shares, UnmaskAnswer
@@ -251,3 +252,48 @@ def test_silos_that_nobody_has_pinned_do_not_count(hub: Hub) -> None:
     hub.keys()
     with pytest.raises(SecureSumRefused, match="2 of the 4 silos of the sum are pinned"):
         hub.sites["a"].answer(question("shares", members=hub.members))
+
+
+def noisy(task: TaskSpec, honest: int = 0) -> TaskSpec:
+    return replace(task, dp=DifferentialPrivacy(unit="silo", noise_multiplier=1.0, honest_silos=honest))
+
+
+def test_noise_that_silos_share_is_counted_on_from_trusted_ones_alone(hub: Hub) -> None:
+    """Of a threshold of 4 three have to add theirs. Two pins do, where silos that are the coordinator's own may be
+    among those that answer; with four silos of which one is nobody's, three of them answer in any sum of four."""
+    hub.sites["a"].policy = Policy(peers={name: fingerprint(hub.sites[name].store.identity()) for name in ("b", "c")})
+    hub.keys(threshold=4)
+    asked = question("shares", members=hub.members)
+    task = replace(TASK, silo="a", round=1)
+    with pytest.raises(SecureSumRefused, match="3 of the 4 silos of the sum are pinned, and silo 'a' requires 4"):
+        hub.sites["a"].steps.answer(noisy(task, honest=4), replace(asked, threshold=4))
+    hub.sites["a"].steps.answer(noisy(task), replace(asked, threshold=4))
+    session = hub.sites["a"].store.session("s")
+    assert session is not None
+    assert session.min_silos == 3
+
+
+def test_a_sum_that_began_without_noise_is_not_masked_for_one_with_it(hub: Hub) -> None:
+    """A coordinator that asks for trusted silos' noise only at the end."""
+    hub.keys()
+    hub.shares()
+    task = noisy(replace(TASK, silo="a"), honest=4)
+    assert hub.sites["a"].steps.masking(noisy(replace(TASK, silo="a")), hub.mask_question("a")).threshold == 3
+    asked = replace(hub.mask_question("b"), threshold=3)
+    with pytest.raises(SecureSumRefused, match="no part in that secure sum"):
+        hub.sites["b"].steps.masking(replace(task, silo="b"), replace(asked, threshold=4))
+
+
+def test_survivors_whose_noise_is_too_little_are_not_confirmed(hub: Hub) -> None:
+    """Five silos of which two are the coordinator's: four survive, of which two are trusted, where three have to be."""
+    hub.sites["a"].policy = Policy(peers={name: fingerprint(hub.sites[name].store.identity()) for name in ("b", "c")})
+    hub.keys(threshold=3)
+    task = noisy(replace(TASK, silo="a"), honest=3)
+    hub.sites["a"].steps.answer(task, question("shares", members=hub.members))
+    for name in SILOS[1:]:
+        hub.sites[name].answer(question("shares", members=hub.members))
+    hub.shares()
+    hub.sites["a"].steps.masking(task, hub.mask_question("a"))
+    with pytest.raises(SecureSumRefused, match="2 trusted silos are left, and 3 are required"):
+        hub.sites["a"].steps.answer(task, question("confirm", members=hub.members, form=FORM,
+                                                   survivors=("a", "b", "d")))

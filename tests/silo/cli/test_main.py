@@ -39,6 +39,7 @@ from semisilo.silo.membership.enrollment import enroll
 from semisilo.silo.site.evaluations import EvaluationRecord, RecordedEvaluation
 from semisilo.silo.site.home import AlreadyRunning, JoinChoice, SiloHome, StatusFile, resolve_source
 from semisilo.silo.site.identity_store import Identity, load_identity
+from semisilo.silo.site.images_choice import check_there
 from semisilo.silo.site.policy import DataPolicy, Policy
 from tests import identity_kit
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes
@@ -292,9 +293,33 @@ def test_join_hands_over_what_the_command_names(tmp_path: Path, monkeypatch: pyt
     assert silo("join", "--home", str(tmp_path)) == 0
     assert heard == [
         (tmp_path, {"data": "/scans", "labelled": "/known", "test": "/t", "no_labels": True, "on_error": "skip",
-                    "exit_when_finished": True, "metrics": None}),
+                    "exit_when_finished": True, "once_seconds": None, "metrics": None}),
         (tmp_path, {"data": None, "labelled": None, "test": None, "no_labels": False, "on_error": None,
-                    "exit_when_finished": False, "metrics": None})]
+                    "exit_when_finished": False, "once_seconds": None, "metrics": None})]
+
+
+def test_a_folder_that_is_not_there_is_named_before_a_process_is_started(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    enroll_by_command(tmp_path)
+    monkeypatch.setattr("semisilo.silo.join.ProcessCompute", lambda name: pytest.fail("a process was started"))
+    for words in (["--data", str(tmp_path / "nothing")],
+                  ["--data", str(tmp_path), "--test", f"{tmp_path / 'nothing.npz'}#test"]):
+        assert silo("join", "--home", str(tmp_path / "home"), *words) == 1
+        assert "nothing" in (said := capsys.readouterr().err)
+        assert "no such folder or file. Give a folder of images" in said
+    check_there(JoinChoice(source="digits#1/3"))
+
+
+def test_the_line_is_asked_for_at_a_terminal_and_read_from_a_pipe(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, asked in ((Terminal("no invitation\nmore\n"), True), (io.StringIO("no invitation\n"), False)):
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert silo("enroll", "-", "--home", str(tmp_path)) != 0
+        assert ("Paste the line" in capsys.readouterr().err) == asked
 
 
 def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path) -> None:

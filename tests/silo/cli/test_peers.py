@@ -70,3 +70,16 @@ def test_a_line_that_is_no_fingerprint_is_named(home: SiloHome) -> None:
     status, _, err = shown(home)
     assert status != 0
     assert "[peers] hospital-b" in err
+
+
+def test_on_a_narrow_terminal_numbers_stand_below_names_and_what_is_copied_is_whole(
+        home: SiloHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    SecureStore(home.secure).know({"hospital-b": b"b" * 32})
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = shown(home)
+    lines = out.splitlines()
+    at = lines.index("hospital-b")
+    assert lines[at + 1:at + 3] == [f"  {short_number(b'b' * 32)}", "  seen"]
+    copied = f'hospital-b = "{fingerprint(b"b" * 32)}"'
+    assert copied in lines
+    assert max(len(line) for line in lines if line != copied) <= 40

@@ -56,3 +56,12 @@ def test_a_study_that_nobody_knows_is_named_with_those_that_are_known(home: Path
 def test_without_cards_it_says_when_they_come(tmp_path: Path) -> None:
     status, out, _ = run_command(MODULE, "studies", "--home", str(tmp_path))
     assert (status, "No study card has come yet" in out) == (0, True)
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_studies_fit_a_narrow_terminal(home: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole, _ = run_command(MODULE, "studies", "--home", str(home))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run_command(MODULE, "studies", "--home", str(home))
+    assert max(map(len, out.splitlines())) <= columns
+    assert out.split() == whole.split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ import pytest
 import torch
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.errors import NotPermitted, StorageDamaged
+from semisilo.common.errors import ComputeFailed, NotPermitted, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.common.learning.training import check_finite
 from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec, TensorGroup
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
-from semisilo.common.secure_aggregation.clipped import bound_of_clip
+from semisilo.common.secure_aggregation.clipped import bound_of_clip, bound_of_step, length_in_levels
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.secure_aggregation.masked_updates import add_up
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.compute.operations import Operations
@@ -254,3 +257,74 @@ def test_a_budget_holds_behind_masks_as_well(site: Site) -> None:
         site.train(masking=masks(), dp=WHOLE, secure=b"masks", settings=SETTINGS | {"weighting": "uniform"},
                    policy=PrivacyPolicy(max_epsilon=0.5))
     assert site.ledger.lines() == ()
+
+
+IMAGES_SHARED = DifferentialPrivacy(noise_multiplier=2.0, clip_norm=0.5, honest_silos=5)
+
+
+def step_masks(**changes: Any) -> Masking:
+    one = 0.1 * 0.5 / 20
+    bound = bound_of_step(one, images=20, noise_multiplier=2.0, silo_count=10, shares=5)
+    bounds = (bound,) * len(initial_model(model_builder(MODEL, FORM), 1))
+    return replace(Masking(form=MaskForm(bits=20, bounds=bounds, silo_count=10), phase="train", threshold=7, seeds=()),
+                   **changes)
+
+
+def test_where_silos_share_the_noise_of_images_a_round_counts_one_sampled_step_of_all_their_noise(site: Site) -> None:
+    secure = {"dp": IMAGES_SHARED, "secure": b"masks", "settings": SETTINGS | {"weighting": "uniform"}}
+    first = site.train(masking=step_masks(), **secure)
+    assert site.train(masking=step_masks(), **secure).payload == first.payload
+    line, = site.ledger.lines()
+    assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 1, 1 / 3, 2.0)
+    assert line.epsilon == epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1 / 3, steps=1)], 1e-5)
+    assert site.train(masking=step_masks(threshold=8), **secure).payload != first.payload
+    assert len(site.ledger.lines()) == 2, "of another sum the noise is another, and it counts"
+
+
+@pytest.mark.parametrize("changes", [{}, {"secure": b"masks"}])
+def test_noise_that_silos_share_is_never_asked_of_an_update_in_the_clear(site: Site, changes: dict[str, Any]) -> None:
+    with pytest.raises(NotPermitted, match="share noise behind masks"):
+        site.train(dp=IMAGES_SHARED, settings=SETTINGS | {"weighting": "uniform"}, **changes)
+    assert site.ledger.lines() == ()
+
+
+def test_behind_masks_a_silo_that_diverges_adds_its_noise_and_tells_nobody(site: Site,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it does follows from its images, and a refusal has no noise."""
+    def diverged(*_: Any) -> None:
+        check_finite({"weight": torch.tensor(float("nan"))}, where="here")
+
+    monkeypatch.setattr(FedAvgTrainer, "train", diverged)
+    uniform = SETTINGS | {"weighting": "uniform"}
+    found = site.train(dp=WHOLE, secure=b"masks", masking=masks(), settings=uniform)
+    assert found.payload is not None
+    assert not found.metrics
+    with pytest.raises(ComputeFailed, match="diverged"):
+        site.train(dp=WHOLE, settings=uniform)
+
+
+def test_self_training_counts_as_the_steps_that_its_silos_take(site: Site) -> None:
+    """60 images in steps of 20: three a pass."""
+    own = {"scenario": "labels-at-coordinator", "unlabelled_batch": 20, "local_epochs": 2, "round_lr": 0.1,
+           "mix_weight": 0.0, "silo_prior": "model", "local_logit_adjustment": 0.0, "model_prior": [0.1] * 10}
+    assert site.train(method="self_training", settings=own).metrics.keys() == {"steps", "epsilon"}
+    line, = site.ledger.lines()
+    assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 6, 1 / 3, 1.0)
+    with pytest.raises(NotPermitted, match=r"silo_prior: the images of a silo would be tied"):
+        site.train(method="self_training", settings=own | {"silo_prior": "estimated"})
+
+
+@pytest.mark.parametrize("unit", ["silo", "example"])
+def test_the_words_of_a_silo_have_its_share_of_the_noise(site: Site, unit: str) -> None:
+    """sigma over the root of the shares, in units of the clip or of what one image moves at most; what it is added to
+    is far smaller in any one word."""
+    dp, masking = (WHOLE, masks()) if unit == "silo" else (IMAGES_SHARED, step_masks())
+    found = site.train(dp=dp, secure=b"masks", masking=masking, settings=SETTINGS | {"weighting": "uniform"})
+    assert found.payload is not None
+    elements = sum(each.numel() for each in site.model.values())
+    words = add_up([PayloadStore(site.folder / "outgoing").path(found.payload.digest)], masking.form, elements=elements)
+    levels = (words[:elements] << np.uint32(12)).view(np.int32) >> np.int32(12)
+    one = 0.5 if unit == "silo" else 0.05 * 0.5 / 20  # lr C / images of a step
+    length = length_in_levels(one, bits=20, bound=masking.form.bounds[0], silo_count=10)
+    share = 1.0 / math.sqrt(4) if unit == "silo" else 2.0 / math.sqrt(5)
+    assert float(np.std(levels)) == pytest.approx(share * length, rel=0.1)

@@ -47,7 +47,7 @@ def used(folder: Path) -> None:
     for path in (home.memory / "memory.json", home.cache / "ab" / "payload", home.outgoing / "update"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    for path in (home.status, home.choice, home.day, home.rounds):
+    for path in (home.status, home.choice, home.day, home.days, home.rounds, home.page_token, home.asked):
         path.write_text("{}")
     home.policy.write_text("[limits]\nbytes_per_day = 0\n")
 
@@ -60,7 +60,7 @@ def test_leaving_tells_the_hub_and_removes_what_belongs_to_the_silo(tmp_path: Pa
         assert done.left_unix == pytest.approx(federation.roster.gone["hospital-a"], abs=1e-3)
     with_hub(tmp_path, work)
     left = {path.name for path in (tmp_path / "home").iterdir()}
-    assert left == {"silo.toml", "disclosures.jsonl", "agent.lock"}
+    assert left == {"silo.toml", "disclosures.jsonl", "asked.jsonl", "agent.lock"}
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "home" / "disclosures.jsonl").read_text().splitlines()]
     assert kinds == ["enrolment", "leaving"]
     with pytest.raises(UsageError, match="holds no silo"):
@@ -131,8 +131,9 @@ def test_it_is_refused_while_join_runs_and_when_the_person_says_no(
         pass
     with_hub(tmp_path, nothing)
     home = tmp_path / "home"
-    with SiloHome(home).lock(), pytest.raises(AlreadyRunning, match="running in"):
+    with SiloHome(home).lock(), pytest.raises(AlreadyRunning, match="running in") as raised:
         leave(home, offline=True, confirm=yes)
+    assert raised.value.remedy.endswith(f"then: silo leave --home {home}")
     questions: list[str] = []
     assert leave(home, offline=True, confirm=lambda question: questions.append(question) is not None) is None
     assert "silo 'hospital-a' of federation 'lung'" in questions[0]
@@ -142,7 +143,8 @@ def test_it_is_refused_while_join_runs_and_when_the_person_says_no(
     assert "Add --yes" in capsys.readouterr().err
     assert silo("leave", "--home", str(home), "--offline", "--yes", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["silo"], facts["told"], facts["kept"]) == ("hospital-a", False, ["silo.toml", "disclosures.jsonl"])
+    assert (facts["silo"], facts["told"]) == ("hospital-a", False)
+    assert facts["kept"] == ["silo.toml", "disclosures.jsonl", "asked.jsonl"]
     assert {"identity", "identities", "memory", "cache", "outgoing"} <= set(facts["removed"])
 
 

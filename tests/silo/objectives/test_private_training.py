@@ -250,3 +250,28 @@ def test_pseudo_labels_of_a_step_are_those_of_each_image_alone() -> None:
         expected = [pseudo_labels(model(each[None]), 0.3) for each in inputs]
     assert label_B.tolist() == [int(each.hard_label_B) for each in expected]
     assert keep_B.tolist() == [bool(each.keep_B) for each in expected]
+
+
+def test_where_silos_share_noise_a_round_is_one_step_of_clipped_gradients_without_any() -> None:
+    """By hand: of 12 labelled images each enters with probability 1/3; lr 0.1, over the 4 that are expected. The model
+    itself stays: nothing without noise can leave as weights."""
+    given = task(replace(PRIVATE, shared=True), objective="sl", lambda_s=1.5, weak_view="none", local_epochs=1)
+    found, told = trained(given)
+    assert told.steps == 1
+    before = initial_model(network, 3)
+    expected = by_hand(1, expected=4.0, lot=lots(1 / 3), noise=0.0)
+    assert told.exact is not None
+    assert apart(expected, {name: (before[name].double() + told.exact[name]).float() for name in before}) < 1e-6
+    assert apart(before, found) == 0.0
+
+
+def test_where_silos_share_noise_one_image_moves_what_leaves_by_at_most_the_clip_over_what_is_expected() -> None:
+    """Exactly, in float64; and a silo without labels divides by the same number as others."""
+    given = task(replace(PRIVATE, shared=True), objective="fixmatch", confidence_threshold=0.0, unlabelled_batch=26,
+                 labelled_batch=12, weak_view="none", local_epochs=1)
+    whole, less = (trained(given, None, images(26, 2) if not left else ImageSet(
+        UNLABELLED.images_NCHW[left:], None, UNLABELLED.names[left:]))[1].exact for left in (0, 1))
+    assert whole is not None
+    assert less is not None
+    apart_by = math.sqrt(sum(float((whole[name] - less[name]).square().sum()) for name in whole))
+    assert 0 < apart_by <= 0.1 * PRIVATE.clip_norm / (12 + 26)

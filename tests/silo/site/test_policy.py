@@ -20,6 +20,7 @@ from semisilo.silo.site.policy import (
     Permit,
     Policy,
     PrivacyPolicy,
+    Require,
     check_task,
     check_update,
     load_policy,
@@ -53,6 +54,7 @@ def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
     ("[permit]\nmetrics = ['los']\n", ("los", "loss")),
     ("[permit]\nencodings = ['int2']\n", ("int2", "int4", "top-k")),
     ("[permit]\nfactories = ['my.module']\n", ("my.module", "package.module:name")),
+    ("[permit]\nmodel_files = ['my_net.py']\n", ("my_net.py", "silo permit-model FILE")),
     ("[privacy]\nmax_epsilon = -1.0\n", ("max_epsilon", "above 0")),
     ("[privacy]\ndelta = 1.0\n", ("delta", "below 1")),
     ("[privacy]\nepsilon = 1.0\n", ("unknown key 'epsilon'", "max_epsilon")),
@@ -101,6 +103,19 @@ def test_a_model_factory_is_refused_unless_this_very_name_is_listed() -> None:
         with pytest.raises(NotPermitted, match="os:system"):
             check_task(Policy(permit=Permit(factories=factories)), task)
     check_task(Policy(permit=Permit(factories=("os:system",))), task)
+
+
+def test_a_file_that_builds_a_network_is_refused_unless_its_very_digest_is_listed() -> None:
+    model = replace(TASK.model, name="my_net.py:build", factory_sha256="a" * 64)
+    task = replace(TASK, model=model)
+    for permit in (Permit(), Permit(factories=("my_net.py:build",)), Permit(model_files=("b" * 64,))):
+        with pytest.raises(NotPermitted, match=f"my_net.py' .SHA-256 {'a' * 64}") as caught:
+            check_task(Policy(permit=permit), task)
+        assert "silo permit-model my_net.py" in caught.value.remedy
+    check_task(Policy(permit=Permit(model_files=("b" * 64, "a" * 64))), task)
+    with pytest.raises(NotPermitted, match="not said"):
+        check_task(Policy(permit=Permit(model_files=("a" * 64,))),
+                   replace(task, model=replace(model, factory_sha256="")))
 
 
 @pytest.mark.parametrize(("uplink", "forms"), [
@@ -172,8 +187,21 @@ def test_a_site_with_a_budget_refuses_studies_that_do_not_hide_single_images(dp:
     assert "[privacy] max_epsilon = 3 in silo.toml" in error.value.text
     assert check_task(Policy(), replace(TASK, dp=dp)).name == "semifl"
     assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(noise_multiplier=1.0))).name == "semifl"
-    assert check_task(strict, replace(TASK, dp=DifferentialPrivacy(unit="silo", noise_multiplier=1.0),
-                                      secure=b"masks")).name == "semifl", "silos add the noise behind their masks"
+
+
+@pytest.mark.parametrize("dp", [DifferentialPrivacy(unit="silo", noise_multiplier=1.0),
+                                DifferentialPrivacy(noise_multiplier=1.0, honest_silos=3)])
+def test_a_budget_counts_on_the_noise_of_others_only_where_it_is_known_who_they_are(dp: DifferentialPrivacy) -> None:
+    """The coordinator can make up silos that add none."""
+    task, budget = replace(TASK, dp=dp, secure=b"masks"), PrivacyPolicy(max_epsilon=3.0)
+    with pytest.raises(NotPermitted, match="noise of several silos together") as error:
+        check_task(Policy(privacy=budget), task)
+    assert "[peers]" in error.value.remedy
+    assert check_task(Policy(privacy=budget, peers={"b": "x"}), task).name == "semifl"
+    assert check_task(Policy(privacy=budget, require=Require(pinned_peers=True)), task).name == "semifl"
+    assert check_task(Policy(), task).name == "semifl", "without a budget nothing is promised"
+    alone = replace(task, dp=DifferentialPrivacy(noise_multiplier=1.0, honest_silos=1))
+    assert check_task(Policy(privacy=budget), alone).name == "semifl", "its own noise is the whole"
 
 
 def test_epsilon_needs_no_permission_and_other_numbers_do() -> None:
@@ -254,3 +282,28 @@ def test_a_listed_plug_in_that_is_broken_stops_the_silo_at_its_start(site: Path)
     install(site, method="raise ValueError('too old')\n")
     with pytest.raises(BadConfiguration, match="too old"):
         _policy(site / "silo.toml", "methods = ['gossip']")
+
+
+def test_a_budget_may_stand_beside_what_else_a_site_requires(tmp_path: Path) -> None:
+    path = tmp_path / "silo.toml"
+    path.write_text("[require]\nmax_epsilon = 3.0\nsecure_aggregation = true\n"
+                    "[privacy]\nmax_epsilon = 0.0\ndelta = 1e-6\n")
+    assert load_policy(path).privacy == PrivacyPolicy(max_epsilon=3.0, delta=1e-6)
+    assert load_policy(path).require == Require(secure_aggregation=True)
+    path.write_text("[require]\nmax_epsilon = 3.0\n[privacy]\nmax_epsilon = 2.0\n")
+    with pytest.raises(BadConfiguration, match=r"in \[privacy\] and, with another value, in \[require\]"):
+        load_policy(path)
+    path.write_text('[require]\nmax_epsilon = "few"\n')
+    with pytest.raises(BadConfiguration, match="max_epsilon"):
+        load_policy(path)
+
+
+def test_a_site_whose_weights_go_to_no_other_silo_refuses_helpers_and_says_which_line_it_is() -> None:
+    """FedMatch hands a silo's weights to others; without helpers it is allowed."""
+    alone = Policy(require=Require(no_helpers=True))
+    task = replace(TASK, method="fedmatch", settings={"num_helpers": 2})
+    with pytest.raises(NotPermitted, match="num_helpers = 2") as error:
+        check_task(alone, task)
+    assert "[require] no_helpers in silo.toml" in error.value.remedy
+    assert check_task(Policy(), task).name == "fedmatch"
+    assert check_task(alone, replace(task, settings={"num_helpers": 0})).name == "fedmatch"

@@ -96,6 +96,7 @@ def test_a_person_must_approve_where_the_site_says_so_and_again_after_a_change(t
     waits = made.awaits()
     assert waits is not None
     assert "silo approve s" in waits.line()
+    assert made.waiting == "s"
     book.decide(book.entries()[0], approved=True, by="ann", now_unix=6.0)
     assert made.awaits() is None
     check(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ from semisilo.common.learning.seeds import numpy_generator, torch_generator
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.methods.parts.privacy import PrivateTask
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.self_training import (
     SelfTrainingMemory,
     SelfTrainingTrainer,
@@ -306,3 +310,30 @@ def test_what_it_says_of_itself_is_declared() -> None:
     update, _ = SelfTrainingTrainer().train(_task(_settings()), SiloData(unlabelled=_images()), None)
     check_metrics(METHODS["self_training"], update.metrics, update=True)
     assert load_trainer("self_training") is SelfTrainingTrainer
+
+
+def _group_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+def test_with_differential_privacy_a_silo_trains_fixmatch_and_tells_nothing_of_its_images() -> None:
+    """The bits of fedavg with that objective, key and momentum; and where no image is sure it does not abstain."""
+    private = PrivateTask(noise_multiplier=0.5, clip_norm=0.3, epsilon=2.5, key=b"k" * 32)
+    changes = {"groups": {"model": TensorGroup(initial_model(_group_norm_net, 3))}, "build_model": _group_norm_net,
+               "private": private}
+    data = SiloData(labelled=None, unlabelled=_images())
+    own = _settings(mix_weight=0.0, **PLAIN, model_prior=THIRDS)
+    update, memory = SelfTrainingTrainer().train(_task(own, **changes), data, None)
+    fixmatch = FedAvgSettings(
+        objective="fixmatch", scenario="labels-at-coordinator", confidence_threshold=0.0, round_lr=0.03, local_epochs=2,
+        unlabelled_batch=10, momentum=0.9, nesterov=True, weight_decay=5e-4, persist_local_momentum=True)
+    expected, kept = FedAvgTrainer().train(_task(fixmatch, **changes), data, None)
+    assert memory is not None
+    assert kept is not None
+    assert all(bool((update.groups["model"].tensors[name] == each).all())
+               for name, each in expected.groups["model"].tensors.items())
+    assert all(bool((memory.momentum[name] == each).all()) for name, each in (kept.momentum or {}).items())
+    assert update.metrics == {"steps": 4.0, "epsilon": 2.5}
+    unsure, _ = SelfTrainingTrainer().train(_task(replace(own, confidence_threshold=1.0), **changes), data, None)
+    assert not unsure.abstention
+    assert unsure.metrics == {"steps": 4.0, "epsilon": 2.5}

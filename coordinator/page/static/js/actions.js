@@ -18,6 +18,7 @@ export function studyButtons(study) {
     ["preparing", "waiting", "running"].includes(state) ? button("Pause", { name: "pause", key: "pause", on: () => pause(name) }) : null,
     state === "paused" ? button("Resume", { name: "play", tone: "main", key: "resume", on: () => resume(name) }) : null,
     state === "running" || state === "paused" ? button("Extend deadline", { name: "clock", key: "extend", off: !hasDeadline(open), on: () => (hasDeadline(open) ? extend(name, open) : toast("No silo works at this moment, so there is no deadline.", "idle")) }) : null,
+    state === "failed" || state === "stopped" ? button("Queue again", { name: "play", key: "queue", on: () => queueStudy(name) }) : null,
     ACTIVE.has(state) ? button("Stop", { name: "stop", tone: "danger", key: "stop", on: () => stop(study) }) : null,
   ].filter(Boolean);
 }
@@ -111,6 +112,83 @@ async function extend(study, open) {
     submit: (state) => act("extend", { study, seconds: state.seconds }),
   });
   after(done, "The deadline is later now.");
+}
+
+const STUDY_NAME = /^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$/;
+const CHECK_PATIENCE = 1_800_000; // all images of the hub are read
+
+/** Makes a study from the template or like another one; `choices` is what the coordinator says there is. */
+export async function newStudy(choices) {
+  const begun = store.federation.studies.filter(({ method }) => method !== "?");
+  const scenarioOf = (state) => choices.scenarios.find(({ name }) => name === state.scenario);
+  const start = (state) => {
+    const like = begun.find(({ name }) => name === state.like);
+    const given = like ? { method: like.method, rounds: like.rounds, start_with: "", seed: "", model: "" } : scenarioOf(state);
+    Object.assign(state, { method: given.method, rounds: String(given.rounds), start_with: String(given.start_with), seed: String(given.seed), model: given.model });
+  };
+  const methods = (state) => {
+    const scenario = state.like ? begun.find(({ name }) => name === state.like)?.scenario : state.scenario;
+    const fitting = choices.methods.filter(({ scenarios }) => !scenario || scenarios.includes(scenario)).map(({ name }) => name);
+    return fitting.includes(state.method) ? fitting : [state.method, ...fitting];
+  };
+  const initial = { name: "", like: "", scenario: choices.scenarios[0].name };
+  start(initial);
+  const input = (state, draw, name, words, props, note) => h("label", { class: "field", key: name }, h("span", null, words),
+    h("input", { autocomplete: "off", autocapitalize: "off", spellcheck: "false", ...props, prop: { value: state[name] ?? initial[name] }, on: { input: (event) => { state[name] = event.target.value.trim(); draw(); } } }),
+    note ? h("span", { class: "note" }, note) : null);
+  const choose = (state, draw, name, words, values, then = () => {}) => h("label", { class: "field", key: name }, h("span", null, words),
+    h("select", { prop: { value: state[name] ?? initial[name] }, on: { change: (event) => { state[name] = event.target.value; then(state); draw(); } } }, values.map(([value, text]) => h("option", { key: value, value }, text))));
+  const whole = (text) => (text === "" || text === undefined ? -1 : Number(text));
+  const done = await asked({
+    title: "New study",
+    action: "Make the study",
+    initial,
+    ready: (state) => STUDY_NAME.test(state.name ?? "") && [state.rounds, state.start_with, state.seed].every((text) => /^\d{0,9}$/.test(text ?? "")),
+    says: ["It is a file at the hub, studies/NAME/study.toml, with the defaults of coordinator new; all else can be set in it.", "Nothing runs yet: it is checked and queued in the next step."],
+    fields: (state, draw) => h("div", { class: "fields" },
+      input(state, draw, "name", "Name", { type: "text", "data-first": true }, "Letters, digits, - and _."),
+      begun.length ? choose(state, draw, "like", "Begin with", [["", "the template"], ...begun.map(({ name, method }) => [name, `${name} (${method}): its settings and images`])], start) : null,
+      state.like ? null : choose(state, draw, "scenario", "Labels", choices.scenarios.map(({ name }) => [name, SCENARIOS[name] ?? name]), start),
+      choose(state, draw, "method", "Method", methods({ ...initial, ...state }).map((name) => [name, name])),
+      h("div", { class: "field-row", key: "numbers" },
+        input(state, draw, "rounds", "Rounds", { type: "text", inputmode: "numeric" }),
+        input(state, draw, "start_with", "Begins with silos", { type: "text", inputmode: "numeric", placeholder: state.like ? "as there" : null }),
+        input(state, draw, "seed", "Seed", { type: "text", inputmode: "numeric", placeholder: state.like ? "as there" : null })),
+      input(state, draw, "model", "Network", { type: "text", placeholder: state.like ? "as there" : null }, "coordinator models lists them.")),
+    submit: (state) => act("new", { name: state.name, like: state.like ?? "", scenario: state.like ? "" : state.scenario, method: state.method, model: state.model ?? "", rounds: whole(state.rounds), start_with: whole(state.start_with), seed: whole(state.seed) }),
+  });
+  if (!done) return;
+  invalidate();
+  if (done.images) toast(`${done.study} is made. Put its images where ${done.path} says, then queue it.`);
+  else await queueStudy(done.study);
+}
+
+const SCENARIOS = { "labels-at-coordinator": "at the coordinator", "labels-at-silo": "at the silos", "labels-at-both": "at the coordinator and at silos" };
+
+/** Checks a study with all its images, as `coordinator queue` does, and queues it. */
+export async function queueStudy(name) {
+  const done = await asked({
+    title: `Queue ${name}?`,
+    action: "Check and queue",
+    says: ["Its file, network, weights and all images at the hub are checked first, which takes as long as reading them.", "It begins by itself when the studies before it have ended and enough silos have joined."],
+    submit: () => act("queue", { study: name }, CHECK_PATIENCE),
+  });
+  after(done, `${name} is queued.`);
+}
+
+const MOST_NOTE = 1000;
+
+export async function addNote(study) {
+  const done = await asked({
+    title: `Note beside ${study}`,
+    action: "Keep the note",
+    says: ["Everybody who reads this page, the report or the audit trail reads it, with your name and the time.", "It stays: a note cannot be changed or removed."],
+    ready: (state) => Boolean(state.text?.trim()),
+    fields: (state, draw) => h("label", { class: "field" }, h("span", null, "Note"),
+      h("textarea", { rows: "4", maxlength: String(MOST_NOTE), "data-first": true, prop: { value: state.text ?? "" }, on: { input: (event) => { state.text = event.target.value; draw(); } } })),
+    submit: (state) => act("note", { study, text: state.text.replaceAll(/\s+/g, " ").trim() }),
+  });
+  after(done, "The note is kept.");
 }
 
 const NAME = /^[a-z0-9][a-z0-9-]{0,62}$/;

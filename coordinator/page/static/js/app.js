@@ -1,6 +1,7 @@
 // The shell: navigation, connection, theme, operator; and which view is drawn.
 
 import { signOut, token } from "./api.js";
+import { chooseNext, theme, themeWord } from "./colours.js";
 import { currentStudy } from "./current.js";
 import { signedIn, toast } from "./dialogs.js";
 import { h, render } from "./dom.js";
@@ -8,17 +9,22 @@ import * as format from "./format.js";
 import { icon, logo } from "./icons.js";
 import { button, since, tick, trouble, wordOf } from "./parts.js";
 import { parse, to } from "./routes.js";
+import { announceAlerts } from "./notify.js";
 import { changed, now, refreshAll, start, store } from "./store.js";
+import * as alerts from "./views/alerts.js";
 import * as audit from "./views/audit.js";
+import * as compare from "./views/compare.js";
 import * as cost from "./views/cost.js";
+import * as logs from "./views/logs.js";
 import * as overview from "./views/overview.js";
 import * as round from "./views/round.js";
 import * as rounds from "./views/rounds.js";
 import * as silo from "./views/silo.js";
 import * as silos from "./views/silos.js";
 import * as studies from "./views/studies.js";
+import * as wall from "./views/wall.js";
 
-const VIEWS = { audit, cost, overview, round, rounds, silo, silos, studies };
+const VIEWS = { alerts, audit, compare, cost, logs, overview, round, rounds, silo, silos, studies, wall };
 
 let route = parse(location.hash);
 let waiting = false;
@@ -37,7 +43,7 @@ function draw() {
 
 function drawNow() {
   const { federation } = store;
-  if (route.study) store.ui.study = route.study;
+  if (route.study && route.view !== "wall") store.ui.study = route.study;
   const shell = document.getElementById("shell");
   if (!federation) {
     render(shell, h("main", { id: "main", class: "alone", key: "alone" }, store.connection === "lost"
@@ -46,20 +52,29 @@ function drawNow() {
     return;
   }
   const view = current();
+  document.documentElement.classList.toggle("on-wall", route.view === "wall");
+  if (route.view === "wall") {
+    render(shell, h("main", { id: "main", key: "wall", class: "wall" }, view.view(route)));
+    document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
+    announce(federation);
+    arrive();
+    return;
+  }
   render(shell, bar(federation), h("div", { class: "body", key: "body" }, side(federation),
-    h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), h("div", { class: "view", key: viewKey() }, view.view(route)))));
+    h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), strip(federation), h("div", { class: "view", key: viewKey() }, view.view(route)))));
   document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
   announce(federation);
+  announceAlerts(federation.federation, federation.alerts, (alert) => { location.hash = alert.silo ? to.silo(alert.silo) : alert.study ? to.overview(alert.study) : to.alerts(); });
   arrive();
 }
 
 /** Another view is another tree: nothing of the old one is used again. */
-const viewKey = () => JSON.stringify([route.view, route.study ?? null, route.number ?? null, route.silo ?? null]);
+const viewKey = () => JSON.stringify([route.view, route.study ?? null, route.number ?? null, route.silo ?? null, route.view === "compare"]);
 
 // Shell ----------------------------------------------------------------------------------------------------------------
 
 const PLACES = [["overview", "Overview"], ["rounds", "Rounds"], ["silos", "Silos"], ["cost", "Cost"], ["audit", "Audit"], ["studies", "Studies"]];
-const BELONGS = { round: "rounds", silo: "silos" };
+const BELONGS = { compare: "studies", logs: "audit", round: "rounds", silo: "silos" };
 
 function bar(federation) {
   const signed = Boolean(token());
@@ -67,10 +82,31 @@ function bar(federation) {
     h("a", { class: "brand", href: "#/", "aria-label": `semisilo, federation ${federation.federation}: overview` }, logo(), h("span", { class: "brand-words" }, h("span", { class: "brand-name" }, federation.federation), h("span", { class: "brand-place" }, federation.address))),
     connection(),
     h("div", { class: "bar-tools" },
+      federation.read_only ? null : bell(federation),
+      h("a", { class: "button bare wall-link", key: "wall", href: to.wall(route.study), "aria-label": "Screen for a wall", title: "Screen for a wall: large letters, no controls" }, icon("wall", 18)),
       federation.read_only ? h("span", { class: "readonly" }, "read only") : signed
         ? button("Sign out", { name: "key", tone: "bare", key: "out", label: "Sign out", on: () => { signOut(); toast("Signed out: this tab can only watch."); changed(); } })
         : button("Sign in", { name: "key", tone: "bare", key: "in", label: "Sign in", on: login }),
       h("button", { type: "button", class: "button bare", key: "theme", "aria-label": `Colours: ${themeWord()}. Change`, title: `Colours: ${themeWord()}`, on: { click: nextTheme } }, icon({ light: "sun", dark: "moon" }[theme()] ?? "auto", 18))));
+}
+
+function bell(federation) {
+  const pressing = federation.alerts.filter(({ severity }) => severity !== "info");
+  const words = pressing.length ? `${format.plural(pressing.length, "thing")} ${pressing.length === 1 ? "needs" : "need"} a person` : "Nothing needs a person";
+  return h("a", { class: "button bare bell", key: "bell", href: to.alerts(), "aria-label": words, title: words, "aria-current": route.view === "alerts" ? "page" : null }, icon("bell", 18),
+    pressing.length ? h("span", { class: `bell-count ${pressing.some(({ severity }) => severity === "critical") ? "bad" : "warn"}`, "aria-hidden": "true" }, pressing.length) : null);
+}
+
+const MOST_IN_STRIP = 2;
+
+/** On every view, that a hospital is off or that nothing goes on, with what to do; the overview has it at length. */
+function strip(federation) {
+  if (["alerts", "overview", "silo"].includes(route.view)) return null;
+  const pressing = federation.alerts.filter(({ severity, kind }) => severity === "critical" || kind === "silo_silent");
+  if (pressing.length === 0) return null;
+  return h("div", { class: "strip-alerts", key: "strip" }, pressing.slice(0, MOST_IN_STRIP).map((alert) => h("p", { key: alert.id, class: alert.severity === "critical" ? "bad" : "warn" }, icon("warning", 18),
+    h("span", null, h("strong", null, `${alert.title}. `), alert.remedy))),
+  pressing.length > MOST_IN_STRIP ? h("p", { key: "more" }, h("a", { href: to.alerts() }, `All ${pressing.length}`)) : null);
 }
 
 async function login() {
@@ -121,19 +157,8 @@ function banner() {
 
 // Theme ----------------------------------------------------------------------------------------------------------------
 
-const theme = () => document.documentElement.dataset.theme ?? "auto";
-const themeWord = () => ({ auto: "as the system", light: "light", dark: "dark" })[theme()];
-
 function nextTheme() {
-  const next = { auto: "light", light: "dark", dark: "auto" }[theme()];
-  if (next === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = next;
-  try {
-    if (next === "auto") localStorage.removeItem("semisilo-theme");
-    else localStorage.setItem("semisilo-theme", next);
-  } catch {
-    // Not kept beyond this page.
-  }
+  chooseNext();
   draw();
 }
 

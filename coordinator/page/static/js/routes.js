@@ -11,12 +11,19 @@ export const to = {
   silo: (name) => `#/silo/${part(name)}`,
   cost: (study) => (study ? `#/cost/${part(study)}` : "#/cost"),
   audit: () => "#/audit",
+  alerts: () => "#/alerts",
+  logs: () => "#/logs",
+  wall: (study) => (study ? `#/wall/${part(study)}` : "#/wall"),
+  compare: (studies) => `#/compare${studies.map((name) => `/${part(name)}`).join("")}`,
 };
 
 export const api = {
   study: (study) => `/api/studies/${part(study)}`,
   round: (study, number) => `/api/studies/${part(study)}/rounds/${number}`,
   silo: (study, silo) => `/api/studies/${part(study)}/silos/${part(silo)}`,
+  compare: (studies) => `/api/compare?${studies.map((name) => `study=${part(name)}`).join("&")}`,
+  logs: ({ level, text, before }) => `/api/logs?${new URLSearchParams({ level, text, before: before || "0" })}`,
+  choices: () => "/api/choices",
   events: (filter) => {
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null) query.set(name, String(value));
@@ -41,7 +48,9 @@ export function parse(hash) {
     return { view: "overview", study: second };
   }
   if (first === "silo" && second) return { view: "silo", silo: second };
+  if (first === "compare") return { view: "compare", studies: [...new Set(words.slice(1).filter(Boolean))].slice(0, 8) };
+  if (first === "wall") return { view: "wall", study: second || null };
   if (first === "cost") return { view: "cost", study: second || null };
-  if (["studies", "silos", "audit", "login"].includes(first)) return { view: first };
+  if (["studies", "silos", "audit", "alerts", "logs", "login"].includes(first)) return { view: first };
   return { view: "overview", study: null };
 }

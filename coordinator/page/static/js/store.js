@@ -2,6 +2,7 @@
 // anew. When the stream breaks the page asks every five seconds, and says since when it hears nothing.
 
 import { get } from "./api.js";
+import { steadied } from "./steady.js";
 
 const POLL = 5_000;
 const RETRY = 4_000;
@@ -102,6 +103,17 @@ async function run(level) {
   if (next >= 0) run(next);
 }
 
+let looking = null;
+
+/** A state that is about to change is looked at once more, though nothing new may be told until then. */
+function lookAgain() {
+  if (looking !== null) return;
+  looking = setTimeout(() => {
+    looking = null;
+    refresh(PROGRESS);
+  }, PROGRESS_EVERY);
+}
+
 const moves = (path) => path === "/api/federation" || path.includes("/rounds/");
 
 async function load(path, level) {
@@ -111,7 +123,9 @@ async function load(path, level) {
     const answer = await get(path);
     store.resources.set(path, { data: answer, error: null, stale: false });
     if (path === "/api/federation") {
-      store.federation = answer;
+      const { steady, waits } = steadied(answer.silos, Date.now());
+      store.federation = { ...answer, silos: steady };
+      if (waits) lookAgain();
       if (typeof answer.now_unix === "number") skew = answer.now_unix - Date.now() / 1000;
     }
     heard();

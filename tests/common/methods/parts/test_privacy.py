@@ -9,7 +9,13 @@ import pytest
 from semisilo.common.config import to_dict
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.methods import METHODS
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, noise_shares, spends_at_site
+from semisilo.common.methods.parts.privacy import (
+    DifferentialPrivacy,
+    contribution_of,
+    noise_shares,
+    shares_noise,
+    spends_at_site,
+)
 from semisilo.common.rpc.convert import dp_from_proto, dp_to_proto
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -37,7 +43,20 @@ def test_settings_that_cannot_be_are_refused_by_name(dp: dict[str, Any], said: s
     assert said in error.value.line()
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - SAID))
+@pytest.mark.parametrize(("method", "said"), [
+    ({}, 'Set mix_weight = 0.0, silo_prior = "model", local_logit_adjustment = 0.0.'),
+    ({"mix_weight": 0, "silo_prior": "model"}, "Set local_logit_adjustment = 0.0."),
+    ({"scenario": "labels-at-both"}, 'use fedavg with objective = "fixmatch"')])
+def test_self_training_has_it_without_what_looks_at_many_images_at_once(method: dict[str, Any], said: str) -> None:
+    """One line names all that has to be set; then it is allowed, and its clip_norm stays the coordinator's."""
+    with pytest.raises(BadConfiguration) as error:
+        config_from_dict(study(method={"name": "self_training"} | method), where="study.toml")
+    assert said in error.value.line()
+    alone = {"name": "self_training", "mix_weight": 0, "silo_prior": "model", "local_logit_adjustment": 0}
+    assert config_from_dict(study(method=alone), where="study.toml").privacy.dp is not None
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - SAID - {"self_training"}))
 def test_methods_whose_updates_are_no_sums_over_images_refuse_it(method: str) -> None:
     with pytest.raises(BadConfiguration, match=f"not defined for the method {method}"):
         config_from_dict(study(method={"name": method}), where="study.toml")
@@ -99,16 +118,19 @@ def test_it_survives_the_wire_and_is_checked_there() -> None:
 
 
 SILOS: dict[str, Any] = {"unit": "silo", "noise_multiplier": 1.0}
+IMAGES: dict[str, Any] = {"noise_multiplier": 1.0, "honest_silos": 3}
 
 
 @pytest.mark.parametrize(("privacy", "said"), [
     ({"dp": SILOS | {"honest_silos": 3}}, "no effect without secure_aggregation"),
-    ({"secure_aggregation": True, "dp": {"noise_multiplier": 1.0, "honest_silos": 3}}, 'for unit = "silo"'),
+    ({"secure_aggregation": True, "dp": {"target_epsilon": 1.0, "honest_silos": 3}}, "needs noise_multiplier"),
     ({"secure_aggregation": True, "dp": SILOS | {"honest_silos": -1}}, "or 0"),
     ({"secure_aggregation": True, "dp": SILOS | {"honest_silos": 33}}, "between 1 and 32"),
     ({"secure_aggregation": True, "threshold": 6, "dp": SILOS | {"honest_silos": 7}}, "more than threshold = 6"),
     ({"secure_aggregation": True, "random_k": "10%", "dp": SILOS}, "random_k has no meaning"),
-    ({"secure_aggregation": True, "group_size": 5, "dp": SILOS}, "group_size is not possible")])
+    ({"secure_aggregation": True, "group_size": 5, "dp": SILOS}, "group_size is not possible"),
+    ({"secure_aggregation": True, "group_size": 5, "dp": IMAGES}, "group_size is not possible"),
+    ({"secure_aggregation": True, "random_k": "10%", "dp": IMAGES}, "random_k has no meaning")])
 def test_noise_that_could_not_hide_a_silo_behind_masks_is_refused(privacy: dict[str, Any], said: str) -> None:
     with pytest.raises(BadConfiguration, match=r"\[privacy\]") as error:
         config_from_dict(study(method={"weighting": "uniform"}) | {"privacy": privacy}, where="study.toml")
@@ -133,3 +155,37 @@ def test_a_site_counts_what_its_own_noise_covers() -> None:
     images, silos = DifferentialPrivacy(noise_multiplier=1.0), DifferentialPrivacy(unit="silo", noise_multiplier=1.0)
     assert [spends_at_site(dp, secure=secure) for dp in (None, images, silos) for secure in (False, True)] == [
         False, False, True, True, False, True]
+
+
+@pytest.mark.parametrize(("method", "said"), [
+    ({"local_epochs": 2}, "local_epochs = 2"), ({"momentum": 0.9}, "momentum = 0.9"),
+    ({"weight_decay": 1e-4}, "weight_decay = 0.0001"), ({"weighting": "size"}, 'weighting = "size"'),
+    ({"name": "fednova", "weighting": "uniform"}, "are more than the gradients of a step"),
+    ({"objective": "mean_teacher"}, "mean_teacher")])
+def test_silos_share_the_noise_of_images_in_rounds_of_one_step_alone(method: dict[str, Any], said: str) -> None:
+    tables = {"privacy": {"secure_aggregation": True, "dp": IMAGES}}
+    with pytest.raises(BadConfiguration, match="rounds of one step") as error:
+        config_from_dict(study(method={"weighting": "uniform"} | method) | tables, where="study.toml")
+    assert said in error.value.line()
+    fits = config_from_dict(study(method={"weighting": "uniform"}) | tables, where="study.toml")
+    assert fits.privacy.dp == DifferentialPrivacy(noise_multiplier=1.0, honest_silos=3)
+
+
+def test_noise_is_shared_behind_masks_alone() -> None:
+    images, alone = DifferentialPrivacy(**IMAGES), DifferentialPrivacy(noise_multiplier=1.0)
+    silos = DifferentialPrivacy(**SILOS)
+    assert [shares_noise(dp, secure=secure) for dp in (None, alone, images, silos) for secure in (False, True)] == [
+        False, False, False, False, False, True, False, True]
+
+
+def test_what_one_image_moves_is_the_clip_over_what_a_step_expects() -> None:
+    """Whatever a silo has: noise that all share is for one length. 10 labelled and 100 without a label, lr 0.2."""
+    def settings(**method: Any) -> Any:
+        tables = study(method={"labelled_batch": 10} | method)
+        return config_from_dict(tables, where="study.toml").method.settings
+
+    dp = DifferentialPrivacy(**IMAGES, clip_norm=0.5)
+    assert contribution_of(dp, settings(objective="fixmatch", unlabelled_batch=100), lr=0.2) == 0.2 * 0.5 / 110
+    assert contribution_of(dp, settings(objective="sl"), lr=0.2) == 0.2 * 0.5 / 10
+    labels_there = settings(objective="fixmatch", unlabelled_batch=100, scenario="labels-at-coordinator")
+    assert contribution_of(dp, labels_there, lr=0.2) == 0.2 * 0.5 / 100

@@ -16,7 +16,14 @@ from semisilo.common.methods import SemiFLSettings
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
-from semisilo.coordinator.strategies.parts.gate import STEPS, Gate, accepted_step, class_balanced_weights, taken
+from semisilo.coordinator.strategies.parts.gate import (
+    STEPS,
+    Gate,
+    accepted_area_step,
+    accepted_step,
+    class_balanced_weights,
+    taken,
+)
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.self_training import SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLStrategy
@@ -116,3 +123,21 @@ def test_an_average_that_is_not_finite_is_not_accepted_and_without_images_there_
     bare = Environment(seed=1, rounds=4, num_silos=2, data=CoordinatorData(), build_model=_net, image=FORM,
                        augmentation=AugmentationSettings(policy="none"))
     assert Gate(bare).accepted(w, broken, round=1) == 1.0
+
+
+def test_of_several_labels_the_largest_step_at_which_the_auroc_is_not_lower_beyond_noise() -> None:
+    """A step of 1 forgets the second class, one of a half is as good as nothing, and noise moves a few images."""
+    generator = torch.Generator().manual_seed(1)
+    rows_NK = (torch.rand(120, 2, generator=generator) < 0.3).to(torch.int8)
+    noise_NK = torch.randn(120, 2, generator=generator)
+    good_NK = 2.0 * rows_NK + noise_NK
+
+    def forgets(step: float) -> Tensor:
+        return good_NK if step < 1 else torch.stack([good_NK[:, 0], noise_NK[:, 1]], dim=1)
+
+    assert accepted_area_step(lambda step: good_NK, rows_NK) == 1.0
+    assert accepted_area_step(forgets, rows_NK) == 0.5
+    assert accepted_area_step(lambda step: good_NK if step == 0 else -good_NK, rows_NK) == 0.0
+    assert accepted_area_step(lambda step: good_NK if step in (0, 0.25) else None, rows_NK) == 0.25
+    assert accepted_area_step(lambda step: good_NK + 0.05 * step * noise_NK, rows_NK) == 1.0
+    assert accepted_area_step(lambda step: good_NK, torch.zeros_like(rows_NK)) == 1.0, "nothing to compare with"

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { ago, button, head, table, trouble } from "../parts.js";
+import { button, head, table, trouble } from "../parts.js";
 import { api, to } from "../routes.js";
 import { changed, data, errorOf, now, store } from "../store.js";
 
@@ -24,12 +24,19 @@ export function view() {
   const error = errorOf(path(ui));
   if (page) ui.known = { kinds: page.kinds ?? [], intact: page.chain_intact, problem: page.chain_problem, checked: page.checked };
   return [
-    head("Audit trail", { over: store.federation.federation, below: "Entries are written once and never changed. Each entry contains a hash of itself and of the previous entry." }),
+    head("Audit trail", { over: store.federation.federation, below: "Entries are written once and never changed. Each entry contains a hash of itself and of the previous entry. Times are in the time zone of this browser (" + zone() + ").", actions: store.federation.read_only ? null : [h("a", { class: "button quiet", key: "log", href: to.logs() }, "Log of the coordinator")] }),
     chain(ui.known),
     h("div", { class: "card", key: "events" }, filters(ui), error && !page ? trouble("bad", error.text, h("p", null, error.remedy)) : null,
       page ? table("Events", columns(), page.events, { key: ({ number }) => number, cards: true, empty: "No event fits the filter." }) : error ? null : h("p", { class: "loading" }, "Loading …"),
       page ? pager(ui, page) : null),
   ];
+}
+
+/** "UTC+1": in which time zone moments are written. */
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset();
+  const rest = Math.abs(minutes) % 60;
+  return `UTC${minutes < 0 ? "−" : "+"}${Math.floor(Math.abs(minutes) / 60)}${rest ? `:${String(rest).padStart(2, "0")}` : ""}`;
 }
 
 function chain(known) {
@@ -55,8 +62,8 @@ function filters(ui) {
 function columns() {
   return [
     { name: "No.", class: "digits narrow", cell: ({ number }) => number },
-    { name: "When", class: "nowrap", cell: ({ unix }) => h("span", { title: format.moment(unix) }, now() - unix < 3600 ? ago(unix) : format.moment(unix)) },
-    { name: "What", cell: ({ kind }) => format.words(kind) },
+    { name: "When", class: "nowrap", cell: ({ unix }) => h("time", { title: format.ago(unix, now()), datetime: new Date(1000 * unix).toISOString() }, format.moment(unix)) },
+    { name: "What", class: "what", cell: ({ kind, detail }) => [format.words(kind), detail?.reason ? h("p", { class: `reason ${/refused|failed|left_out/.test(kind) ? "refusal" : ""}` }, String(detail.reason)) : null] },
     { name: "Who", cell: ({ detail }) => (detail?.by ? String(detail.by) : format.DASH) },
     { name: "Study", cell: ({ study }) => (study ? h("a", { href: to.overview(study) }, study) : format.DASH) },
     { name: "Details", class: "details", cell: (event) => details(event) },
@@ -66,7 +73,7 @@ function columns() {
 
 /** Short values as words; long ones behind a fold, as the ledger has them. */
 function details({ detail, study, number }) {
-  const entries = Object.entries(detail ?? {}).filter(([name, value]) => name !== "by" && value !== "" && value !== null && (typeof value !== "object" || Object.keys(value).length));
+  const entries = Object.entries(detail ?? {}).filter(([name, value]) => !["by", "reason"].includes(name) && value !== "" && value !== null && (typeof value !== "object" || Object.keys(value).length));
   if (entries.length === 0) return format.DASH;
   const short = entries.filter(([, value]) => typeof value !== "object" && String(value).length <= 80);
   const long = entries.filter(([, value]) => typeof value === "object" || String(value).length > 80);

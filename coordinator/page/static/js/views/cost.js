@@ -45,7 +45,7 @@ export function view(route) {
 function forecastTile(cost, study) {
   const { forecast } = cost;
   if (!forecast) return tile("At the end", study.ended_unix ? "ended" : format.DASH, study.ended_unix ? format.moment(study.ended_unix) : "known after the first round");
-  return tile("At the end", format.bytes(forecast.wire_bytes_at_end), [`in about ${format.seconds(forecast.seconds_left)}`, forecast.unix_at_end ? `, ${format.clock(forecast.unix_at_end, now()).slice(0, -3)}` : ""]);
+  return tile("At the end", format.bytes(forecast.wire_bytes_at_end), [`in about ${format.estimate(forecast.seconds_left)}`, forecast.unix_at_end ? `, ${format.clock(forecast.unix_at_end, now()).slice(0, -3)}` : ""]);
 }
 
 /** From dense to wire: each step says what it adds or saves. */

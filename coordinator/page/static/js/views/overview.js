@@ -1,7 +1,8 @@
 // The study at a glance: where it stands now, what each silo does, what it is worth and what it has cost.
 
 import { bar } from "../charts.js";
-import { names, studyButtons, take } from "../actions.js";
+import { classesCard } from "../classes.js";
+import { addNote, names, studyButtons, take } from "../actions.js";
 import { byAccuracy, currentStudy, measureHeading, measured } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -33,9 +34,11 @@ export function view(route) {
     outcome(study),
     numbers(study),
     charts(study),
+    classesCard(study.by_class, { href: study.by_class ? to.round(study.name, study.by_class.round) : null }),
     beside(study),
     sites(study),
     lastRounds(study),
+    notes(study),
     about(study),
   ];
 }
@@ -106,7 +109,7 @@ function notice(study) {
 const STEPS = [["preparing", "Prepare", "tasks written"], ["collecting", "Collect", "silos work"], ["aggregating", "Aggregate", "updates folded"], ["evaluating", "Evaluate", "model measured"]];
 
 function nowCard(study) {
-  const open = study.open_round;
+  const open = study.open_round ?? between(study);
   if (!open) return null;
   const live = store.federation.live?.study === study.name ? store.federation.live : null;
   return h("section", { class: "now card", "aria-labelledby": "now-title", key: "now" },
@@ -120,9 +123,18 @@ function nowCard(study) {
           fact("Phase", open.phase ? format.words(open.phase) : format.DASH),
           fact("Until the deadline", deadline(study, open)),
           fact("Quorum", open.quorum ? `${format.plural(open.quorum, "answer")} of ${asked(open)}` : format.DASH)] : null,
-        fact("Round open for", since(open.opened_unix)),
-        typeof study.seconds_left === "number" && study.state === "running" ? fact("Study ends in about", format.seconds(study.seconds_left)) : null)),
+        fact("Round open for", open.state === BETWEEN ? format.DASH : since(open.opened_unix)),
+        typeof study.seconds_left === "number" && study.state === "running" ? fact("Study ends in about", format.estimate(study.seconds_left)) : null)),
     h("div", { class: "now-silos" }, siloLanes(study, open)));
+}
+
+const BETWEEN = "between rounds";
+
+/** A study that runs has its card always, also for the moment between two rounds, so that nothing jumps. */
+function between(study) {
+  const last = study.rounds.at(-1);
+  if (!last || !["running", "paused"].includes(study.state)) return null;
+  return { number: last.number, state: BETWEEN, phase: "", opened_unix: last.opened_unix, deadline_unix: null, limit_unix: null, quorum: 0, tasks: {}, waiting_for: [] };
 }
 
 const fact = (name, value) => h("div", { key: name }, h("dt", null, name), h("dd", null, value));
@@ -131,7 +143,7 @@ const fact = (name, value) => h("div", { key: name }, h("dt", null, name), h("dd
 function activity(study, open, live) {
   const collecting = open.state === "collecting";
   const share = collecting ? answered(open) / Math.max(1, asked(open)) : live?.fraction ?? 0;
-  const words = collecting ? `${answered(open)} of ${format.plural(asked(open), "silo")} have answered` : live?.text || (live?.activity ? format.words(live.activity) : study.state === "paused" ? "paused" : wordOf(open.state));
+  const words = collecting ? `${answered(open)} of ${format.plural(asked(open), "silo")} have answered` : live?.text || (live?.activity ? format.words(live.activity) : study.state === "paused" ? "paused" : open.state === BETWEEN ? "the next round is prepared" : wordOf(open.state));
   return h("p", { class: "activity" }, h("span", null, words), bar([[share, "first"]]), h("span", { class: "digits" }, format.progress(share)));
 }
 
@@ -145,7 +157,7 @@ const asked = ({ tasks }) => Object.values(tasks).reduce((sum, count) => sum + c
 const answered = ({ tasks }) => Object.entries(tasks).reduce((sum, [state, count]) => sum + (state === "open" ? 0 : count), 0);
 
 function stepClass(step, state) {
-  const order = STEPS.findIndex(([name]) => name === state);
+  const order = state === BETWEEN ? STEPS.length : STEPS.findIndex(([name]) => name === state);
   const position = STEPS.findIndex(([name]) => name === step);
   return position < order ? "done" : position === order ? "here" : "";
 }
@@ -154,7 +166,10 @@ const MOST_LANES = 12;
 
 function siloLanes(study, open) {
   const round = study.rounds.find(({ number }) => number === open.number);
-  const outcomes = round?.outcomes ?? {};
+  // While the tasks of a round are written, those of the round before stand there: the list does not come and go.
+  const before = study.rounds.findLast(({ number }) => number === open.number - 1)?.outcomes ?? {};
+  const preparing = Object.keys(round?.outcomes ?? {}).length === 0 && open.number > 0 && Object.keys(before).length > 0;
+  const outcomes = preparing ? Object.fromEntries(Object.keys(before).map((name) => [name, "next"])) : round?.outcomes ?? {};
   const sampled = Object.keys(outcomes);
   if (sampled.length === 0) return [h("h3", null, "Silos"), h("p", { class: "nothing" }, open.number === 0 ? "No silo works in the preparation: the coordinator trains on its own labels." : "No silo has a task at this moment.")];
   const known = new Map(store.federation.silos.map((silo) => [silo.name, silo]));
@@ -167,7 +182,7 @@ function siloLanes(study, open) {
 function lane({ name, outcome, silo }, open) {
   const doing = outcome === "open" ? silo?.doing : null;
   const state = laneState(outcome, silo, open);
-  const done = outcome === "open" ? overall(doing) : 1;
+  const done = outcome === "open" ? overall(doing) : outcome === "next" ? 0 : 1;
   return h("li", { class: "lane", key: name, "data-silo": name },
     h("a", { class: "lane-name", href: to.silo(name) }, glyph(toneOf(state)), h("span", null, name)),
     bar([[done, barTone(outcome, state)]]),
@@ -193,6 +208,7 @@ function overall(doing) {
 const barTone = (outcome, state) => (outcome === "updated" ? "good" : outcome === "open" ? (toneOf(state) === "warn" ? "warn" : "first") : toneOf(outcome));
 
 function laneWords(outcome, state, doing, silo) {
+  if (outcome === "next") return "gets its next task";
   if (outcome !== "open") return wordOf(outcome);
   if (["late", "away", "silent"].includes(state)) return [wordOf(state), silo?.seen_unix ? [", heard ", ago(silo.seen_unix)] : null];
   if (["away by policy", "revoked", "left", "set aside"].includes(state)) return wordOf(state);
@@ -245,7 +261,7 @@ function numbers(study) {
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
     tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `of the last round, on test images${byAccuracy(study) ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
     study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
-    study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.conclusion || study.choice.text),
+    study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
     tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
@@ -283,7 +299,7 @@ const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
 function beside(study) {
   if (!study.beside?.length) return null;
-  const shown = (each, value) => (value === null ? format.DASH : each.name.split("/")[0].includes("auroc") ? value.toFixed(3) : `${(100 * value).toFixed(1)}${each.error === null ? "" : ` ± ${(100 * each.error).toFixed(1)}`} %`);
+  const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? value.toFixed(3) : `${(100 * value).toFixed(1)}${each.error === null ? "" : ` ± ${(100 * each.error).toFixed(1)}`} %`);
   const columns = [
     { name: "Measure", cell: (each) => each.words },
     { name: "Federated", class: "digits", cell: (each) => shown(each, each.federated) },
@@ -308,14 +324,18 @@ function charts(study) {
   const alone = study.labels_alone_test_score;
   const level = alone === null ? null : { y: alone, name: `labels alone ${score(alone)}` };
   const written = (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " "));
-  const y = { text: written, least: 0.06 };
+  const y = { text: written, least: 0.06, name: `test ${study.choice.title}` };
+  const band = (at) => rounds.filter((round) => round.test_interval).map((round) => [at(round), round.test_interval.low, round.test_interval.high]);
   const key = [["federated", "first"], ...(alone === null ? [] : [["labels alone", "level"]])];
   const last = rounds.at(-1);
   const said = `${score(rounds[0].test_score)} in round ${rounds[0].number}, ${score(last.test_score)} in round ${last.number}${alone === null ? "" : `; labels alone ${score(alone)}`}`;
+  const interval = format.interval(last.test_interval, study.choice.measure);
+  const newest = `round ${last.number}: ${score(last.test_score)}${interval ? `, 95 % interval ${interval}` : ""}`;
   const keyOfRounds = accuracy.length ? [...key, ["accuracy", "second"]] : key;
   const columns = [
     { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
     { name: title, class: "digits", cell: (round) => score(round.test_score) },
+    { name: "95 % interval", class: "digits", cell: (round) => format.interval(round.test_interval, study.choice.measure) || format.DASH },
     ...(byAccuracy(study) ? [] : [{ name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
     { name: "On the wire so far", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
   ];
@@ -323,14 +343,14 @@ function charts(study) {
   return h("div", { class: "pair", key: "charts" },
     h("div", { class: "card" }, figure(`${title} by round`, chart("by-round", {
       label: `Line: test ${study.choice.title} by round; ${said}.${accuracy.length ? ` Second line: accuracy, ${format.percentage(accuracy.at(-1)[1])} at the end.` : ""}`, level, y, pick,
-      series: [{ name: byAccuracy(study) ? "federated" : study.choice.title, tone: "first", points: byRound }, { name: "accuracy", tone: "second", points: accuracy }],
+      series: [{ name: byAccuracy(study) ? "federated" : study.choice.title, tone: "first", points: byRound, band: band(({ number }) => number) }, { name: "accuracy", tone: "second", points: accuracy }],
       x: { name: "round", text: (value) => String(value), whole: true, low: 0, high: Math.max(study.rounds_planned, last.number, 1), tip: (value) => `round ${value}` },
-    }), { id: "by-round", key: keyOfRounds, columns, rows: rounds })),
+    }), { id: "by-round", last: newest, key: keyOfRounds, columns, rows: rounds })),
     h("div", { class: "card" }, figure(`${title} by bytes on the wire`, chart("by-bytes", {
       label: `Line: test ${study.choice.title} by bytes on the wire so far; ${said}, after ${format.bytes(last.wire_cumulative)}.`, level, y,
-      series: [{ name: "federated", tone: "first", points: byBytes }],
+      series: [{ name: "federated", tone: "first", points: byBytes, band: band(({ wire_cumulative: wire }) => wire / unit) }],
       x: { name: `${name}, both directions`, text: (value) => `${Number(value.toPrecision(4))}`, low: 0, tip: (value) => `${format.bytes(value * unit)}` },
-    }), { id: "by-bytes", key, columns, rows: rounds })));
+    }), { id: "by-bytes", last: `${newest}, after ${format.bytes(last.wire_cumulative)}`, key, columns, rows: rounds })));
 }
 
 const chart = (key, properties) => h("line-chart", { key, prop: { data: properties } });
@@ -379,6 +399,15 @@ function answers(round) {
   const shown = ORDER.filter((state) => counts[state]);
   if (shown.length === 0) return format.DASH;
   return h("span", { class: "answers" }, shown.map((state) => h("span", { class: "answer", key: state }, glyph(toneOf(state)), `${counts[state]} ${wordOf(state)}`)));
+}
+
+/** What operators have written beside the study. */
+function notes(study) {
+  const readOnly = store.federation.read_only;
+  if (!study.notes.length && readOnly) return null;
+  return card("Notes", { id: "notes", aside: readOnly ? null : button("Add a note", { small: true, key: "add", on: () => addNote(study.name) }) },
+    study.notes.length ? h("ul", { class: "notes" }, study.notes.map((each, index) => h("li", { key: index }, h("p", null, each.text), h("p", { class: "note" }, `${each.by || "unknown"}, ${format.moment(each.unix)}`))))
+      : h("p", { class: "nothing" }, "None. What should be remembered of this study, such as a new scanner at a hospital, can be written here."));
 }
 
 function about(study) {

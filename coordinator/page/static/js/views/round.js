@@ -1,7 +1,7 @@
 // One round: its phases and when each silo worked in them, every answer with its reason, numbers and bytes.
 
 import { rollback } from "../actions.js";
-import { bar } from "../charts.js";
+import { classesCard } from "../classes.js";
 import { byAccuracy, measureHeading } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -36,7 +36,7 @@ export function view(route) {
       tile("Of dense", traffic.wire.down + traffic.wire.up ? format.share(traffic.share_of_dense) : format.DASH, `dense would be ${format.bytes(traffic.dense_total)}`))),
     round.phases.map((phase, index) => phaseCard(phase, index, round)),
     round.phases.length === 0 ? h("p", { class: "nothing", key: "no-phase" }, round.number === 0 ? "No silo works in the preparation: the coordinator trains on its own labels and measures the result." : "No phase has begun yet.") : null,
-    recall(round.metrics),
+    classesCard(round.by_class),
     metrics(round.metrics),
   ];
 }
@@ -119,14 +119,6 @@ function perSilo(phase, round) {
 }
 
 const RECALL = "recall/";
-
-function recall(values) {
-  const entries = Object.entries(values).filter(([name]) => name.startsWith(RECALL)).map(([name, value]) => [name.slice(RECALL.length), value]);
-  if (entries.length === 0) return null;
-  const worst = entries.reduce((found, entry) => (entry[1] < found[1] ? entry : found));
-  return card("Recall of each class", { id: "recall", note: `Share of the test images of a class that the model finds. Lowest: ${worst[0]}, ${format.percentage(worst[1])}.` },
-    h("dl", { class: "recall", style: { "--name": `${Math.min(16, Math.max(...entries.map(([name]) => name.length))) + 1}ch` } }, entries.map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, bar([[value, value === worst[1] && entries.length > 1 ? "warn" : "first"]]), h("span", { class: "digits" }, format.percentage(value)))))));
-}
 
 const SHARES = /accuracy|ratio/;
 

@@ -75,9 +75,9 @@ function work(silo, study) {
     points.length ? h("div", { class: "card", key: "ratio" }, figure("Label ratio by round", h("line-chart", { key: "ratio-chart", prop: { data: {
       label: `Line: share of ${silo.name}'s images that got a pseudo-label, by round; ${format.share(points[0][1])} in round ${points[0][0]}, ${format.share(points.at(-1)[1])} in round ${points.at(-1)[0]}.`,
       series: [{ name: "label ratio", tone: "first", points: points }],
-      x: { name: "round", text: String, whole: true, low: 0, high: Math.max(last, points.at(-1)[0]), tip: (value) => `round ${value}` }, y: { text: (value, exact) => (exact ? format.share(value) : format.percentage(value, 0)), low: 0, high: 1 }, height: 190,
+      x: { name: "round", text: String, whole: true, low: 0, high: Math.max(last, points.at(-1)[0]), tip: (value) => `round ${value}` }, y: { text: (value, exact) => (exact ? format.share(value) : format.percentage(value, 0)), low: 0, high: 1, name: "images with a pseudo-label" },
       pick: (number) => { location.hash = to.round(study.name, number); } } } }),
-    { id: "ratio", note: "Share of its images that got a pseudo-label which the method kept.", columns: [{ name: "Round", cell: ([round]) => round }, { name: "Label ratio", class: "digits", cell: ([, value]) => format.share(value) }], rows: points })) : null,
+    { id: "ratio", last: `round ${points.at(-1)[0]}: ${format.share(points.at(-1)[1])}`, note: "Share of its images that got a pseudo-label which the method kept.", columns: [{ name: "Round", cell: ([round]) => round }, { name: "Label ratio", class: "digits", cell: ([, value]) => format.share(value) }], rows: points })) : null,
     histogram ? card("Pseudo-labels by class", { id: "histogram", note: driftWords() }, strip(silo, study.classes, names.length > 20 ? 12 : 18),
       marks.length ? h("ul", { class: "marks" }, marks.slice(0, 10).map(({ number, distance, threshold }) => h("li", { key: number }, h("span", { class: "drift-mark", "aria-hidden": "true" }), h("a", { href: to.round(study.name, number) }, `Round ${number}`), `: distance ${distance.toFixed(2)}, marked above ${threshold.toFixed(2)}. ${moved(silo, number, names)}`))) : h("p", { class: "note" }, "No round is marked."),
       numbersOf(silo, names)) : null,

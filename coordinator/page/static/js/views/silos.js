@@ -156,10 +156,12 @@ function strips(rows, study) {
   const marked = having.filter((row) => row.lastDrift.length);
   const shown = having.length <= MOST_STRIPS ? [...having].sort((a, b) => (a.name < b.name ? -1 : 1)) : marked.slice(0, MOST_STRIPS);
   if (shown.length === 0) return null;
+  // One scale for all of them: the same colour is the same share.
+  const most = Math.max(1e-9, ...shown.flatMap((row) => Object.values(row.study.class_histogram).flat()));
   return card("Pseudo-labels by class", { id: "pseudo-labels", note: [driftWords(), having.length > MOST_STRIPS ? ` Shown are silos with a marked round; every silo's page has its own.` : null] },
     h("div", { class: "strips" }, shown.map((row) => h("article", { class: "strip", key: row.name },
       h("h3", null, h("a", { href: to.silo(row.name) }, row.name), row.lastDrift.length ? h("span", { class: "drift" }, h("span", { class: "drift-mark", "aria-hidden": "true" }), `drift in round ${row.lastDrift.slice(0, 3).map(({ number }) => number).join(", ")}`) : null),
-      strip(row.study, study.classes, 11)))));
+      strip(row.study, study.classes, 11, most)))));
 }
 
 export function driftWords() {
@@ -167,12 +169,12 @@ export function driftWords() {
 }
 
 /** The strip of one silo, with a description of its last round for those who cannot see it. */
-export function strip(silo, classes, row = 14) {
+export function strip(silo, classes, row = 14, most = 0) {
   const rounds = Object.entries(silo.class_histogram).map(([number, shares]) => ({ number: Number(number), shares, marked: Boolean(silo.drift?.[number]?.marked) })).sort((a, b) => a.number - b.number);
   const names = rounds[0].shares.map((_, index) => classes[index] ?? String(index));
   const last = rounds.at(-1);
   const top = last.shares.map((share, index) => [share, names[index]]).sort((a, b) => b[0] - a[0]).slice(0, 5).map(([share, name]) => `${name} ${format.share(share)}`).join(", ");
   const marks = rounds.filter(({ marked }) => marked).map(({ number }) => number);
-  return heatStrip(rounds, names, { row, label: `Share of each class among the pseudo-labels of ${silo.name}, rounds ${rounds[0].number} to ${last.number}. Round ${last.number}: ${top}. ${marks.length ? `Drift in round ${marks.join(", ")}.` : "No drift."}` });
+  return heatStrip(rounds, names, { row, most, share: format.share, label: `Share of each class among the pseudo-labels of ${silo.name}, rounds ${rounds[0].number} to ${last.number}. Round ${last.number}: ${top}. ${marks.length ? `Drift in round ${marks.join(", ")}.` : "No drift."}` });
 }
 

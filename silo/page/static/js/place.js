@@ -1,0 +1,7 @@
+// Whose page this is, for scripts that both sides share.
+
+export const WHO = "The silo's page";
+export const IS_IT_THERE = "Is `silo page` running?";
+export const WHOSE_TOKEN = "the token of this page";
+/** Where the token lies in sessionStorage. */
+export const TOKEN = "semisilo-silo-token";

@@ -1,0 +1,146 @@
+"""What the webhook is told, once, through restarts, failures and things that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semisilo.coordinator.federation.alerts_table import AlertSettings
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.alerts.delivery import AlertDelivery, keep_telling
+from semisilo.coordinator.monitoring.alerts.open_alerts import Alert, AlertKind, Severity
+from tests.coordinator.ledger_fixture import fill_study
+from tests.coordinator.monitoring.alerts.test_webhook import Receiver, receiver
+
+SILENT = Alert(id="silo_silent/a/1", kind=AlertKind.SILO_SILENT, severity=Severity.WARNING, title="a is silent",
+               text="", remedy="Ask.", silo="a")
+FAILED = Alert(id="study_failed/s/1", kind=AlertKind.STUDY_FAILED, severity=Severity.CRITICAL, title="s has failed",
+               text="why", remedy="", study="s")
+DONE = Alert(id="study_finished/s/1", kind=AlertKind.STUDY_FINISHED, severity=Severity.INFO, title="s is complete",
+             text="", remedy="", study="s")
+
+
+def waiting(delivery: AlertDelivery) -> list[tuple[str, str]]:
+    return [(each.state, each.alert.id) for each in delivery.told.waiting]
+
+
+def test_what_comes_and_goes_is_not_told_and_what_stays_is_told_once(tmp_path: Path) -> None:
+    delivery = AlertDelivery.load(tmp_path / "alerts.json")
+    delivery.look((SILENT,), now=0)
+    delivery.look((), now=10)
+    delivery.look((SILENT,), now=20)
+    assert waiting(delivery) == []
+    for now in (49, 50, 60):
+        delivery.look((SILENT,), now=now)
+    assert waiting(delivery) == [("open", SILENT.id)]
+
+
+def test_a_failed_study_is_told_at_once_and_what_is_over_after_a_minute(tmp_path: Path) -> None:
+    delivery = AlertDelivery.load(tmp_path / "alerts.json")
+    delivery.look((FAILED, DONE), now=0)
+    assert waiting(delivery) == [("open", FAILED.id), ("open", DONE.id)]
+    for now in (10, 69):
+        delivery.look((), now=now)
+    assert len(delivery.told.waiting) == 2
+    delivery.look((), now=70)
+    assert waiting(delivery)[2:] == [("over", FAILED.id)], "that a study is complete is never over"
+    delivery.look((FAILED,), now=80)
+    assert waiting(delivery)[3:] == [("open", FAILED.id)], "it has failed again"
+
+
+def test_a_restart_repeats_nothing_and_forgets_nothing(tmp_path: Path) -> None:
+    delivery = AlertDelivery.load(tmp_path / "alerts.json")
+    delivery.look((FAILED, DONE), now=0)
+    delivery.sent()
+    again = AlertDelivery.load(tmp_path / "alerts.json")
+    again.look((FAILED, DONE), now=5)
+    assert waiting(again) == [("open", DONE.id)]
+    assert again.told.open == (FAILED, DONE)
+    (tmp_path / "alerts.json").write_text('{"open": [3]}')
+    assert AlertDelivery.load(tmp_path / "alerts.json").told.open == ()
+
+
+def test_what_could_not_be_sent_for_a_day_is_dropped_with_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture
+                                                                  ) -> None:
+    delivery = AlertDelivery.load(tmp_path / "alerts.json")
+    delivery.look((FAILED,), now=0)
+    delivery.look((FAILED,), now=86_399)
+    assert len(delivery.told.waiting) == 1
+    delivery.look((FAILED,), now=86_400)
+    assert waiting(delivery) == []
+    assert "could not be sent" in caplog.text
+
+
+def telling(federation: Federation, until: Callable[[], bool]) -> None:
+    """Runs the loop over a federation until something is true."""
+    async def scenario() -> None:
+        task = asyncio.ensure_future(keep_telling(federation, live=lambda: None, page=lambda: "http://127.0.0.1:8080",
+                                                  look_seconds=0.02, first_pause_seconds=0.05))
+        try:
+            async with asyncio.timeout(300):
+                while not until():
+                    await asyncio.sleep(0.02)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def failed_federation(folder: Path, known: Receiver) -> Federation:
+    filled = fill_study(folder, rounds=2, complete=False)
+    filled.ledger.set_study_state("first", StudyState.FAILED, reason="the disk is full")
+    federation = filled.federation
+    return replace(federation, config=replace(federation.config, alerts=AlertSettings(webhook=known.address)))
+
+
+def test_a_failed_study_arrives_at_the_webhook_after_it_was_refused_twice(tmp_path: Path,
+                                                                          caplog: pytest.LogCaptureFixture) -> None:
+    with receiver() as known, caplog.at_level(logging.INFO):
+        known.statuses = [503, 500]
+        federation = failed_federation(tmp_path / "hub", known)
+        telling(federation, lambda: bool(known.taken))
+        body = known.taken[0]
+        since = body.pop("since")
+        assert abs(time.time() - time.mktime(time.strptime(since, "%Y-%m-%dT%H:%M:%S+00:00")) + time.timezone) < 600
+        assert body.pop("time") >= since
+        assert body.pop("id").startswith("study_failed/first/")
+        assert body == {
+            "version": 1, "federation": "lung-federation", "state": "open", "kind": "study_failed",
+            "severity": "critical", "title": "first has failed", "detail": "the disk is full",
+            "remedy": "Remove the cause, then: coordinator queue first.", "study": "first", "silo": "",
+            "page": "http://127.0.0.1:8080",
+            "text": "lung-federation: first has failed. the disk is full Remove the cause, then: coordinator queue"
+                    " first."}
+        assert known.paths == ["/hooks/abc"] * 3
+        assert caplog.text.count("could not be sent") == 1
+        assert "hooks" not in caplog.text
+        telling(federation, lambda: bool(json.loads((federation.folder / "alerts.json").read_text())["open"]))
+        assert len(known.taken) == 1, "after a restart it is not told again"
+
+
+def test_one_that_the_receiver_does_not_want_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with receiver() as known:
+        known.statuses = [400]
+        telling(failed_federation(tmp_path / "hub", known), lambda: "is dropped" in caplog.text)
+        assert known.taken == []
+
+
+def test_an_address_that_never_answers_keeps_nothing_from_ending(tmp_path: Path) -> None:
+    """The loop goes on looking while a post hangs, and ends at once when it is cancelled."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        known = Receiver()
+        known.address = f"http://127.0.0.1:{deaf.getsockname()[1]}/x"
+        federation = failed_federation(tmp_path / "hub", known)
+        begun = time.monotonic()
+        telling(federation, (federation.folder / "alerts.json").exists)
+        assert time.monotonic() - begun < 9, "a post gives up after ten seconds"

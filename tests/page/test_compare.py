@@ -1,0 +1,62 @@
+"""Studies side by side in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from semisilo.common.text.describe import describe_percentage
+from tests.coordinator.ledger_fixture import accuracy_after, add_study, fill_study
+from tests.page.kit import NARROW, WIDE, LivePage, live_page, tab
+from tests.page.test_accessibility import violations
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePage]:
+    filled = fill_study(tmp_path_factory.mktemp("three") / "hub", rounds=6)
+    add_study(filled, "second", rounds=8, done=3, complete=True)
+    add_study(filled, "third", rounds=5, done=2)
+    with live_page(filled.federation) as served:
+        served.said["study"] = "third"
+        yield served
+
+
+def test_studies_are_chosen_and_compared_over_rounds_bytes_and_time(browser: Any, three: LivePage) -> None:
+    with tab(browser, three.address) as shown:
+        shown.go("#/studies", title="Studies")
+        shown.page.get_by_role("link", name="Compare").click()
+        shown.page.get_by_role("heading", level=1, name="Compare studies").wait_for()
+        shown.wait_for_text("Where they stand")
+        assert shown.page.locator("line-chart g.line").count() == 3
+        shown.page.get_by_role("group", name="Studies to compare").get_by_role("button", name="third").click()
+        shown.wait_for("() => document.querySelectorAll('line-chart g.line').length === 2")
+        rows = shown.page.locator("section[aria-labelledby=ends] tbody tr").all_inner_texts()
+        assert [describe_percentage(accuracy_after(number)) in row for number, row in zip((6, 3), rows, strict=True)] \
+            == [True, True]
+        assert "[study] rounds" in shown.text("section[aria-labelledby=differences]")
+        for over, axis in (("Bytes", "on the wire, both directions"), ("Time", "seconds since the start")):
+            shown.page.get_by_role("group", name="Over what").get_by_role("button", name=over).click()
+            shown.wait_for("axis => document.querySelector('line-chart svg').textContent.includes(axis)", axis)
+
+
+def test_an_address_can_be_handed_on_and_one_study_is_none_to_compare(browser: Any, three: LivePage) -> None:
+    with tab(browser, three.address) as shown:
+        shown.go("#/compare/second", title="Compare")
+        shown.wait_for_text("Choose at least two")
+        shown.go("#/compare/second/third", title="Compare")
+        shown.wait_for_text("Where they stand")
+        assert shown.page.title().startswith("Compare second, third")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", WIDE), ("dark", NARROW)])
+def test_axe_finds_nothing_in_a_comparison(scheme: str, viewport: dict[str, int], browser: Any, three: LivePage
+                                           ) -> None:
+    with tab(browser, three.address, viewport=viewport, scheme=scheme) as shown:
+        shown.go("#/compare/first/second/third", title="Compare")
+        shown.wait_for_text("Where they stand")
+        assert violations(shown, scheme=scheme) == []
+        over = shown.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert over <= 0

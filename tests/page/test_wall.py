@@ -1,0 +1,47 @@
+"""The screen for a wall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semisilo.common.text.describe import describe_percentage
+from tests.coordinator.ledger_fixture import accuracy_after
+from tests.page.kit import LivePage, tab
+from tests.page.test_accessibility import violations
+
+FULL_HD = {"width": 1920, "height": 1080}
+
+
+def test_a_wall_shows_the_study_that_runs_in_large_letters_without_controls(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address, viewport=FULL_HD) as shown:
+        shown.go("#/wall", title="first")
+        shown.wait_for_text("training 40 %")
+        text = shown.text()
+        for expected in ("11", "of 20", describe_percentage(accuracy_after(10)), "hospital-a", "clinic-north"):
+            assert expected in text
+        assert shown.page.locator("button, select, input, nav").count() == 0
+        size = shown.page.locator(".wall-value").first.evaluate(
+            "element => parseFloat(getComputedStyle(element).fontSize)")
+        assert size > 60
+        assert shown.page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "nobody scrolls a wall"
+        shown.page.keyboard.press("Escape")
+        shown.page.get_by_role("navigation", name="Views").wait_for()
+
+
+def test_the_button_leads_to_the_wall(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/study/first", title="first")
+        shown.page.get_by_role("link", name="Screen for a wall").click()
+        shown.page.locator(".wall-numbers").wait_for()
+        assert shown.page.url.endswith("#/wall/first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_wall(scheme: str, browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address, viewport=FULL_HD, scheme=scheme) as shown:
+        shown.go("#/wall", title="first")
+        shown.wait_for_text("training 40 %")
+        assert violations(shown, scheme=scheme) == []
