@@ -27,7 +27,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-faults soak bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-faults soak bench-papers-small lint lint-deploy docs pictures site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -129,6 +129,7 @@ lint: setup  ## check style, types, layers, protos, and that what is generated i
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -P docs/list_modules.py --check
 	$(BIN)/python -P docs/list_methods.py --check
+	$(BIN)/python -P docs/draw_sequences.py --check
 	$(BIN)/hadolint deploy/*.Dockerfile
 	$(BIN)/shellcheck deploy/install.sh
 
@@ -136,9 +137,13 @@ lint-deploy: $(VENV)/.semisilo-deploy  ## check deploy/ with Compose, Helm, the 
 	@echo "==> what others' tools say to deploy/" >&2
 	$(BIN)/python -m pytest tests/test_deploy.py tests/test_deploy_linters.py $(PYTEST_ARGS)
 
-docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods.md anew
+docs: setup  ## update the generated parts of docs/: modules, references of methods, sequence diagrams
 	$(BIN)/python -P docs/list_modules.py
 	$(BIN)/python -P docs/list_methods.py
+	$(BIN)/python -P docs/draw_sequences.py
+
+pictures: setup  ## take the screenshots of the documentation anew, from a demo federation (five minutes; needs Chromium)
+	@$(BIN)/python -P docs/take_pictures.py
 
 site: setup docs  ## build the documentation as a site that works offline: build/site/index.html
 	@echo "==> mkdocs build" >&2

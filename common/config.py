@@ -67,7 +67,7 @@ def load_toml(path: Path) -> Tables:
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfiguration(f"{path}: cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
-        raise BadConfiguration(f"{path}: not valid TOML: {error}.", remedy="Mend that line.") from None
+        raise BadConfiguration(f"{path}: not valid TOML: {error}.", remedy="Fix that line.") from None
 
 
 def to_dict(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The error catalogue: each user-facing error has a code, a gRPC status, a public text and a remedy.
 
-The text says what is wrong and where; the remedy says how to mend it. Both fit on one line. A stranger on the network
+The text says what is wrong and where; the remedy says how to fix it. Both fit on one line. A stranger on the network
 sees only the code and the public text; details go to the log.
 """
 

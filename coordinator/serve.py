@@ -255,7 +255,7 @@ class _Server:
                 return studies.result()
             for task in done:
                 task.result()
-            _LOG.info("stopping; a restart carries on from here")
+            _LOG.info("stopping; a restart continues from here")
             return EXIT_INTERRUPTED if received[:1] == [signal.SIGINT] else 0
         finally:
             for task in tasks:

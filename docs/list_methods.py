@@ -1,7 +1,8 @@
-"""Writes what `docs/methods.md` and `docs/privacy.md` say of each method from its spec; `--check`: is it current?
+"""Writes the references in `docs/methods/` and what `docs/privacy.md` says of methods; `--check`: are they current?
 
-Everything stands in `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring
-under each field of its settings. So the page cannot say what the program does not.
+The text comes from `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring
+under each field of its settings. So the pages cannot say what the program does not. Text above the heading of a
+generated section is written by hand and stays.
 """
 
 from __future__ import annotations
@@ -24,14 +25,8 @@ sys.path.insert(0, str(ROOT))
 from semisilo.common.methods import METHODS, MethodSpec  # noqa: E402 - the checkout's, not an installed one
 
 
-def reference() -> str:
-    """The section from its heading to the end of the page: one part for every method of the table."""
-    parts = [HEADING, "\nWritten by `make docs` from `common/methods/`.\n"]
-    parts += [_part(spec) for spec in METHODS.values()]
-    return "".join(parts)
-
-
-def _part(spec: MethodSpec) -> str:
+def reference(spec: MethodSpec) -> str:
+    """The generated section of a method's page, from its heading to the end."""
     module = inspect.getmodule(spec.settings)
     about = inspect.cleandoc((module.__doc__ if module is not None else "") or "").partition("\n\nTests: ")[0]
     facts = [("Source", spec.source), ("Scenarios", ", ".join(f"`{name}`" for name in spec.scenarios)),
@@ -39,9 +34,10 @@ def _part(spec: MethodSpec) -> str:
              ("A silo receives", _groups(spec.down)), ("A silo sends", _groups(spec.up)),
              ("Numbers that a silo sends", ", ".join(f"`{name}`" for name in spec.metrics) or "none"),
              ("Discloses", spec.discloses)]
-    lines = [f"\n### {spec.name}\n\n{about}\n\n| | |\n|---|---|\n"]
+    lines = [f"{HEADING}\n`make docs` writes this section from the source code in `common/methods/`.\n\n{about}\n\n"
+             "### Declaration\n\n| property | value |\n|---|---|\n"]
     lines += [f"| {name} | {_cell(text)} |\n" for name, text in facts]
-    lines.append("\n| setting | default | meaning |\n|---|---|---|\n")
+    lines.append("\n### Settings\n\n| setting | default | meaning |\n|---|---|---|\n")
     texts = field_docstrings(spec.settings)
     for field in dataclasses.fields(spec.settings):
         meaning = _choices(spec.settings, field.name) + texts.get(field.name, "")
@@ -57,7 +53,7 @@ def privacy() -> str:
         facts = [("leaves the site", _groups(spec.up)),
                  ("numbers that leave", ", ".join(f"`{name}`" for name in spec.metrics) or "none"),
                  ("arrives", _groups(spec.down)), ("who learns what", spec.discloses)]
-        parts.append(f"\n### {spec.name}\n\n| | |\n|---|---|\n")
+        parts.append(f"\n### {spec.name}\n\n| what | in detail |\n|---|---|\n")
         parts += [f"| {name} | {_cell(text)} |\n" for name, text in facts]
     return "".join(parts)
 
@@ -103,18 +99,30 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _pages() -> list[tuple[str, str, str]]:
+    """Every page with a generated section: its path below docs/, the section's heading, and the section."""
+    pages = [(f"methods/{spec.name}.md", HEADING, reference(spec)) for spec in METHODS.values()]
+    return [*pages, ("privacy.md", PRIVACY_HEADING, privacy())]
+
+
 def main() -> None:
     """Writes or checks."""
-    for name, heading, section in (("methods.md", HEADING, reference), ("privacy.md", PRIVACY_HEADING, privacy)):
+    stale = []
+    for name, heading, section in _pages():
         page = DOCS / name
+        if not page.exists():
+            sys.exit(f"docs/{name} is missing. Write what the method does, end the page with the line "
+                     f"'{heading.strip()}', and run: make docs")
         text = page.read_text(encoding="utf-8")
-        fresh = text[:text.index(heading)] + section()
-        if sys.argv[1:] != ["--check"]:
-            page.write_text(fresh, encoding="utf-8")
-        elif fresh != text:
-            sys.exit(f"docs/{name} does not describe the methods as they are. Run: make docs")
-        else:
-            print(f"docs/{name} is current")
+        fresh = text.partition(heading)[0] + section
+        if fresh != text:
+            stale.append(name)
+            if sys.argv[1:] != ["--check"]:
+                page.write_text(fresh, encoding="utf-8")
+    if sys.argv[1:] == ["--check"]:
+        if stale:
+            sys.exit(f"docs/ does not describe the methods as they are: {', '.join(stale)}. Run: make docs")
+        print("docs/methods/ and docs/privacy.md are current")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         metrics: host:port to serve numbers for Prometheus at; None for what silo.toml says.
     Returns: exit status: 0 at the end of the study, 130 after SIGINT; after SIGTERM 0, or 143 with `once_seconds`,
         which leave a study under way; `NOTHING_TO_DO`, but 0 under torchrun.
-    Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can mend.
+    Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can fix.
     """
     settle_allocator()
     if (found := place()) is not None:

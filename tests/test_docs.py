@@ -51,6 +51,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 STUDY, METHOD_PAGE, SIMULATION, FEDERATION, ERRORS = (
     ROOT / "docs" / name for name in ("study.md", "methods.md", "simulation.md", "federation.md", "errors.md"))
+METHOD_PAGES = {name: ROOT / "docs" / "methods" / f"{name}.md" for name in METHODS}
 DATA = ROOT / "docs" / "data.md"
 _SCRIPT = re.compile(rf"(?:{'|'.join(SCRIPTS)})(?= )")
 _BEFORE = re.compile(r"^(\$ )?(runuser -u \w+ -- )?(/opt/semisilo/bin/|\.venv/bin/)?")
@@ -69,7 +70,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[privacy]", PrivacySettings),
     (STUDY, "", "[privacy.dp]", DifferentialPrivacy),
     (STUDY, "", "[numerics]", Numerics),
-    *((METHOD_PAGE, "Reference", spec.name, spec.settings) for spec in METHODS.values()),
+    *((METHOD_PAGES[spec.name], "Reference", "Settings", spec.settings) for spec in METHODS.values()),
     (SIMULATION, "", "[simulation]", SimulationSettings),
     (SIMULATION, "", "[simulation.split]", SplitSettings),
     (FEDERATION, "federation.toml", "[federation]", FederationSettings),
@@ -271,8 +272,14 @@ def test_every_network_augmentation_and_split_is_in_its_table() -> None:
 
 def test_every_method_is_explained_and_what_it_sends_is_listed() -> None:
     text = METHOD_PAGE.read_text(encoding="utf-8")
-    explained = text.partition("## What every method does")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\*\*(`[^*]+`)\.\*\*", explained, re.MULTILINE)) == {f"`{name}`" for name in METHODS}
+    table = text.partition("## The methods")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| \[`(\w+)`\]\(methods/(\w+)\.md\) \|", table, re.MULTILINE) == [(name, name) for name in
+                                                                                     re.findall(r"\[`(\w+)`\]", table)]
+    assert set(re.findall(r"\[`(\w+)`\]", table)) == set(METHODS)
+    for name, page in METHOD_PAGES.items():
+        by_hand = page.read_text(encoding="utf-8").partition("\n## Reference\n")[0]
+        assert f'`[method] name = "{name}"`' in by_hand
+        assert {"When to choose it", "What travels"} <= set(re.findall(r"^## (.*)$", by_hand, re.MULTILINE)), name
     listed = {name for cell in rows_under(text, "", "What travels") for name in cell.split("`, `")}
     assert listed == set(METHODS)
     choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")

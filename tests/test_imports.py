@@ -189,7 +189,7 @@ def test_there_is_no_fifth_package_that_the_arrows_do_not_know() -> None:
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_a_light_module_does_not_reach_torch_when_it_is_imported(module: str) -> None:
-    assert _file_of(module, ROOT) is not None, f"{module} is gone: mend the list in this file"
+    assert _file_of(module, ROOT) is not None, f"{module} is gone: fix the list in this file"
     assert chain_to(module, {"torch", "torchvision"}, root=ROOT, lazily=False) == []
 
 
@@ -225,7 +225,7 @@ SIMULATED = ("semisilo.simulation", "semisilo.simulation.simulate", "semisilo.si
 
 @pytest.mark.parametrize("module", SIMULATED)
 def test_a_simulation_reaches_neither_grpc_nor_cryptography_now_or_later(module: str) -> None:
-    assert _file_of(module, ROOT) is not None, f"{module} is gone: mend the list in this file"
+    assert _file_of(module, ROOT) is not None, f"{module} is gone: fix the list in this file"
     assert chain_to(module, {"grpc", "cryptography"}, root=ROOT, lazily=True) == []
 
 

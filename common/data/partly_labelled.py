@@ -245,7 +245,7 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
     broken = next((item for item in listing.skipped if item.broken), None)
     if on_error == "stop" and broken is not None:
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
-                      remedy='Mend it, or set on_error = "skip" to leave such files out.')
+                      remedy='Fix it, or set on_error = "skip" to leave such files out.')
 
     def read(with_class: bool, ranges: Mapping[str, float]) -> ReadPart | None:
         where, part = (divided.where, divided.labelled) if with_class else (source, divided.unlabelled)

@@ -163,7 +163,7 @@ def _chosen(listing: Listing, selection: Selection, source: str) -> Listing:
         wanted = ", ".join(f"{by_tag[keyword]} by {keyword}" for keyword in rules if by_tag[keyword])
         raise BadData(f"{source}: none of {len(files)} DICOM file{'s' * (len(files) != 1)} has the tags that [data]"
                       f" dicom asks for (left out: {wanted}).",
-                      remedy='Mend the values there; "" stands for a file without the tag.')
+                      remedy='Fix the values there; "" stands for a file without the tag.')
     left_out = tuple(Skipped(name, f"its {keyword} is none of those that [data] dicom asks for", unchosen=True)
                      for name, keyword in why.items() if keyword)
     return replace(listing, images=kept, skipped=_in_order([*listing.skipped, *left_out]))
@@ -245,7 +245,7 @@ def read_listing(
     broken = next((item for item in skipped if item.broken), None)
     if on_error == "stop" and broken is not None:
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
-                      remedy='Mend it, or set on_error = "skip" to leave such files out.')
+                      remedy='Fix it, or set on_error = "skip" to leave such files out.')
     if labelled:
         _check_listing(source, listing, classes, multi_label=multi_label)
         classes = classes or listing.folders
@@ -389,7 +389,7 @@ def refuse_broken(where: str, skipped: Iterable[Skipped], *, any_left: bool = Tr
         _LOG.warning("%s: %s", printable(item.name, limit=300), printable(item.reason, limit=300))
     if broken:
         raise BadData(f"{where}: {len(broken)} file{'s' * (len(broken) > 1)} cannot be used; each is named above.",
-                      remedy='Mend or remove them, or set on_error = "skip" to leave them out.' if any_left else
+                      remedy='Fix or remove them, or set on_error = "skip" to leave them out.' if any_left else
                       "There is no other: check how they were exported.")
 
 
@@ -460,8 +460,8 @@ def _place(source: str, number: int, *, size: int, channels: int, disk: Path | N
     needed, what = number * channels * size * size, f"{source}: its {number} images as squares of {size} pixels"
     chosen = disk_for(needed, what=what, disk=disk)
     if chosen is not None:
-        _LOG.info("%d images of %d pixels take %s, more than memory should hold: they lie on the disk of %s, in a file"
-                  " without a name, until they are no longer needed", number, size, describe_bytes(needed), chosen)
+        _LOG.info("%d images of %d pixels need %s, too much for memory: they are stored on the disk of %s, in an"
+                  " unnamed file, until they are no longer needed", number, size, describe_bytes(needed), chosen)
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""What a model is worth where an image may show several findings or none: each class is a question of its own.
+"""Measures of a model where an image may show several findings or none: each class is a separate question.
 
 Accuracy means nothing here: who answers "no finding" to everything is right on most images for most classes. So the
 measures are areas under curves, class by class, and what follows from a cut-off for each class.

@@ -1,4 +1,4 @@
-"""Which round of a study is handed over, and whether another one is worth its while: from selection scores alone.
+"""Which round of a study is handed over, and whether to run another one: from selection scores alone.
 
 The rule looks back only: with one round more, the chosen one stays or is the new one. So its state can be kept, and
 nothing else need be (docs/decisions/0026-choosing-without-the-test-set.md).

@@ -1,4 +1,4 @@
-"""What the global model is worth on one site's own test images: counts by class, and what follows from them.
+"""The global model on one site's own test images: counts by class, and what follows from them.
 
 Counts cross from a silo to the coordinator, never images or answers one by one; whoever receives them checks them here.
 

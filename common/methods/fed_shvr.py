@@ -67,7 +67,7 @@ class FedSHVRSettings(ImbalanceSettings):
     each silo. The latter for silos that come and go, whose number of images changes, or with a lossy [wire] uplink."""
     correction_max_age_rounds: int = 0
     """With `correction_at = "coordinator"`: a silo that was away for more rounds than this starts again with correction
-    0; 0 keeps it for ever."""
+    0; 0 keeps it without a limit."""
     sbn_source: StatisticsSource = "auto"
     """Whose images give the static batch-norm statistics: the coordinator's labelled or validation images where it has
     any, else the silos' ("auto"), or as said."""

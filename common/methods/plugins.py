@@ -88,10 +88,10 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
         loaded = getattr(importlib.import_module(module), cls)
     except Exception as error:
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
-                               f" {_said(error)}.", remedy=_remedy(error, "Mend or reinstall the plug-in.")) from error
+                               f" {_said(error)}.", remedy=_remedy(error, "Fix or reinstall the plug-in.")) from error
     if not isinstance(loaded, type):
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' is not a class.",
-                               remedy="Mend or reinstall the plug-in.")
+                               remedy="Fix or reinstall the plug-in.")
     return loaded
 
 
@@ -118,9 +118,9 @@ def _loaded(entry: EntryPoint) -> MethodPlugin:
         plugin = entry.load()
     except Exception as error:
         raise BadConfiguration(f"{what} cannot be imported: {_said(error)}.",
-                               remedy=_remedy(error, "Mend, reinstall or uninstall it.")) from error
+                               remedy=_remedy(error, "Fix, reinstall or uninstall it.")) from error
     if trouble := _trouble(entry.name, plugin):
-        raise BadConfiguration(f"{what} cannot be used: {trouble}.", remedy="Mend, update or uninstall it.")
+        raise BadConfiguration(f"{what} cannot be used: {trouble}.", remedy="Fix, update or uninstall it.")
     if not heavy and "torch" in sys.modules:
         raise BadConfiguration(f"{what} imports torch where it is only described.",
                                remedy="Its halves belong in modules of their own, which are named and not imported.")

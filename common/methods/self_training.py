@@ -133,7 +133,7 @@ class SelfTrainingSettings(LabelTaskSettings):
     persist_local_momentum: bool = True
     """Whether a silo keeps its SGD momentum between rounds."""
     momentum_max_age_rounds: int = 0
-    """A silo's momentum older than this many rounds is reset; 0 keeps it for ever."""
+    """A silo's momentum older than this many rounds is reset; 0 keeps it without a limit."""
     round_lr: float = 0.0
     """lr_t of the current round; set by the strategy in every task, never by a person."""
     model_prior: tuple[float, ...] = ()

@@ -75,7 +75,7 @@ class SemiFLSettings(ImbalanceSettings):
     persist_local_momentum: bool = True
     """Whether a silo keeps its SGD momentum between rounds, as the official code does."""
     momentum_max_age_rounds: int = 0
-    """A silo's momentum older than this many rounds is reset; 0 keeps it for ever."""
+    """A silo's momentum older than this many rounds is reset; 0 keeps it without a limit."""
     final_epochs: int = 0
     """Extra fine-tuning epochs at the coordinator after the last round."""
     round_lr: float = 0.0

@@ -59,7 +59,7 @@ def frozen_names(model: nn.Module, freeze: Sequence[str] | str, head: Callable[[
         kept = set(head())
         if not kept:
             raise BadConfiguration('[model] freeze = "backbone": no parameter of the network follows the number of'
-                                   " classes, so its head cannot be told.", remedy="Name the parts to be frozen.")
+                                   " classes, so its head cannot be identified.", remedy="Name the parts to be frozen.")
         chosen = {*parameters, *bare} - kept
     else:
         chosen = set()

@@ -47,9 +47,9 @@ def export(study: StudyName = "",
            hide_silos: Annotated[bool, typer.Option("--hide-silos", help="Number the silos in the card, without their"
                                                                          " names.")] = False,
            device: Annotated[Literal["auto", "cpu", "cuda"],
-                             typer.Option("--device", help="auto takes an accelerator where there is one.")] = "auto",
+                             typer.Option("--device", help="auto uses a GPU if there is one.")] = "auto",
            json_: JsonOption = False) -> None:
-    """Write a model for others: safetensors, ONNX and a model card with what it is worth.
+    """Write a model for others: safetensors, ONNX and a model card that says how accurate it is.
 
     The study may be over, or run at this moment; nothing of it changes.
 

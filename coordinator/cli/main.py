@@ -80,7 +80,7 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
              "enrollment_address": enrollment, "authority": str(federation.authority), "study": str(study)}
     tell(as_json, facts, f"Federation {name} is ready in {federation.folder}\n"
                f"  silos connect to    {address} (enrollment: {enrollment})\n"
-               f"  keep secret         {federation.authority} (whoever has it can let silos in)\n\n"
+               f"  keep secret         {federation.authority} (anyone who has it can let silos in)\n\n"
                f"Next:\n"
                f"  edit    {study}\n"
                f"  run     coordinator serve --folder {federation_folder}\n"
@@ -227,7 +227,7 @@ def serve(folder: Folder = Path(),
 @app.command()
 def status(folder: Folder = Path(),
            as_json: JsonOption = False,
-           check: Annotated[bool, typer.Option("--check", help="Say nothing; exit status 0 while `serve` runs here, "
+           check: Annotated[bool, typer.Option("--check", help="Print nothing; exit status 0 while `serve` runs here, "
                                                               "else 1. For health checks.")] = False) -> None:
     """Show studies, silos and the current round; works while `serve` runs and when it does not."""
     import json

@@ -37,7 +37,7 @@ def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOp
     with _ledger(folder) as ledger:
         row = operate.pause(ledger, study, origin="command")
     tell(as_json, {"study": row.name, "state": str(row.state)},
-         f"Study {row.name} is paused. Go on with: coordinator resume {row.name}")
+         f"Study {row.name} is paused. Continue with: coordinator resume {row.name}")
 
 
 def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:

@@ -149,7 +149,8 @@ def _serve_line(facts: StatusFacts) -> Text:
         progress = f" {describe_progress(live.fraction)}" if live.activity and live.fraction > 0 else ""
         line.append(f": {printable(doing, limit=200)}{progress}")
     if live.trouble:
-        line.append(f"\nstudy {live.study} waits: {printable(live.trouble, limit=500)} It goes on by itself.", "red")
+        line.append(f"\nstudy {live.study} waits: {printable(live.trouble, limit=500)} It continues automatically.",
+                    "red")
     return line
 
 

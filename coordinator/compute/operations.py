@@ -468,7 +468,7 @@ class Operations:
         if field := not_finite_in(finished):
             raise _NotFinite(ComputeFailed(f"The model of round {round} is not finite: {field}."))
         if updates and not self._answers_finitely(finished):
-            raise _NotFinite(ComputeFailed(f"The model of round {round} answers with what is not finite."))
+            raise _NotFinite(ComputeFailed(f"The model of round {round} gives outputs that are not finite."))
         return Aggregated(state=self._save(finished), kept=kept, metrics=metrics)
 
     def _answers_finitely(self, state: Any) -> bool:

@@ -634,11 +634,11 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
                      "The operating point's threshold was chosen on the validation images, and was not measured on any"
                      " others.")
     if card.cost.updates_accepted == 0 and card.model.round > 0:
-        found.append("No update of any silo was accepted up to this round: no silo has part in this model, and what it"
-                     " is worth is the coordinator's own doing.")
+        found.append("No update of any silo was accepted up to this round: no silo has contributed to this model,"
+                     " and its accuracy comes from the coordinator's training alone.")
     if card.model.chosen == LABELS_ALONE:
-        found.append("This is the model of labels alone, the line to beat: trained on the coordinator's labelled images"
-                     " without any silo. No round, method or update of the study has part in it.")
+        found.append("This is the model of labels alone, the baseline: trained on the coordinator's labelled images"
+                     " without any silo. No round, method or update of the study has contributed to it.")
     if card.labelled_only is None:
         found.append("Training on the coordinator's labels alone was not measured, so the gain is not known.")
     if card.shows_gain and card.model.method.scenario == "labels-at-both":
@@ -653,9 +653,9 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
     elif card.cost.wire_estimated:
         found.append("Wire bytes are estimated from the messages: the kernel's counters could not be read.")
     if not any(each.images is not None for each in card.sites):
-        found.append("No site has sent what this model is worth on images of its own.")
+        found.append("No site has sent the accuracy of this model on its own images.")
     elif silent := [each.silo for each in card.sites if each.images is None]:
-        found.append(f"These sites have not sent what this model is worth on images of their own: {', '.join(silent)}.")
+        found.append(f"These sites have not sent the accuracy of this model on their own images: {', '.join(silent)}.")
     found.append("Counts of silos are what they have announced; nobody has checked them, and images at silos may be in"
                  " the test set as well.")
     found.append("Not measured: differences between patients (age, sex, origin), devices, sites or over time; behaviour"

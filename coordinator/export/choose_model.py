@@ -90,7 +90,7 @@ def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -
                              remedy=f"Rounds whose model is kept: {numbers}.")
         chosen = found[0]
     elif rule == "best":
-        raise UsageError("--round best: chose by the test images, which then no longer say what the model is worth.",
+        raise UsageError("--round best: chose by the test images, which then no longer measure the model's accuracy.",
                          remedy=f"Choose --round {CHOSEN}; or, if that is meant, --round {BEST_ON_TEST}.")
     else:
         raise UsageError(f"--round {rule}: is none of {CHOSEN}, last, {LABELS_ALONE}, {BEST_ON_TEST} or the number of a"

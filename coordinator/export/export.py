@@ -217,7 +217,7 @@ def _check_choice(choice: ExportChoice) -> None:
     if choice.device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"There is no device '{choice.device}'.", remedy="Choose auto, cpu or cuda.")
     if choice.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
+        raise UsageError("There is no GPU that torch can use.", remedy="Choose --device cpu.")
     if "onnx" in choice.formats:
         needs_onnx()
 
@@ -261,7 +261,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
         if (study_folder / "states" / chosen.file_name).exists():
             raise
         raise UsageError(f"The model of round {chosen.round.number} was removed while it was being read.",
-                         remedy="The study goes on; try again with --round last.") from None
+                         remedy="The study continues; try again with --round last.") from None
     parameters, statistics = strategy.model(state)
     model = data.build_model()
     load_into(model, parameters)

@@ -1,4 +1,4 @@
-"""What a model is worth on images that may show several findings or none: the numbers of a model card, from its logits.
+"""A model measured on images that may show several findings or none: the numbers of a model card, from its logits.
 
 Every class has a threshold of its own, chosen on validation images; what hangs on thresholds is told at these.
 

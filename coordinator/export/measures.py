@@ -1,4 +1,4 @@
-"""What a model is worth on a set of labelled images: the numbers of a model card, from its logits alone.
+"""A model measured on a set of labelled images: the numbers of a model card, from its logits alone.
 
 Shapes: N images, K classes.
 """

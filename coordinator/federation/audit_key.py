@@ -43,7 +43,7 @@ class AuditKey:
 def ensure_audit_key(folder: Path, *, now: float) -> AuditKey:
     """The key in an `authority` folder; made anew when it is missing, damaged, or of another authority.
 
-    Key and certificate are two files; a kill between them leaves a pair that does not fit, which is mended here.
+    Key and certificate are two files; a kill between them leaves a pair that does not fit, which is fixed here.
     Raises: what `load_authority` raises; UsageError when the authority itself has ended.
     """
     authority = load_authority(folder)

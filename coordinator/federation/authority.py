@@ -85,7 +85,7 @@ def load_authority(folder: Path) -> AuthorityKeys:
 def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
     """The coordinator's credentials; issued anew when missing, damaged, of another authority, or near their end.
 
-    Key and certificate are two files; a kill between them leaves a pair that does not fit, which is mended here.
+    Key and certificate are two files; a kill between them leaves a pair that does not fit, which is fixed here.
     Raises: what `load_authority` raises; UsageError when the authority itself has ended.
     """
     authority = load_authority(folder)

@@ -251,7 +251,8 @@ class Federation(CoordinatorFolder):
             opened = open(self.folder / ".lock", "ab+", buffering=0)  # noqa: SIM115 - closed below
         except OSError as error:
             raise SemisiloError(f"{self.folder}: cannot be written: {error.strerror}.",
-                                remedy="This user must be able to write there, and the disk must have room.") from None
+                                remedy="This user must be able to write there, and the disk must have free space."
+                                ) from None
         with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -352,7 +353,7 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
         f'{int(address.rpartition(":")[2]) + 1}"\n'
         '# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
         f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n'
-        '# silent_after = "3m"     # a silo that is not heard for so long is not asked until it calls again\n\n'
+        '# silent_after = "3m"     # after this time without a call, a silo is not asked until it calls again\n\n'
         '[page]\n# The operator page; "" switches it off.\nlisten = "127.0.0.1:8080"\n'
         '# hosts = ["page.hub.example"]\n\n'
         '[alerts]\n# webhook = "https://chat.example/hooks/abc"   # told what needs a person\n\n'
@@ -363,7 +364,7 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
 
 def study_template(scenario: Scenario = "labels-at-coordinator") -> str:
     """A commented study file to edit, for labels at the coordinator, at the silos or at both."""
-    return f'''# What silos train together. Paths start at this folder. Keys: docs/study.md, docs/methods.md.
+    return f'''# What the silos train together. Paths are relative to this folder. Keys: docs/study.md, docs/methods.md.
 [study]
 seed = 1
 rounds = 100
@@ -374,18 +375,18 @@ name = "small_cnn"                # or wide_resnet_28_2, resnet18, "timm/resnet1
 # weights = "resnet18.safetensors"  # start from a file of trained weights
 # freeze = "backbone"               # train the head alone; or a list of parts that keep their weights
 
-[data]                            # what the coordinator holds
+[data]                            # the images of the coordinator
 {_DATA[scenario]}
 [augmentation]
 policy = "small"
-horizontal_flip = false           # only where a mirrored image means the same
+horizontal_flip = false           # true only if a mirrored image means the same
 vertical_flip = false
 
 [method]
 {_METHOD[scenario]}
 [participation]
 silos_per_round = "100%"          # or a number
-# quorum = 2                      # updates and abstentions that a round needs; half of those asked when left out
+# quorum = 2                      # updates and abstentions that a round needs; default: half of those asked
 round_timeout = "30m"
 round_limit = "2d"
 
@@ -397,7 +398,7 @@ uplink = "auto"
 _LABELLED_DATA = '''\
 labelled = "data/labelled"        # a folder of class folders, or file.npz, or "digits"
 test = "data/test"                # measured after every round
-# validation_share = "20%"        # held out of the labels to choose the round; left out: of 200 labels or more
+# validation_share = "20%"        # held out of the labels to select the round; default: from 200 labels on
 # classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
 image = { size = 28, channels = 3, mean = "labelled", std = "labelled", resize = "fit" }
 '''
@@ -405,8 +406,8 @@ _DATA: dict[Scenario, str] = {
     "labels-at-coordinator": _LABELLED_DATA,
     "labels-at-both": _LABELLED_DATA.replace("taken from", "those of silos too; taken from"),
     "labels-at-silo": '''\
-test = "data/test"                # measured after every round: class folders, or file.npz; leave it out without one
-# validation = "data/validation"  # chooses the round that is handed over; some methods need it
+test = "data/test"                # measured after every round: class folders, or file.npz; optional
+# validation = "data/validation"  # selects the round that is exported; some methods need it
 classes = ["basophil", "eosinophil"]   # order = label; silos' class folders are called so
 image = { size = 28, channels = 3, mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25], resize = "fit" }
 '''}

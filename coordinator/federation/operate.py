@@ -83,7 +83,7 @@ def pause(ledger: Ledger, name: str = "", *, origin: Origin) -> StudyRow:
     with ledger.acting(origin), ledger.transaction():
         row = running_study(ledger, name)
         if row.state is StudyState.PAUSED:
-            raise UsageError(f"Study '{row.name}' is paused already.", remedy="Go on with: coordinator resume.")
+            raise UsageError(f"Study '{row.name}' is paused already.", remedy="Continue with: coordinator resume.")
         if row.state is StudyState.QUEUED:
             raise UsageError(f"Study '{row.name}' has not begun yet.",
                              remedy=f"It can be taken out of the queue: coordinator stop {row.name}.")

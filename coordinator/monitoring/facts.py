@@ -47,7 +47,7 @@ class LiveFacts:
     labels_alone: str
     """How far labels alone are, and how long they will take; empty while they are not worked on."""
     trouble: str
-    """What the operating system refuses, so that the study waits until it is mended, in a line with its remedy; empty
+    """What the operating system refuses, so that the study waits until it is fixed, in a line with its remedy; empty
     while nothing is in the way."""
     deadline_unix: float | None
     """Of the open phase; None while the study is paused or no silo works."""

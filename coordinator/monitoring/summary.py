@@ -401,7 +401,7 @@ def last_committed(rounds: Iterable[AnyRound]) -> AnyRound | None:
 def federated_accuracy(rounds: Iterable[RoundHead]) -> float | None:
     """The accuracy of a study: of the model of the last committed round with silos, from 0 to 1.
 
-    None before the first, since what the coordinator trains alone in round 0 is the line to beat; and without test
+    None before the first, since what the coordinator trains alone in round 0 is the baseline; and without test
     images.
     """
     last = last_committed(rounds)

@@ -132,7 +132,7 @@ class Display:
         except (SystemTrouble, OSError):  # the next frame may succeed
             return True
         except Exception:
-            _LOG.exception("the live view has failed and is off; the study goes on")
+            _LOG.exception("the live view has failed and is off; the study continues")
             return False
         return True
 

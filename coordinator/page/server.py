@@ -51,7 +51,7 @@ class PageServer:
         try:
             await asyncio.wait({serving})
             if not serving.cancelled():
-                _LOG.error("the operator page has failed and is off; the study goes on", exc_info=serving.exception())
+                _LOG.error("the operator page has failed and is off; the study continues", exc_info=serving.exception())
             await asyncio.Event().wait()
         finally:
             checking.cancel()

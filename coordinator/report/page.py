@@ -252,7 +252,7 @@ def _beside(study: StudySummary) -> Table | None:
         return None
     rows = tuple((each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
                  for each in study.beside)
-    return Table("Beside labels alone", ("Measure", "Federated, last round", "Labels alone"), rows)
+    return Table("Compared with labels alone", ("Measure", "Federated, last round", "Labels alone"), rows)
 
 
 def _classes(found: ByClass | None) -> Table | None:

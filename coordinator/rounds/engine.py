@@ -77,7 +77,7 @@ thousand answers cost a few dozen looks at a thousand rows, and the last few sil
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 """After an error of the system the study is tried again: the pauses double, since a trial may compute much before it
-meets the same error, and none is longer, so that it goes on soon after somebody has mended it."""
+meets the same error, and none is longer, so that it goes on soon after somebody has fixed it."""
 _TASKS_AT_ONCE = 50
 """So many tasks are put together in one turn of the event loop, which takes a few milliseconds."""
 
@@ -112,7 +112,7 @@ class Engine:
             sums: adds updates up where the study wants that; None without masks.
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
             hearing: who knows which members are silent; None for one that takes the default time.
-            operated: whether somebody is there who would resume a study that has paused by itself, or mend what the
+            operated: whether somebody is there who would resume a study that has paused by itself, or fix what the
                 operating system refuses.
             beside_rounds: whether labels alone are trained while silos work, or only after the last round.
             steady: a clock that nobody sets, beside `clock`; None where nobody sets that either. See `ClockSteps`.
@@ -166,7 +166,7 @@ class Engine:
     async def _put_off(self, trouble: SystemTrouble) -> None:
         if self._runtime.trouble != trouble.line():
             who = f"study {self._runtime.study}" if self._runtime.study else "the coordinator"
-            _LOG.error("%s waits: %s It goes on by itself.", who, trouble.line())
+            _LOG.error("%s waits: %s It continues automatically.", who, trouble.line())
         self._runtime.trouble = trouble.line()
         await asyncio.sleep(self._pause_seconds)
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
@@ -176,7 +176,7 @@ class Engine:
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         if self._runtime.trouble:
             self._runtime.trouble = ""
-            _LOG.info("the system is well again: it goes on")
+            _LOG.info("the system works again: the study continues")
 
     async def _run_next(self) -> StudyRow | None:
         await self._lifecycle.tidy_up()

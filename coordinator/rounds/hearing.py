@@ -89,11 +89,11 @@ class Hearing:
             if heard <= before:
                 return before
             self._roster.heard(silo)
-            _LOG.info("silo %s is heard again", silo)
+            _LOG.info("silo %s is back", silo)
             return None
         if now - max(heard, self._listens_since) <= self._silent_seconds:
             return None
         self._roster.silent(silo, heard_unix=heard)
         _LOG.warning("silo %s is silent: last heard on %s. No round asks it, or waits for it, until it calls again. To"
-                     " leave it out for longer: coordinator set-aside %s", silo, describe_moment(heard), silo)
+                     " exclude it for longer: coordinator set-aside %s", silo, describe_moment(heard), silo)
         return heard

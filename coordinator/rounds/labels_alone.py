@@ -61,7 +61,7 @@ class LabelsAloneWork:
             self._remove_file(study.name)
         elif settings.labelled_only_baseline and frozen.num_test > 0 and frozen.num_labelled > 0:
             self._study = study
-            _LOG.info("labels alone, the line to beat: the %s recipe on %d labelled images, %s",
+            _LOG.info("labels alone, the baseline: the %s recipe on %d labelled images, %s",
                       settings.baseline_recipe, frozen.num_labelled,
                       "while silos work and after the last round" if self._beside_rounds else "after the last round")
 
@@ -113,7 +113,7 @@ class LabelsAloneWork:
                 _LOG.warning("labels alone: %s; trying again", error.line())
                 return None
             # The rounds go on: they need nothing of it.
-            _LOG.error("labels alone could not be trained: %s The study goes on without this line.", error.line())
+            _LOG.error("labels alone could not be trained: %s The study continues without this baseline.", error.line())
             self._ledger.event("labels_alone_failed", study=study.name, reason=error.line())
             self.leave()
             return None

@@ -52,8 +52,8 @@ class Availability:
                 text += f", {len(unable)} more by whose own policy the method {method} is not permitted"
                 if ", ".join(unable) != told:
                     told = ", ".join(unable)
-                    _LOG.warning("%s would refuse every round: the method %s is not permitted there. It is the line"
-                                 " methods in the [permit] table of its silo.toml", told, method)
+                    _LOG.warning("%s would refuse every round: the method %s is not permitted there. Its silo.toml"
+                                 " lists permitted methods in [permit] methods", told, method)
             self._say(text)
             await self._wait(_LOOK_SECONDS)
         return False
@@ -76,7 +76,7 @@ class Availability:
                 self._runtime.text = ""
                 return there, min(wanted, len(there))
             if not told:
-                _LOG.info("too few silos to open a round, which takes %d: %s", needed,
+                _LOG.info("too few silos to open a round, which needs %d: %s", needed,
                           _whom(members, away=away, silent=silent) or "nobody has joined")
                 told = True
             self._say(self._why_few(members, away=away, silent=silent, needed=needed))
@@ -105,7 +105,7 @@ class Availability:
                          f"the next is back on {describe_moment(min(by_policy))}")
         if unheard:
             parts.append(f"{unheard} of {counted(len(members), 'silo')} {'is' if unheard == 1 else 'are'} silent:"
-                         f" nothing was heard for {describe_seconds(self._hearing.silent_seconds)}; a round takes"
+                         f" no call for {describe_seconds(self._hearing.silent_seconds)}; a round needs"
                          f" {needed}")
         return "; ".join(parts)
 

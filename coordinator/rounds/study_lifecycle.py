@@ -65,7 +65,7 @@ class OperatorRequests:
             return False
         runtime = self._runtime
         before = (runtime.reason, runtime.text, runtime.activity)
-        _LOG.info("study %s is paused; go on with: coordinator resume", name)
+        _LOG.info("study %s is paused; continue with: coordinator resume", name)
         # Every silo reads this text, so what one of them has given as its reason is not in it.
         runtime.set(reason=StandbyReason.PAUSED, text="paused", activity="")
         while self._ledger.study_state(name) is StudyState.PAUSED:
@@ -113,7 +113,7 @@ def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0) -> bo
             if ledger.study_state(study) is StudyState.RUNNING else ""
         if found:
             ledger.set_study_state(study, StudyState.PAUSED,
-                                   reason=f"{found}. Mend it there, then: coordinator resume")
+                                   reason=f"{found}. Fix it there, then: coordinator resume")
     if found:
         _LOG.error("study %s is paused: %s", study, ledger.study(study).reason)
     return bool(found)

@@ -221,8 +221,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         check_finite(w, where=f"at the coordinator in round {round}")
         c_sum, mass, members, epoch = tally.c_sum, tally.mass, tally.members, state.correction_epoch
         if tally.renew:
-            _LOG.warning("round %d: %s; the sum of control variates is begun anew, and the next round goes without"
-                         " correction", round, tally.renew)
+            _LOG.warning("round %d: %s; the sum of control variates restarts, and the next round has no correction",
+                         round, tally.renew)
             c_sum, mass, members, epoch = None, 0.0, {}, epoch + 1
         own = self._own_statistics(w, round=round)
         return FedSHVRState(

@@ -117,7 +117,7 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
         """As FedAvg's, with the new sum. Without an update all stays as it was."""
         if tally.delta is not None:
             if tally.renew:
-                _LOG.warning("round %d: %s; all control variates are 0 again, and the next round goes without"
+                _LOG.warning("round %d: %s; all control variates are 0 again, and the next round has no"
                              " correction", round, tally.renew)
                 state = replace(state, c_sum=None, members={}, correction_epoch=state.correction_epoch + 1)
             else:

@@ -172,5 +172,5 @@ def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) ->
                 found.append(f"{len(twice)} of {len(sets[second])} {second} images have the pixels of {first} ones"
                              f" ({pairs}{more})")
     if found:
-        raise BadData(f"[data] {'; '.join(found)}.", remedy="Remove them from one of the two sets: what a model has"
-                                                            " seen cannot say what it is worth.")
+        raise BadData(f"[data] {'; '.join(found)}.", remedy="Remove them from one of the two sets: images that a"
+                                                            " model has seen cannot measure its accuracy.")

@@ -297,7 +297,7 @@ def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
     for name, now, then in pairs:
         if now != then:
             raise BadConfiguration(f"[data] {name} = {now} differs from {then}, with which the study was started.",
-                                   remedy="Set it back, or start a new study.")
+                                   remedy="Restore the old value, or start a new study.")
 
 
 def _patients(images: ImageSet | None) -> int:

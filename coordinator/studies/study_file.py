@@ -72,7 +72,7 @@ class StudySettings:
     start_with: int = 1
     """Silos that must have joined before round 1."""
     labelled_only_baseline: bool = True
-    """Trains the same network on the coordinator's labels alone, as the line to beat: while silos work, and to the end
+    """Trains the same network on the coordinator's labels alone, as the baseline: while silos work, and to the end
     after the last round."""
     baseline_recipe: BaselineRecipe = "strong"
     """How that baseline is trained. "strong": as well as the tool can, with strong views, MixUp, an average of the

@@ -43,7 +43,7 @@ async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await process.wait()
     except TimeoutError:
-        _LOG.warning("the tracker does not answer; what it was not told it is told at the next start")
+        _LOG.warning("the tracker does not answer; what it has missed is sent at the next start")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

@@ -163,8 +163,8 @@ class MlflowRuns:
             return call()
         except Exception as error:
             text = printable(str(error), limit=300).strip() or type(error).__name__
-            raise Unreachable(f"MLflow at {self._target} cannot be told: {text}.".replace("..", "."),
-                              remedy="The study goes on; what MLflow was not told it is told the next time.") from error
+            raise Unreachable(f"MLflow at {self._target} cannot be reached: {text}.".replace("..", "."),
+                              remedy="The study continues; what MLflow has missed is sent the next time.") from error
 
 
 def _name(text: str) -> str:

@@ -64,7 +64,7 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
         except Exception as error:  # somebody's own code
             reason = str(error).strip().splitlines()
             raise BadData(f"{at}: {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
-                          remedy="Mend the data set's __getitem__.") from error
+                          remedy="Fix the data set's __getitem__.") from error
         if isinstance(item, dict):  # of MONAI's dictionary transforms
             if "image" not in item:
                 raise BadData(f"{at}: is a dictionary without 'image'.", remedy="Call its keys image and label.")

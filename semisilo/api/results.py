@@ -222,7 +222,7 @@ class Run:
         model = self.folder / "studies" / self.study / "model.safetensors"
         if not model.is_file():
             raise UsageError(f"Study '{self.study}' is {self.state}; its model is written when it is complete.",
-                             remedy="Go on with it first.")
+                             remedy="Finish it first.")
         return predict(model, source)
 
     def _repr_html_(self) -> str:

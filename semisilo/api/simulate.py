@@ -65,7 +65,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         image_size: side in pixels that images are brought to; left out: theirs, at most 64.
         tables: further settings of a study file, which go before all others: {"method": {"lr": 0.01}}.
         seed: of the split and of the study; left out: 1, or the study file's.
-        labelled_only: whether the same network is trained on the coordinator's labels alone, as the line to beat.
+        labelled_only: whether the same network is trained on the coordinator's labels alone, as the baseline.
         out: folder of this simulation; left out: one of its own below `runs`, called by all these settings.
         engine: where silos train, with the same bits: "processes" of this machine (on an accelerator one), this one
             "process", or "ray" for a cluster.

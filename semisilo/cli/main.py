@@ -146,7 +146,7 @@ def simulate(
                                              help="In place of [study] seed: of the split and of the study.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, show_default=False,
                                                 help="In place of [numerics] threads; other bits follow.")] = None,
-    device: Annotated[DeviceChoice, typer.Option("--device", help="auto takes an accelerator where there is one.")]
+    device: Annotated[DeviceChoice, typer.Option("--device", help="auto uses a GPU if there is one.")]
     = DeviceChoice.auto,
     json_: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, dir_okay=False,
                                                allow_dash=True, help=_JSON_FILE)] = None,
@@ -190,7 +190,7 @@ def simulate(
                          watcher=ConsoleWatcher(console, quiet=quiet))
             page = write_output(result, tensorboard=tensorboard, again=False)
     except (KeyboardInterrupt, Terminated):
-        typer.echo("interrupted; the same command goes on from here", err=True)
+        typer.echo("interrupted; the same command continues from here", err=True)
         raise
     _write_json(result.to_json(), json_)
     show_result(console, result, page)

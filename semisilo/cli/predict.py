@@ -16,7 +16,7 @@ from semisilo.common.text.describe import describe_percentage
 __all__ = ["add_to"]
 
 DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(
-    "--device", help="auto takes an accelerator where there is one.")]
+    "--device", help="auto uses a GPU if there is one.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def export(
     device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
-    """Writes a simulation's model for others: safetensors, ONNX and a model card with what it is worth.
+    """Writes a simulation's model for others: safetensors, ONNX and a model card that says how accurate it is.
 
     As `coordinator export` does for a federation's study; `semisilo predict` runs the result.
 
@@ -86,7 +86,7 @@ def predict(
                                              help="Write the predictions to FILE as CSV. Default: to the terminal.")]
     = None,
     top: Annotated[int | None, typer.Option("--top", metavar="K", min=1, show_default=False,
-                                            help="The K likeliest classes of each image instead of all.")] = None,
+                                            help="The K most likely classes of each image instead of all.")] = None,
     device: DeviceOption = "auto",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 250,
     on_error: Annotated[Literal["skip", "stop"], typer.Option(
@@ -96,7 +96,7 @@ def predict(
         help="How frequent the classes are at this place, or that this is to be estimated from the images:"
              " probabilities are brought to it.")] = "",
     no_operating_point: Annotated[bool, typer.Option(
-        "--no-operating-point", help="Predict the likeliest class, also where the model has an operating point.")]
+        "--no-operating-point", help="Predict the most likely class, also where the model has an operating point.")]
     = False,
     allow_factory: Annotated[list[str] | None, typer.Option(
         "--allow-factory", metavar="CODE:factory", show_default=False,
@@ -105,8 +105,8 @@ def predict(
 ) -> None:
     """Predicts the class of every image with an exported model. Not for clinical use.
 
-    The CSV has a line per image: file, predicted class, its probability, the probabilities of all classes. Where the
-    source has classes that the model knows (class folders, labels), the accuracy is told as well. Files that cannot be
+    The CSV has a line per image: file, predicted class, its probability, the probabilities of all classes. If the
+    source has classes that the model knows (class folders, labels), the accuracy is shown as well. Files that cannot be
     read are left out and listed.
 
     \b

@@ -347,7 +347,7 @@ class _TorchPredictor:
         from semisilo.common.models.exported import read_facts, read_model
 
         if device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
+            raise UsageError("There is no GPU that torch can use.", remedy="Choose --device cpu.")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         facts = read_facts(path)
         model = facts.model
@@ -387,7 +387,7 @@ class _OnnxPredictor:
                              remedy=f"{how_to_install('semisilo[onnx]')} Or use model.safetensors.") from None
         there = onnxruntime.get_available_providers()
         if device == "cuda" and "CUDAExecutionProvider" not in there:
-            raise UsageError("This onnxruntime has no accelerator.", remedy="Choose --device cpu, or use"
+            raise UsageError("This onnxruntime cannot use a GPU.", remedy="Choose --device cpu, or use"
                              " model.safetensors.")
         providers = [name for name in ("CUDAExecutionProvider",) if name in there and device != "cpu"]
         options = onnxruntime.SessionOptions()

@@ -98,7 +98,7 @@ def _check_device(device: str) -> None:
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
+        raise UsageError("There is no GPU that torch can use.", remedy="Choose --device cpu.")
 
 
 @contextmanager

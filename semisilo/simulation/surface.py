@@ -76,7 +76,7 @@ def measure_surface(folder: SimulationFolder, *, points: int, span: float,
             ledger.close()
         if not done:
             raise UsageError(f"{folder.folder}: no round is complete yet.",
-                             remedy="Go on with the simulation first: semisilo simulate STUDY.")
+                             remedy="Continue the simulation first: semisilo simulate STUDY.")
         last = done[-1]
         progress(0.0, "dealing images to silos")
         dealt = _dealt_again(folder, record)

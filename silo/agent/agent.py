@@ -1,4 +1,4 @@
-"""The loop of a silo: wait for a task, do it, answer, wait again; for ever, or until the study is over.
+"""The loop of a silo: wait for a task, do it, answer, wait again, until it is stopped or the study is over.
 
 What happens inside a task is in `semisilo.silo.agent.task_runner`; how calls are repeated in `semisilo.silo.link.link`.
 """
@@ -179,7 +179,7 @@ class Agent:
         """Works until the study is over (with `exit_when_finished`), or there was none for `idle_seconds`; returns the
         coordinator's line about its end, if there is one.
 
-        Raises: BadData when the images cannot be used; what no repetition can mend.
+        Raises: BadData when the images cannot be used; what no repetition can fix.
         """
         try:
             await self._until_well(self._begin)
@@ -493,7 +493,7 @@ class Agent:
         """A call failed and is going to be repeated."""
         _LOG.debug("attempt %d failed: %s", failures, error.line())
         self._traffic.total()  # the connection may be gone at the next look
-        if failures >= 2:  # a single cut is mended before anyone could do anything about it
+        if failures >= 2:  # a single cut is fixed before anyone could do anything about it
             line = error.line()
             self._in_trouble = True
             self._display.state(line if "again" in line else f"{line} Trying again.")
@@ -556,7 +556,7 @@ class Renewal:
     async def __call__(self) -> None:
         """Renews when due. A coordinator that cannot be reached is asked again later: the old certificate still lasts.
 
-        Raises: what no repetition can mend.
+        Raises: what no repetition can fix.
         """
         now = time.monotonic()
         if self._clock() < self._due() or now < self._not_before:

@@ -42,7 +42,7 @@ class OwnImages:
         """Notes why; returns whether that is news. Blocks when `state` is empty.
 
         Args:
-            state: of the files before they were read: what is mended meanwhile must count as a change.
+            state: of the files before they were read: what is fixed meanwhile must count as a change.
         """
         known = self._broken.get(study)
         self._broken[study] = (error, state or state_of(self._choice))

@@ -78,7 +78,7 @@ class LastDisclosure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationFacts:
-    """What one global model is worth on this site's test images."""
+    """Accuracy of one global model on this site's test images."""
 
     study: str
     round: int

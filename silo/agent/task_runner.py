@@ -128,7 +128,7 @@ class TaskRunner:
     async def answer(self, task: pb.Task) -> TaskOutcome:
         """Does a task, or says why not.
 
-        Raises: only what no repetition can mend (`is_fatal`). Everything else becomes a refusal that the coordinator
+        Raises: only what no repetition can fix (`is_fatal`). Everything else becomes a refusal that the coordinator
             sees, or an outcome without an answer, after which the same task comes again.
         """
         try:

@@ -25,7 +25,7 @@ def look_at_tasks(home: SiloHome) -> list[Finding]:
         option = home_option(home.folder)
         remedy = "The log of `silo join` has the details."
         if status.refusal_code == BadData.code:
-            way = (f'Mend the file, or set on_error = "skip" in [data] of {home.policy}'
+            way = (f'Fix the file, or set on_error = "skip" in [data] of {home.policy}'
                    if SKIP in status.last_refusal else "Do what the refusal says")
             remedy = f"Run: silo data{option} (it looks at every file). {way}; then restart: silo join{option}"
         return [Finding(what="tasks", state="bad" if running else "warning", facts=facts, remedy=remedy,

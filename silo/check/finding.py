@@ -23,7 +23,7 @@ class Finding:
     what: str
     """A word or two: "certificate", "disk"."""
     state: State
-    """"bad": this silo cannot take part; "warning": it can, but something should be mended; "unknown": not found
+    """"bad": this silo cannot take part; "warning": it can, but something should be fixed; "unknown": not found
     out."""
     text: str
     remedy: str = ""

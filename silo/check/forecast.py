@@ -159,7 +159,7 @@ def _transfer(tasks: tuple[TaskTook, ...], down: int, up: int) -> tuple[float | 
                 if task.upload_bytes >= _SMALLEST_MEASURED_BYTES and task.upload_seconds > 0][-_RECENT:]
     if not rates_down and not rates_up:
         at = (down + up) * 8 / 100e6
-        why = ("transfers so far were too small to measure the line" if any(
+        why = ("transfers so far were too small to measure the connection" if any(
             task.download_bytes or task.upload_bytes for task in tasks) else "the line has not been measured yet")
         expected = describe_seconds(at) if at >= _SHORTEST_SECONDS else "less than 0.1 s"
         return None, f"{why}; at 100 Mbit/s it would be {expected}"

@@ -70,8 +70,8 @@ def look_at_link(home: SiloHome, identity: Identity, *, now: Callable[[], float]
         return [*findings, bad("TLS" if not isinstance(known, Unreachable) else "coordinator", known)], None
     findings.append(_tls(identity))
     findings.append(Finding(what="coordinator", state="ok",
-                            text=f"takes this silo for a member; answers in {1000 * (ended - began):.0f} ms, handshake "
-                                 "included",
+                            text=f"accepts this silo as a member; answers in {1000 * (ended - began):.0f} ms, "
+                                 "including the handshake",
                             facts={"seconds": round(ended - began, 4)}))
     findings.append(_clock(response, here=(began + ended) / 2))
     findings.append(_versions(printable(response.version, limit=64)))
@@ -106,8 +106,8 @@ def _proxy(way: Way, use_http_proxy: bool) -> Finding:
 
 
 def _tls(identity: Identity) -> Finding:
-    return Finding(what="TLS", state="ok", text=f"the other side proves to be {coordinator_name(identity.federation)}, "
-                                                "by the authority of the invitation")
+    return Finding(what="TLS", state="ok", text=f"the other side is {coordinator_name(identity.federation)}, "
+                                                "certified by the authority of the invitation")
 
 
 def _question(now: float) -> pb.DescribeStudyRequest:

@@ -53,7 +53,7 @@ def measure_steps(needs: StudyNeeds, code: tuple[PermittedCode, ...], *, labelle
     except TimeoutError:
         return Finding(what="training", state="warning",
                        text=f"A training step of the study's network takes longer than {_LONGEST_SECONDS:.0f} s.",
-                       remedy="Use a machine with an accelerator, or more threads in the study's [numerics]."), None
+                       remedy="Use a machine with a GPU, or more threads in the study's [numerics]."), None
     seconds = steps * found.seconds_per_step
     return Finding(
         what="training", state="ok",

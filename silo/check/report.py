@@ -19,7 +19,7 @@ __all__ = ["CheckReport", "check"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckReport:
-    """All findings, in the order in which a person would mend them."""
+    """All findings, in the order in which a person would fix them."""
 
     home: str
     version: str

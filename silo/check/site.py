@@ -172,16 +172,16 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
                                   "what is wrong with each."), counts
         if choice.on_error == "skip":
             return Finding(what="images", state="warning", text=f'{text}; on_error = "skip" leaves them out',
-                           remedy=f"`{looks}` looks at every file whole.", facts=facts), counts
+                           remedy=f"`{looks}` reads every file completely.", facts=facts), counts
         return Finding(what="images", state="bad", text=text, facts=facts,
-                       remedy=f'Mend them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
+                       remedy=f'Fix them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
                               "every file whole."), counts
     if question := _question(choice, needs):
         return Finding(what="images", state="warning", text=f"{text}; {question}", facts=facts,
                        remedy="If so, put them into one folder called 'unlabelled', or set labels = false in [data] of"
                               f" {home.policy}; `{looks}` shows them."), counts
-    text += f"; the headers of {opened} can be read, `{looks}` looks at every file whole" if opened else \
-        f"; `{looks}` looks at every one"
+    text += f"; the headers of {opened} can be read, `{looks}` reads every file completely" if opened else \
+        f"; `{looks}` checks every one"
     return Finding(what="images", state="ok", text=text, facts=facts), counts
 
 
@@ -302,7 +302,7 @@ def look_at_gpu(*, driver: Path = Path("/proc/driver/nvidia/gpus")) -> Finding:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         return Finding(what="gpu", state="warning",
                        text=f"nvidia-smi finds none: {said[0] if said else 'no reason given'}",
-                       remedy="Check the driver; without one, training runs on the processor.")
+                       remedy="Check the driver; without one, training runs on the CPU.")
     try:
         names = [_gpu_name(folder) for folder in sorted(driver.iterdir())]
     except OSError:
@@ -311,7 +311,7 @@ def look_at_gpu(*, driver: Path = Path("/proc/driver/nvidia/gpus")) -> Finding:
         return Finding(what="gpu", state="ok", text=f"{'; '.join(names)} (by the driver's files)",
                        facts={"gpus": names})
     return Finding(what="gpu", state="ok", text="none found (no nvidia-smi, no NVIDIA driver): training runs on the "
-                                                "processor", facts={"gpus": []})
+                                                "CPU", facts={"gpus": []})
 
 
 def _gpu_name(folder: Path) -> str:

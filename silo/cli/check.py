@@ -31,7 +31,7 @@ def check(
                                                             "takes half a minute.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Shows what works, what does not and how to mend it.
+    """Shows what works, what does not and how to fix it.
 
     Also what a round will take. Looks at the identity and certificate, silo.toml, the way to the coordinator (name,
     proxy, TLS, a call), both clocks and versions, the images by their names and the headers of some hundred (`silo
@@ -92,5 +92,5 @@ def _lines(found: CheckReport) -> list[str]:
     rows.append("")
     number = sum(finding.state == "bad" for finding in found.findings)
     running = "`silo join` is running here." if found.running else "`silo join` is not running here."
-    rows.append(f"{'All is well' if found.well else counted(number, 'thing') + ' to mend first'}. {running}")
+    rows.append(f"{'All is well' if found.well else counted(number, 'thing') + ' to fix first'}. {running}")
     return rows

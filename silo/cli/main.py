@@ -24,9 +24,9 @@ app = typer.Typer(
     help="""Takes part in a federation: trains on this site's images, which never leave it.
 
     \b
-    Enrol once, then join for ever:
+    Enrol once, then join:
       silo enroll semisilo-invite-v1.eyJhIjoi...   the line from the coordinator's operator
-      silo check                                   what works, what does not, and how to mend it
+      silo check                                   what works, what does not, and how to fix it
       silo join --data /scans                      waits, trains, sends updates; safe to stop and restart
       silo status                                  what it is doing, from another shell
       silo disclosures                             what has left this site
@@ -184,8 +184,8 @@ def join(
 def status(
     home: HomeOption = None,
     json_: JsonOption = False,
-    check: Annotated[bool, typer.Option("--check", help="Say nothing; exit status 0 while `silo join` runs here, else "
-                                                       "1. For health checks.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print nothing; exit status 0 while `silo join` runs here, "
+                                                       "else 1. For health checks.")] = False,
 ) -> None:
     """Shows who this silo is and what its agent is doing.
 

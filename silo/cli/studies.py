@@ -62,7 +62,7 @@ def studies(home: HomeOption = None,
 def approve(study: _StudyArgument, home: HomeOption = None, json_: JsonOption = False) -> None:
     """Approves a study that waits for a person.
 
-    This silo signs its card, and takes its tasks. A running `silo join` goes on by itself.
+    This silo signs its card, and takes its tasks. A running `silo join` continues automatically.
 
     \b
     Example:

@@ -131,7 +131,7 @@ def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before:
         raise NotPermitted(
             f"This round would bring what this site has spent from epsilon {so_far:.3g} to {after:.3g} (delta"
             f" {delta:g}); silo.toml permits [privacy] max_epsilon = {policy.max_epsilon:g}.",
-            remedy="The study goes on without this silo. Whoever answers for the budget may raise it in silo.toml.")
+            remedy="The study continues without this silo. Whoever answers for the budget may raise it in silo.toml.")
     of_study = [line.noisy_steps for line in before if line.study == order.study]
     return Spending(
         time=now_text(), study=order.study, round=order.round, phase=order.phase, task_id=order.task_id,

@@ -231,8 +231,8 @@ def _coordinator_not_trusted(error: ssl.SSLCertVerificationError, way: Way, fede
     return WrongAuthority(
         f"What answers at {way.address} shows a certificate of {_issuer(shown)} for {_names(shown)}, not one of the "
         f"authority of federation '{federation}'.",
-        remedy="Check the address; if it is right, ask the coordinator's operator for a new invitation. A box that "
-               "inspects TLS traffic on the way must let this address through.")
+        remedy="Check the address; if it is right, ask the coordinator's operator for a new invitation. A device "
+               "that inspects TLS traffic must let this address through.")
 
 
 def _refused(error: ssl.SSLError, address: str, *, shows_certificate: bool,
@@ -255,7 +255,7 @@ def _refused(error: ssl.SSLError, address: str, *, shows_certificate: bool,
         return WrongAuthority(f"The coordinator at {address} does not accept this silo's certificate: it was issued by "
                               "another authority.", remedy=again)
     return ConnectionRefusedByPeer(f"The TLS handshake with {address} failed: {printable(reason.lower(), limit=80)}.",
-                                   remedy="Check the address and port, and whether a box on the way inspects TLS.")
+                                   remedy="Check the address and port, and whether a device in between inspects TLS.")
 
 
 def _certificate_refused(address: str, own_files: tuple[Path, Path] | None, *, now: float) -> SemisiloError:

@@ -1,9 +1,9 @@
-"""The silo's end of the wire: every call may be repeated, a cut transfer goes on where it was, nothing waits for ever.
+"""The silo's end of the wire: every call may be repeated, a cut transfer resumes, nothing waits without a limit.
 
 Unary calls have deadlines. Transfers have none, because a large update on a thin line may take hours: they are given up
 when no byte has moved for a minute. After a failure the same request is made again, at growing intervals that shrink
 back as soon as bytes have advanced. What the coordinator answers on purpose (the task is closed, the payload is not
-served) is raised at once, and so is what no repetition can mend (the certificate was revoked). The patience is in
+served) is raised at once, and so is what no repetition can fix (the certificate was revoked). The patience is in
 `semisilo.silo.link.retrying_calls`, the bytes of one stream in `semisilo.silo.link.transfers`; here is what is asked,
 and from which byte.
 

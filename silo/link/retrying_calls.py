@@ -225,7 +225,7 @@ class RetryingCalls:
     async def persist(self, attempt: Callable[[], Awaitable[T]], *, moved: Callable[[], int] = lambda: 0) -> T:
         """Repeats `attempt` until it succeeds or there is no use; `moved` tells how far it has come.
 
-        Raises: what the coordinator has answered on purpose, and what no repetition can mend.
+        Raises: what the coordinator has answered on purpose, and what no repetition can fix.
         """
         pauses, failures, before = self._pauses(), 0, moved()
         while True:
@@ -259,7 +259,7 @@ class RetryingCalls:
     async def _cause(self, problem: SemisiloError, failures: int) -> SemisiloError:
         """What to tell the person: the failure itself, or what looking for its cause has found.
 
-        Raises: the cause, when no repetition can mend it.
+        Raises: the cause, when no repetition can fix it.
         """
         if failures == 1:
             self._found = None

@@ -1,4 +1,4 @@
-"""What global models are worth on this site's own test images: the record `evaluations.json`, oldest first.
+"""Accuracy of global models on this site's own test images: the record `evaluations.json`, oldest first.
 
 It is written durably before anything of it is sent, and stays here whatever the policy says about sending.
 """

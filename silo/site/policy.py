@@ -355,94 +355,95 @@ def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], met
 def policy_text() -> str:
     """A commented silo.toml that holds this version's defaults, for `silo enroll` to write."""
     return f"""\
-# What this site permits. `silo join` reads it when it starts; what is not listed here is refused, and the coordinator
-# is told so.
+# What this site permits. `silo join` reads this file when it starts. The silo refuses what is not listed here, and the
+# coordinator's operator sees the refusal.
 
 [permit]
-# Methods that may run here. A method that you have installed as a plug-in is code that runs with your rights: it runs
-# only when it is named here, and the groups and metrics that it has beyond those below must be named as well.
+# Methods that may run here. A method that you have installed as a plug-in is code that runs with your permissions. It
+# runs only if it is listed here. Groups and metrics that it uses beyond those below must be listed as well.
 methods = {_list(_all_methods())}
-# Named groups of numbers that may arrive and leave: weights and statistics of the network, never images. "frozen" are
-# parts of the network that nobody trains; it only ever arrives.
+# Tensor groups that may arrive and leave: weights and statistics of the network, never images. "frozen" contains parts
+# of the network that are not trained; it only ever arrives.
 groups = {_list(_all_groups())}
 # Numbers about the training that may leave with an update.
 metrics = {_list(_all_metrics())}
-# Code of your own that a study may use to build its network, "package.module:name". It runs with your rights.
+# Your own code that a study may use to build its network, "package.module:name". It runs with your permissions.
 factories = []
 # Files that a study may build its network with, by their SHA-256; `silo permit-model FILE` adds one.
 model_files = []
-# Lossy forms in which a study may want updates, to send fewer bytes. Updates in exact forms are always permitted.
+# Lossy encodings that a study may request for updates, to send fewer bytes. Exact encodings are always permitted.
 encodings = {_list(LOSSY_FORMS)}
-# Whether the coordinator may be told how well its models do on the test images of this site, as counts by class. `silo
-# status` shows that here either way.
+# Whether to send the coordinator the accuracy of its models on the test images of this site, as counts by class. `silo
+# status` shows these numbers here in any case.
 site_evaluation = {str(Permit().site_evaluation).lower()}
 
 [data]
-# Where the images are, unless `silo join --data` says otherwise: a folder, "file.npz", or a named set.
+# The images, unless `silo join --data` gives others: a folder, "file.npz", or a named set.
 # Relative paths start at the folder of this file.
 # source = "/scans"
-# With a label and without: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones apart;
-# `source` is then unlabelled, all of it. A study with labels at the coordinator alone drops those here.
+# If some images have labels: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones
+# separately; all of `source` is then unlabelled. A study with labels at the coordinator alone ignores the labels here.
 # labelled = "/scans-with-a-diagnosis"
-# Labelled images of the study's classes that the global model is evaluated on, never trained on.
+# Labelled images of the study's classes to evaluate the global model. They are never used for training.
 # test = "/scans-for-testing"
-# false: nothing in `source` has a label, for example because its folders are patients and no classes.
+# false: no image in `source` has a label, for example because its folders are patients and not classes.
 labels = true
-# Which DICOM files count, by their tags; "" stands for a file without the tag.
+# Which DICOM files to use, by their tags; "" stands for a file without the tag.
 # dicom = {{ Modality = ["CR", "DX"], ViewPosition = ["PA", "AP"], BurnedInAnnotation = ["NO", ""] }}
-# How an image's patient is known, so that nobody is both trained and tested on: "auto" (PatientID of DICOM files, a
-# column of a table), "folder" (the one below that of the class), "name" (the file's name up to "_"), or "none". Who it
-# is stays here.
+# How to identify the patient of an image, so that no patient is in both training and test images: "auto" (PatientID of
+# DICOM files, a column of a table), "folder" (the one below that of the class), "name" (the file's name up to "_"), or
+# "none". The identity stays here.
 patient = "auto"
-# Formats of files that a package reads which you have installed here, by the names of its plug-ins.
+# Formats of files that an installed package reads, by the names of its plug-ins.
 formats = []
-# A file that cannot be read: "stop", "skip" (and say so), or "report": read everything, list all that is wrong, stop.
+# What to do with a file that cannot be read: "stop", "skip" (and say so), or "report" (read everything, list all
+# problems, stop).
 on_error = "stop"
 
 [limits]
 # The largest task that is accepted and the largest update that is sent, in bytes.
 max_download_bytes = {Limits().max_download_bytes}
 max_upload_bytes = {Limits().max_upload_bytes}
-# What may leave and arrive in a day, in bytes, both together; 0 for no limit.
+# Bytes that may leave and arrive in a day, in total; 0 for no limit.
 bytes_per_day = {Limits().bytes_per_day}
 
 [privacy]
-# What studies may spend of the privacy of this site's patients, all of them together, as the epsilon of differential
-# privacy: a task that goes beyond is refused, and so is every study without it. 0: no limit.
+# The privacy budget of this site's patients over all studies, as the epsilon of differential privacy. A task that would
+# exceed it is refused, and so is every study without differential privacy. 0: no limit.
 max_epsilon = 0.0
-# The delta at which epsilon is counted: well below one over the number of images.
+# The delta for which epsilon is computed; well below one over the number of images.
 delta = {DEFAULT_DELTA:g}
 
 [hours]
-# When tasks may be taken, for example train = ["20:00-06:00"]; at any time when the list is empty.
+# When tasks are accepted, for example train = ["20:00-06:00"]; if the list is empty, at any time.
 train = []
-# Days on which such a span may begin.
+# Days on which such a span may start.
 days = {_list(DAYS)}
-# Time zone, for example "Europe/Berlin"; that of this machine when it is empty.
+# Time zone, for example "Europe/Berlin"; if empty, that of this machine.
 zone = ""
-# A task that is under way when the hours end: "finish" it, or "abort" it.
+# What to do with a running task when the hours end: "finish" it, or "abort" it.
 at_end = "finish"
 
 [require]
-# What a study must have, or no task of it is done here. Secure aggregation: updates leave only behind masks that vanish
-# in the sum of a round, so that nobody sees this site's update, the coordinator included.
+# What a study must have; otherwise its tasks are refused. Secure aggregation: updates leave only with masks that cancel
+# in the sum of a round, so that nobody sees this site's update, including the coordinator.
 secure_aggregation = {str(Require().secure_aggregation).lower()}
-# Silos trusted here, this one included, that such a sum must have.
+# Number of trusted silos, including this one, that such a sum must have.
 min_silos = {Require().min_silos}
-# Whether only the silos in [peers] are trusted; otherwise each as it was first seen here. A coordinator could make
-# silos of its own.
+# Whether only the silos in [peers] are trusted; otherwise each is trusted with the key that was first seen here. A
+# coordinator could invent silos.
 pinned_peers = {str(Require().pinned_peers).lower()}
-# Whether studies are refused in which this silo's weights go to other silos by themselves (helpers of FedMatch).
+# Whether to refuse studies that send this silo's individual weights to other silos (helpers of FedMatch).
 no_helpers = {str(Require().no_helpers).lower()}
 # Whether a person here must approve a study before its first task, and again when it changes: silo approve STUDY.
 approval = {str(Require().approval).lower()}
 
-# Silos that this one knows, by the fingerprint that `silo peers` shows here and there: read it to each other.
+# Silos that this one knows, by the fingerprint that `silo peers` shows at both sites: read it to each other.
 # [peers]
 # hospital-b = "..."
 
 [metrics]
-# Where numbers about this silo are served for this site's own Prometheus, for example "127.0.0.1:9108"; "": nowhere.
+# Address of this silo's metrics for this site's own Prometheus, for example "127.0.0.1:9108"; "": none.
 listen = ""
 """
 

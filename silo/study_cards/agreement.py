@@ -27,10 +27,10 @@ class CardCalls(Protocol):
     """What is asked of the coordinator."""
 
     async def study_card(self, study: str, digest: str) -> str:
-        """The text of a card. Raises: StudyCardGone; what no repetition can mend."""
+        """The text of a card. Raises: StudyCardGone; what no repetition can fix."""
 
     async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
-        """Hands in this silo's signature. Raises: what no repetition can mend."""
+        """Hands in this silo's signature. Raises: what no repetition can fix."""
 
 
 class Agreement:

@@ -160,7 +160,7 @@ def received_correction(task: SiloTask, memory: FedSHVRMemory | None, *, num_exa
             or _share(settings, memory.steps) != _share(settings, steps)
             or {name: each.shape for name, each in memory.c.items()}
             != {name: each.shape for name, each in group.tensors.items()}):
-        _LOG.warning("round %d goes without correction: what was kept of round %d is lost, or the images have changed",
+        _LOG.warning("round %d has no correction: what was kept of round %d is lost, or the images have changed",
                      task.round, counted_round)
         return Correction(lost=True)
     return Correction(correction(group.tensors, memory.c, share=_share(settings, steps)), group.tensors)

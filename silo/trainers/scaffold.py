@@ -102,7 +102,7 @@ def used_controls(task: SiloTask, memory: ScaffoldMemory | None) -> UsedControls
     if (group is not None and memory is not None and memory.epoch == settings.correction_epoch
             and memory.round == settings.correction_round and _fits(group.tensors, memory.c)):
         return UsedControls(group.tensors, memory.c)
-    _LOG.warning("round %d goes without correction: what was kept of round %d is lost",
+    _LOG.warning("round %d has no correction: what was kept of round %d is lost",
                  task.round, settings.correction_round)
     return UsedControls(lost=True)
 

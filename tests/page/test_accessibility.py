@@ -122,7 +122,7 @@ def test_a_study_is_paused_with_the_keyboard_alone(browser: Any, tmp_path: Path)
                 break
             keyboard.press("Tab")
         keyboard.press("Enter")
-        shown.wait_for_text("nothing new begins until it is resumed")
+        shown.wait_for_text("nothing new starts until it is resumed")
         assert str(filled.ledger.study("first").state) == "paused"
         shown.page.get_by_role("button", name="Resume").wait_for()
 

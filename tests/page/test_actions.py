@@ -65,7 +65,7 @@ def test_a_wrong_token_is_refused_and_nothing_happens(shown: Tab, filled: Filled
 def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
     press(shown, "Pause")
     sign_in(shown)
-    assert "nobody gets a new task" in shown.page.get_by_role("dialog", name="Pause first?").inner_text()
+    assert "no silo gets a new task" in shown.page.get_by_role("dialog", name="Pause first?").inner_text()
     press(shown, "Pause the study")
     shown.wait_for_text("first is paused", selector="#toasts")
     assert str(filled.ledger.study("first").state) == "paused"
@@ -95,8 +95,8 @@ def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: F
     press(shown, "Stop")
     sign_in(shown)
     dialog = shown.page.get_by_role("dialog", name="Stop first?")
-    assert "Its open round, 4, is given up" in dialog.inner_text()
-    assert "coordinator queue first would take it up again" in dialog.inner_text()
+    assert "Its open round, 4, is cancelled" in dialog.inner_text()
+    assert "coordinator queue first would continue it" in dialog.inner_text()
     assert "The model of the last committed round (3 of 12) stays" in dialog.inner_text()
     stop = dialog.get_by_role("button", name="Stop the study")
     assert stop.is_disabled()

@@ -86,7 +86,7 @@ def test_a_study_that_paused_because_every_silo_refuses_says_why_and_claims_no_g
         shown.go("#/study/first")
         text = shown.text()
         assert "paused: in 3 rounds every silo refused; last: METHOD_NOT_PERMITTED" in text
-        assert "Mend it there, then: coordinator resume" in text
+        assert "Fix it there, then: coordinator resume" in text
         assert "The open round stays open" not in text, "there is none"
         assert "no update of any silo was accepted" in text
         assert "+1.8" not in text
@@ -320,7 +320,7 @@ def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_pa
 
 @pytest.mark.parametrize(("state", "words"), [
     (StudyState.WAITING, "Waiting for silos: 3 of 3 have joined"), (StudyState.FAILED, "the disk is full"),
-    (StudyState.STOPPED, "An operator has stopped this study"), (StudyState.PAUSED, "Nothing new begins until")])
+    (StudyState.STOPPED, "An operator has stopped this study"), (StudyState.PAUSED, "Nothing new starts until")])
 def test_a_study_that_does_not_run_says_why(state: StudyState, words: str, browser: Any, tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "hub")
     filled.ledger.queue_study("first", study_config(rounds=3))

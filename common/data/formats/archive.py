@@ -138,7 +138,7 @@ def npz(
                 index = int(labels_N.argmax())
                 raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
-                              remedy="Mend the labels or the class names.")
+                              remedy="Fix the labels or the class names.")
     return Arrays(source, path.name, shape, images, labels_N, classes, named)
 
 

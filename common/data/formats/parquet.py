@@ -346,7 +346,7 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
         elif isinstance(each, list) and all(isinstance(one, str) or type(one) is int for one in each):
             if names and any(type(one) is int and not 0 <= one < len(names) for one in each):
                 raise BadData(f"{source}: a label of row {row} is out of range.",
-                              remedy="Mend the labels or the class names.")
+                              remedy="Fix the labels or the class names.")
             said.append(tuple(names[one] if names and type(one) is int else str(one).strip() for one in each))
         else:
             raise BadData(f"{source}: the labels are neither lists nor texts.",
@@ -373,7 +373,7 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
         if highest > _MAX_LABEL or (names and highest >= len(names)):
             row = int(found.argmax())
             raise BadData(f"{source}: the label of row {row} is out of range.",
-                          remedy="Mend the labels or the class names.")
+                          remedy="Fix the labels or the class names.")
         return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
     if there <= {str}:
         texts = tuple(sorted({label for label in labels if label}))

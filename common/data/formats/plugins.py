@@ -141,9 +141,9 @@ def _plugin(name: str, path: tuple[str, ...]) -> ImageFormat:
     except Exception as error:
         lines = str(error).strip().splitlines()
         raise BadConfiguration(f"{what} cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}",
-                               remedy="Mend, reinstall or uninstall it.") from error
+                               remedy="Fix, reinstall or uninstall it.") from error
     if trouble := _trouble(name, loaded):
-        raise BadConfiguration(f"{what} cannot be used: {trouble}.", remedy="Mend, update or uninstall it.")
+        raise BadConfiguration(f"{what} cannot be used: {trouble}.", remedy="Fix, update or uninstall it.")
     assert isinstance(loaded, ImageFormat)
     return loaded
 

@@ -104,10 +104,10 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
         rows = [row for row in rows if _cell(row, columns.split) == wanted["split"]]
         if not rows:
             raise BadData(f"{source}: no row's column '{head[columns.split]}' says '{wanted['split']}'.",
-                          remedy="Mend the part behind #split=.")
+                          remedy="Fix the part behind #split=.")
     folder = path.parent / wanted.get("folder", "")
     if not folder.is_dir():
-        raise BadData(f"{source}: there is no folder {folder}.", remedy="Mend the part behind #folder=.")
+        raise BadData(f"{source}: there is no folder {folder}.", remedy="Fix the part behind #folder=.")
     lines = list(range(2, len(rows) + 2))
     told = [_labels(row, columns, head, line, source) for line, row in zip(lines, rows, strict=True)]
     told = _alone(told) if len(columns.labels) == 1 else told

@@ -87,7 +87,7 @@ def _problems(preview: Preview, on_error: OnError | None) -> list[str]:
         found.append("  remedy      no file can be used: check that they were copied completely and how they were"
                      " exported")
     elif on_error in ("stop", "report"):
-        found.append('  remedy      mend or remove them, or set [data] on_error = "skip" to leave them out')
+        found.append('  remedy      fix or remove them, or set [data] on_error = "skip" to leave them out')
     return found
 
 

@@ -128,7 +128,7 @@ def _of_studies(ledger: Ledger, live: LiveStatus | None, now: float) -> Iterator
         rounds = round_heads(ledger, row.name)
         if live is not None and live.study == row.name and live.trouble:
             yield Alert(id=f"system_trouble/{row.name}", kind=AlertKind.SYSTEM_TROUBLE, severity=Severity.CRITICAL,
-                        title=f"{row.name} waits", text=_line(live.trouble), remedy="It goes on by itself.",
+                        title=f"{row.name} waits", text=_line(live.trouble), remedy="It continues automatically.",
                         study=row.name)
         paused = ledger.paused_since(row.name) if row.state is StudyState.PAUSED else None
         if paused is not None and row.reason:

@@ -1,2 +1,2 @@
-"""What the models of studies are worth, beyond one number: class by class, and study beside study. For the page and the
+"""The results of studies beyond one number: class by class, and study beside study. For the page and the
 report."""

@@ -1,4 +1,4 @@
-"""What a model is worth class by class: recall with its interval, and which classes it takes for which others.
+"""The accuracy of a model class by class: recall with its interval, and which classes it takes for which others.
 
 Tests: tests/coordinator/monitoring/results/test_by_class.py.
 """

@@ -188,7 +188,7 @@ class RayWorkplace:
         processors, accelerators = int(there.get("CPU", 0)), int(there.get("GPU", 0))
         on_accelerators = self._device != "cpu" and accelerators > 0
         if self._device == "cuda" and not accelerators:
-            raise UsageError("The Ray cluster has no accelerator.", remedy="Choose --device cpu.")
+            raise UsageError("The Ray cluster has no GPU.", remedy="Choose --device cpu.")
         room = accelerators if on_accelerators else max(1, processors // threads)
         number = min(most, workers or room)
         share = {"num_gpus": min(1.0, accelerators / number)} if on_accelerators else {}

@@ -90,7 +90,7 @@ def test_an_entry_that_fits_nothing_is_refused_with_the_nearest(entry: str, reme
 def test_something_has_to_be_left_to_train() -> None:
     with pytest.raises(BadConfiguration, match="nothing to train"):
         frozen_names(network(), ("features", "classifier"), lambda: ())
-    with pytest.raises(BadConfiguration, match="its head cannot be told"):
+    with pytest.raises(BadConfiguration, match="its head cannot be identified"):
         frozen_names(network(), "backbone", lambda: ())
 
 

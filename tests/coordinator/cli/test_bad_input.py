@@ -1,5 +1,5 @@
 """What an operator may get wrong, through the real command: one clear line, the right exit status, nothing lost, and
-after mending it a restart works."""
+after fixing it a restart works."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_a_full_disk_is_said_so_and_the_study_goes_on_when_there_is_room(tmp_pat
         end = time.monotonic() + 300
         said = ""
         assert process.stderr is not None
-        while "It goes on by itself" not in said:
+        while "It continues automatically" not in said:
             assert time.monotonic() < end
             said = process.stderr.readline()
         assert "study first waits:" in said
@@ -397,7 +397,7 @@ def test_an_invitation_can_be_used_when_it_is_printed_and_ctrl_c_ends_serve_with
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert "stopping; a restart carries on from here" in err
+    assert "stopping; a restart continues from here" in err
     status, out, err = run_command("semisilo.coordinator.cli.main", "invite", "hospital-c", "--json", "--folder",
                                    str(hub.folder))
     assert (status, json.loads(out)["enrollment"]) == (0, "not serving")

@@ -159,7 +159,7 @@ def test_the_page_says_where_it_is_and_how_to_unlock_it(filled: Filled, command:
 def test_the_status_says_what_the_system_refuses_and_that_the_study_waits(filled: Filled, command: Command) -> None:
     trouble = "/hub/spool: No space left on device. Free some space."
     write(filled.federation.live, LiveStatus(pid=os.getpid(), unix=time.time(), study="first", trouble=trouble))
-    assert f"study first waits: {trouble} It goes on by itself." in command("status")[1].replace("\n", " ")
+    assert f"study first waits: {trouble} It continues automatically." in command("status")[1].replace("\n", " ")
     assert json.loads(command("status", "--json")[1])["live"]["trouble"] == trouble
     write(filled.federation.live, LiveStatus(pid=os.getpid(), unix=time.time(), study="first"))
     assert "waits:" not in command("status")[1]

@@ -250,7 +250,7 @@ def test_the_card_has_what_each_site_says_of_this_very_model_and_who_says_nothin
         "silo 1", "silo 2", "silo 3"]
     assert [each.images for each in card_sites(summary, found, round=0, labels_alone=True, names=True)] == [None] * 3
     card = replace(COMPLETE, sites=rows, onnx=None)
-    assert any(f"of their own: {SILOS[1]}, {SILOS[2]}." in limit for limit in limits_of(card))
+    assert any(f"on their own images: {SILOS[1]}, {SILOS[2]}." in limit for limit in limits_of(card))
     assert any("No site has sent" in limit for limit in limits_of(COMPLETE))
     for text in (card_markdown(card), card_html(card)):
         assert "70.0 % (48.1 to 85.5 %)" in text

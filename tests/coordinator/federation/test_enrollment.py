@@ -263,11 +263,11 @@ def test_a_kill_between_the_coordinators_key_and_certificate_is_mended(tmp_path)
     old_key = (tmp_path / "authority" / "coordinator.key").read_bytes()
     ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY)
     (tmp_path / "authority" / "coordinator.key").write_bytes(old_key)
-    mended = ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY)
-    assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY) == mended
+    fixed = ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY)
+    assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY) == fixed
     for damage in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         (tmp_path / "authority" / "coordinator.pem").write_bytes(damage)
-        assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY) != mended
+        assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY) != fixed
 
 
 def test_a_refreshed_coordinator_certificate_is_the_one_shown_next(tmp_path):

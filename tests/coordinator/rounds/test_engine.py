@@ -446,4 +446,4 @@ def test_an_error_of_the_system_makes_the_study_wait_and_say_so_until_it_is_well
     assert coordinator.runtime.trouble == ""
     assert [record.getMessage() for record in caplog.records if "waits" in record.getMessage()] == [
         "the coordinator waits: /hub/states: Read-only file system. Let the disk be written, or choose another place."
-        " It goes on by itself."]
+        " It continues automatically."]

@@ -171,7 +171,7 @@ def test_a_study_goes_on_without_the_line_where_that_cannot_be_trained(
     assert coordinator.ledger.study("s").baseline is None
     assert coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'labels_alone_failed'")
     assert slices(coordinator) == 3 * every
-    assert "The study goes on without this line" in caplog.text
+    assert "The study continues without this baseline" in caplog.text
 
 
 def test_a_line_that_is_in_the_ledger_is_not_trained_again_and_needs_no_file(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from tests.coordinator.rounds.test_engine import start, until
 from tests.semisilo.studies import study
 
 TWO = ("alpha", "beta")
-REASON = ("in 3 rounds every silo refused; last: BAD_DATA: picture 17 is broken (beta). Mend it there, then:"
+REASON = ("in 3 rounds every silo refused; last: BAD_DATA: picture 17 is broken (beta). Fix it there, then:"
           " coordinator resume")
 
 
@@ -202,7 +202,7 @@ def test_silos_that_refuse_every_round_do_not_count_towards_start_with(tmp_path:
         assert states(coordinator) == [RoundState.COMPLETED] * 3
         assert coordinator.ledger.study("s").reason == (
             "the study is to start with 2 silos, and 1 refused every round, so that 1 takes part; last: BAD_DATA:"
-            " picture 17 is broken (beta). Mend it there, then: coordinator resume")
+            " picture 17 is broken (beta). Fix it there, then: coordinator resume")
         Operator(coordinator).resume()
         for number in range(4, 9):
             await answers(coordinator, number, alpha="update", beta="refuse")
@@ -268,7 +268,7 @@ def test_status_says_why_the_study_paused_and_what_to_do(tmp_path: Path) -> None
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "first: paused: in 3 rounds every silo refused; last: METHOD_NOT_PERMITTED" in text
-    assert "Mend it there, then: coordinator resume" in text
+    assert "Fix it there, then: coordinator resume" in text
 
 
 def test_what_no_silo_has_part_in_is_shown_as_no_gain_of_the_federation(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_below_the_quorum_no_round_is_burnt_and_everyone_hears_what_is_waited_fo
         await passes(coordinator, clock, 7300.0, heard=("alpha",))
         await until(coordinator, lambda: coordinator.ledger.round("s", 2).state is RoundState.FAILED)
         await until(coordinator, lambda: coordinator.runtime.text ==
-                    "2 of 3 silos are silent: nothing was heard for 3 min 0 s; a round takes 2")
+                    "2 of 3 silos are silent: no call for 3 min 0 s; a round needs 2")
         await passes(coordinator, clock, 7200.0, heard=("alpha",))
         last = coordinator.ledger.last_round("s")
         assert last is not None

@@ -351,7 +351,7 @@ def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tab
 
 @pytest.mark.parametrize(("options", "match"), [
     ({"engine": "spark"}, "no engine 'spark'"),
-    pytest.param({"device": "cuda"}, "no accelerator", marks=pytest.mark.skipif(
+    pytest.param({"device": "cuda"}, "no GPU", marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="there is one")),
 ])
 def test_an_option_that_cannot_be_honoured_is_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
@@ -393,7 +393,7 @@ def test_numpy_and_torch_generators_are_left_as_they_were(tmp_path: Path) -> Non
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_two_simulations_on_an_accelerator_end_with_the_same_bits(tmp_path: Path) -> None:
     whole = run(RESUMED, out=tmp_path / "whole", device="cuda")
     again = run(RESUMED, out=tmp_path / "again", device="cuda")

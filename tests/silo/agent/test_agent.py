@@ -463,7 +463,7 @@ def test_images_that_cannot_be_used_are_refused_from_then_on_without_a_download_
             status = bench.status()
             assert (status.refusals, status.refusal_code) == (3, "BAD_DATA")
             assert "jane_doe.png is no image" in status.last_refusal
-            (scans / "jane_doe.png").write_bytes(b"mended now")
+            (scans / "jane_doe.png").write_bytes(b"fixed now")
             coordinator.tasks = given[3:]
             await until(lambda: bool(coordinator.accepted) and bench.status().tasks_answered == 4)
             assert coordinator.outcomes() == ["refusal"] * 3 + ["update"]

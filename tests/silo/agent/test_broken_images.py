@@ -63,12 +63,12 @@ def test_all_sources_count_and_one_that_is_not_there_is_a_state_too(scans: Path,
 
 
 def test_an_error_stands_for_its_study_until_the_files_change_and_is_news_once(scans: Path) -> None:
-    images, error = OwnImages(JoinChoice(source=str(scans))), BadData("b.png is broken.", remedy="Mend it.")
+    images, error = OwnImages(JoinChoice(source=str(scans))), BadData("b.png is broken.", remedy="Fix it.")
     assert images.standing("first") is None
     assert images.cannot_be_used("first", error, images.before_reading("first"))
     found = images.standing("first")
     assert found is not None
-    assert found.line() == "b.png is broken. Mend it."
+    assert found.line() == "b.png is broken. Fix it."
     assert images.standing("second") is None
     grow(scans)
     assert images.standing("first") is None

@@ -230,7 +230,7 @@ def test_tasks_that_were_refused_are_bad_while_the_agent_runs_with_the_command_t
     status.update(now_unix=NOW, refusals=1)
     assert "The last task was refused" in look_at_tasks(home)[0].text.replace("Before `silo join` ended, t", "T")
     assert run_cli(app, ["check", "--home", str(tmp_path)], name="silo") == 1
-    assert "1 thing to mend first." in capsys.readouterr().out  # the identity
+    assert "1 thing to fix first." in capsys.readouterr().out  # the identity
     status.update(now_unix=NOW, refusals=0, last_error="The coordinator cannot be reached.")
     assert (look_at_tasks(home)[0].state, "cannot be reached" in look_at_tasks(home)[0].text) == ("warning", True)
 
@@ -254,7 +254,7 @@ def test_images_whose_header_cannot_be_read_are_named(tmp_path: Path) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "scans" / "0007.png")
     found, _ = look_at_images(home, Policy(data=DataPolicy(source=str(tmp_path / "scans"))))
     assert found.state == "ok"
-    assert f"the headers of 30 can be read, `silo data --home {tmp_path}` looks at every file whole" in found.text
+    assert f"the headers of 30 can be read, `silo data --home {tmp_path}` reads every file completely" in found.text
 
 
 def test_where_no_file_can_be_read_nobody_is_told_to_leave_files_out(tmp_path: Path) -> None:
@@ -455,7 +455,8 @@ def test_transfers_too_small_to_measure_the_line_are_said_to_be_so(tmp_path: Pat
     for number in (1, 2, 3, 4, 5):
         note_task(home.rounds, took(number, download_bytes=900, upload_bytes=900, sent_bytes=1500, received_bytes=1500))
     said = line_of(forecast(needs(), home, images=10))
-    assert "transfers so far were too small to measure the line; at 100 Mbit/s it would be less than 0.1 s" in said
+    assert ("transfers so far were too small to measure the connection; at 100 Mbit/s it would be less than 0.1 s"
+            in said)
     assert "has not been measured" not in said
 
 

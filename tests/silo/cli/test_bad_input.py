@@ -1,4 +1,4 @@
-"""Bad images and bad settings at a hospital: one line that says what is wrong and how to mend it, no traceback, and
+"""Bad images and bad settings at a hospital: one line that says what is wrong and how to fix it, no traceback, and
 nothing of a file's name, which may be a patient's, in anything that is sent."""
 
 from __future__ import annotations

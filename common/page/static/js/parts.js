@@ -161,7 +161,7 @@ export function empty(title, ...children) {
   return h("section", { class: "empty", key: `empty-${title}` }, h("h2", null, title), children);
 }
 
-/** A line that says that something is wrong, and how to mend it. */
+/** A line that says that something is wrong, and how to fix it. */
 export function trouble(tone, title, ...children) {
   return h("div", { class: `trouble ${tone}`, key: `trouble-${title}` }, glyph(tone), h("div", null, h("p", { class: "trouble-title" }, title), children));
 }

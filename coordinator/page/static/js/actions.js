@@ -50,7 +50,7 @@ export async function take(study, file) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   } catch (error) {
-    toast([error.text ?? "The file could not be had.", error.remedy].filter(Boolean).join(" "), "bad");
+    toast([error.text ?? "The file could not be downloaded.", error.remedy].filter(Boolean).join(" "), "bad");
   }
 }
 
@@ -58,7 +58,7 @@ async function pause(study) {
   const done = await asked({
     title: `Pause ${study}?`,
     action: "Pause the study",
-    says: ["Silos may finish what they are working on and send it; nobody gets a new task.", "No new phase or round begins, and the deadline of the open phase stands still.", "Nothing is lost: it goes on where it stood when you resume."],
+    says: ["Silos may finish their current work and send it; no silo gets a new task.", "No new phase or round starts, and the deadline of the open phase is suspended.", "Nothing is lost: it continues from where it was when you resume."],
     submit: () => act("pause", { study }),
   });
   after(done, `${study} is paused.`);
@@ -69,7 +69,7 @@ async function resume(study) {
     title: `Resume ${study}?`,
     action: "Resume the study",
     tone: "main",
-    says: ["The study goes on where it stood; the deadline moves on by the length of the pause.", "Silos that are connected get their next task at once."],
+    says: ["The study continues from where it was; the deadline is extended by the length of the pause.", "Silos that are connected get their next task at once."],
     submit: () => act("resume", { study }),
   });
   after(done, `${study} goes on.`);
@@ -83,9 +83,9 @@ async function stop(study) {
     tone: "danger",
     typed: study.name,
     says: [
-      open ? `Its open round, ${open.number}, is given up: silos drop their work, and what they have sent for it is discarded.` : "No further round begins.",
-      study.rounds_completed > 0 ? `The model of the last committed round (${study.rounds_completed} of ${study.rounds_planned}) stays.` : "No round is committed yet, so no model comes of it.",
-      `coordinator queue ${study.name} would take it up again${study.rounds_completed > 0 ? " from there" : ""}.`,
+      open ? `Its open round, ${open.number}, is cancelled: silos stop their work, and their updates for it are discarded.` : "No further round begins.",
+      study.rounds_completed > 0 ? `The model of the last committed round (${study.rounds_completed} of ${study.rounds_planned}) stays.` : "No round is committed yet, so there will be no model.",
+      `coordinator queue ${study.name} would continue it${study.rounds_completed > 0 ? " from there" : ""}.`,
       "The next study of the queue begins.",
     ],
     submit: () => act("stop", { study: study.name }),
@@ -201,7 +201,7 @@ export async function invite(silo = "") {
     ready: (state) => NAME.test(state.silo ?? silo),
     says: silo
       ? [`${silo} gets a new certificate with this line; its old one ends when the line is used.`, "What it keeps between rounds stays with it."]
-      : ["Makes one line with the hub's address, the authority's certificate and a token that works once.", "Enrollment listens until the line is used or its time is over."],
+      : ["Creates one line with the hub's address, the authority's certificate and a token that works once.", "The enrolment port listens until the line is used or expires."],
     fields: (state, draw) => h("div", { class: "fields" },
       h("label", { class: "field" }, h("span", null, "Name of the silo"),
         h("input", { type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false", "data-first": true, readonly: Boolean(silo), prop: { value: state.silo ?? silo },
@@ -224,9 +224,9 @@ export async function revoke(silo) {
     tone: "danger",
     typed: silo,
     says: [
-      "Its certificate ends: at its next call, and one in flight within seconds.",
-      "An open task of it is cancelled; updates that were folded before stay in the model.",
-      "To let it back in, invite it again.",
+      "Its certificate is revoked: at its next call, and for a running call within seconds.",
+      "An open task of it is cancelled; updates that were averaged before stay in the model.",
+      "To readmit it, invite it again.",
     ],
     submit: () => act("revoke", { silo }),
   });
@@ -243,11 +243,11 @@ export async function setAside(silo) {
     action: "Set aside",
     tone: "danger",
     says: [
-      "It keeps its certificate and may call, but is asked nothing until you take it back.",
+      "It keeps its certificate and may call, but gets no task until you take it back.",
       "A task that it works on is closed at once, and no round waits for it or counts it.",
-      "Updates that were folded before stay in the model; going back to an earlier round takes them out.",
+      "Updates that were averaged before stay in the model. Going back to an earlier round removes them.",
     ],
-    fields: (state, draw) => reasonField(state, draw, "The silo reads it, and it stands in the audit trail."),
+    fields: (state, draw) => reasonField(state, draw, "The silo sees it, and it appears in the audit trail."),
     submit: (state) => act("set-aside", { silo, reason: state.reason ?? "" }),
   });
   after(done, `${silo} is set aside.`);
@@ -273,9 +273,9 @@ export async function rollback(study, number) {
     typed: study.name,
     says: [
       `${last === number + 1 ? `Round ${last} no longer counts` : `Rounds ${number + 1} to ${last} no longer count`}, neither for the model nor for any number. They can still be read.`,
-      "The study is queued, and trains on from there.",
+      "The study is queued, and continues from there.",
     ],
-    fields: (state, draw) => reasonField(state, draw, "It stands in the audit trail, here and in the report."),
+    fields: (state, draw) => reasonField(state, draw, "It appears in the audit trail, here and in the report."),
     submit: (state) => act("rollback", { study: study.name, to: number, reason: state.reason ?? "" }),
   });
   after(done, `${study.name} goes back to round ${number}.`);

@@ -142,10 +142,10 @@ function chooseStudy(name) {
 function connection() {
   const { federation, connection: state } = store;
   const [tone, words, meaning] = state === "lost" ? ["bad", "not connected", "The coordinator does not answer."]
-    : state === "polling" ? ["warn", "every 5 s", "The stream of changes is interrupted; the page asks every five seconds."]
+    : state === "polling" ? ["warn", "every 5 s", "The live stream is interrupted; the page polls every five seconds."]
       : state === "connecting" ? ["idle", "connecting", ""]
         : federation.serving ? ["good", "live", "Changes appear at once."]
-          : ["idle", federation.read_only ? "finished study" : "not serving", "The ledger is shown as it stands."];
+          : ["idle", federation.read_only ? "finished study" : "not serving", "The page shows the current ledger."];
   return h("p", { class: `connection ${tone}`, title: meaning, key: "connection" }, h("span", { class: "pulse", "aria-hidden": "true" }), h("span", null, words));
 }
 

@@ -14,9 +14,9 @@ export async function signedIn({ again = false } = {}) {
     action: "Sign in",
     ready: (state) => Boolean(state.token),
     body: (state, draw) => [
-      h("p", null, "Watching needs no token; acting does. At the hub, in the federation folder, this prints it:"),
+      h("p", null, "Viewing needs no token; actions do. At the hub, in the federation folder, this prints it:"),
       h("pre", { class: "commands" }, h("code", null, "coordinator page --token")),
-      h("p", null, "Better is a token of your own, for the audit trail then names you:"),
+      h("p", null, "A personal token is better, since the audit trail then names you:"),
       h("pre", { class: "commands" }, h("code", null, "coordinator operator add NAME")),
       h("label", { class: "field" }, h("span", null, "Token"),
         h("input", { type: "password", autocomplete: "current-password", spellcheck: "false", "data-first": true, "aria-invalid": state.error ? "true" : null,

@@ -56,7 +56,7 @@ export function approve(card) {
       card.secure_aggregation ? "Its updates leave behind masks: nobody sees them singly." : "Its updates leave in the clear: the coordinator sees them singly.",
       card.dp_unit ? `The study has differential privacy of ${card.dp_unit}s.` : "The study has no differential privacy.",
       card.changed ? `It has changed since it was signed before: ${card.changed}.` : "A task that says something else than the card is refused.",
-      store.here?.agent.running ? "A running silo join goes on by itself." : "silo join does not run here: the card is signed once it does.",
+      store.here?.agent.running ? "A running silo join continues automatically." : "silo join does not run here: the card is signed once it does.",
     ],
     submit: null,
   });

@@ -214,7 +214,7 @@ def test_interrupted_in_the_middle_it_leaves_no_process_and_goes_on(
     finally:
         running.kill()
     assert running.returncode == status, error
-    assert "goes on from here" in error
+    assert "continues from here" in error
     until = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in started):
         assert time.monotonic() < until

@@ -24,7 +24,7 @@ export function view() {
   const error = errorOf(path(ui));
   if (page) ui.known = { kinds: page.kinds ?? [], intact: page.chain_intact, problem: page.chain_problem, checked: page.checked };
   return [
-    head("Audit trail", { over: store.federation.federation, below: "Written once, never changed: each entry carries a hash over itself and the entry before. Times are this browser's (" + zone() + ").", actions: store.federation.read_only ? null : [h("a", { class: "button quiet", key: "log", href: to.logs() }, "Log of the coordinator")] }),
+    head("Audit trail", { over: store.federation.federation, below: "Entries are written once and never changed. Each entry contains a hash of itself and of the previous entry. Times are in the time zone of this browser (" + zone() + ").", actions: store.federation.read_only ? null : [h("a", { class: "button quiet", key: "log", href: to.logs() }, "Log of the coordinator")] }),
     chain(ui.known),
     h("div", { class: "card", key: "events" }, filters(ui), error && !page ? trouble("bad", error.text, h("p", null, error.remedy)) : null,
       page ? table("Events", columns(), page.events, { key: ({ number }) => number, cards: true, empty: "No event fits the filter." }) : error ? null : h("p", { class: "loading" }, "Loading …"),
@@ -41,9 +41,9 @@ export function zone() {
 
 function chain(known) {
   if (!known) return null;
-  if (known.intact === false) return trouble("bad", "The chain of hashes is broken", h("p", null, known.problem || "An entry was changed after it was written."), h("p", null, "Someone or something has altered the ledger. Keep this file, restore a backup beside it and compare."));
-  if (known.intact === null || known.intact === undefined) return trouble("work", "The chain is being checked", h("p", null, "All entries are gone through once."));
-  return trouble("good", "The chain of hashes holds", h("p", null, `${format.plural(known.checked, "entry", "entries")} checked: between the first and the last none was changed, left out or put in later. Whether the end was cut off says: coordinator verify.`));
+  if (known.intact === false) return trouble("bad", "The chain of hashes is broken", h("p", null, known.problem || "An entry was changed after it was written."), h("p", null, "Someone or something has changed the ledger. Keep this file, restore a backup next to it and compare."));
+  if (known.intact === null || known.intact === undefined) return trouble("work", "The chain is being checked", h("p", null, "All entries are checked once."));
+  return trouble("good", "The chain of hashes holds", h("p", null, `${format.plural(known.checked, "entry", "entries")} checked: between the first and the last none was changed, left out or put in later. To check whether the end was cut off, run: coordinator verify.`));
 }
 
 function filters(ui) {

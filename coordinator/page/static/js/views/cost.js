@@ -25,7 +25,7 @@ export function view(route) {
   if (!study) return unknown(name);
   const { cost } = study;
   const wire = both(cost.wire);
-  const top = head("Cost", { over: h("a", { href: to.overview(name) }, name), state: study.state, below: cost.estimated ? "Wire bytes are estimated from the messages here: the kernel's counters were not to be had." : "Wire bytes are what the kernel counted on the connections: TLS, HTTP/2 and repeats included." });
+  const top = head("Cost", { over: h("a", { href: to.overview(name) }, name), state: study.state, below: cost.estimated ? "Wire bytes are estimated from the messages here, because the kernel's counters were not available." : "Wire bytes are what the kernel counted on the connections, including TLS, HTTP/2 and retransmissions." });
   if (wire === 0 && both(cost.payload) === 0) return [top, empty("Nothing sent yet", h("p", null, "The first round sends the model to the silos."))];
   return [
     top,
@@ -71,7 +71,7 @@ function encodings(cost) {
   const rows = [...(cost.by_encoding ?? [])].sort((a, b) => b.saved_bytes - a.saved_bytes);
   if (rows.length === 0) return null;
   const most = Math.max(1, ...rows.map(({ dense_bytes: dense, bytes }) => Math.max(dense, bytes)));
-  return card("What each encoding saved", { id: "encodings", note: "Every block of a tensor travels in the form that was chosen for it; saved is against the same blocks as dense 32-bit tensors." },
+  return card("What each encoding saved", { id: "encodings", note: "Every block of a tensor is sent in the encoding that was chosen for it. Savings are relative to the same blocks as dense 32-bit tensors." },
     table("Bytes by encoding", [
       { name: "Encoding", cell: (row) => [row.text || format.words(row.encoding), row.text && row.text !== row.encoding ? h("code", { class: "note block" }, row.encoding) : null] },
       { name: "Direction", cell: ({ direction }) => direction },

@@ -59,7 +59,7 @@ function noStudy() {
     head(federation, { over: "Federation" }),
     empty("No study yet",
       h("p", null, "A study is one training job: which images, which model, which method, how many rounds. ",
-        readOnly ? "" : "Make one at the hub, in the federation folder, edit it, then queue it:"),
+        readOnly ? "" : "Create one at the hub, in the federation folder, edit it, then queue it:"),
       commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"),
       h("p", null, "It begins by itself when ", h("code", null, "coordinator serve"), " runs and enough silos have joined.")),
     store.federation.silos.length === 0 ? inviteHelp() : null,
@@ -74,9 +74,9 @@ const MOST_NOTICES = 8;
 function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
-  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is mended, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
-  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To take it up again from there: " : "No round was committed. To take it up again: ", h("code", null, `coordinator queue ${study.name}`))));
-  if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, `paused: ${study.reason}`) : null, h("p", null, study.paused_unix ? ["Since ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new begins until it is resumed." : "Nothing new begins until it is resumed.")));
+  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
+  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To continue it from there: " : "No round was committed. To continue it: ", h("code", null, `coordinator queue ${study.name}`))));
+  if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, `paused: ${study.reason}`) : null, h("p", null, study.paused_unix ? ["Paused for ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new starts until it is resumed." : "Nothing new starts until it is resumed.")));
   const back = study.rollbacks?.at(-1);
   if (back) found.push(trouble("idle", `The study ${back.text}`, h("details", { class: "folded", key: `past-${study.rollbacks.length}` }, h("summary", null, "Rounds that no longer count"), table("Rounds that no longer count", [
     { name: "Round", cell: (round) => round.number }, { name: "State", cell: (round) => badge(round.state) },
@@ -84,7 +84,7 @@ function notice(study) {
     { name: "Ended", class: "nowrap", cell: (round) => (round.closed_unix ? ago(round.closed_unix) : format.DASH) }],
   study.rollbacks.flatMap(({ rounds }, index) => rounds.map((round) => ({ ...round, key: `${index}-${round.number}` }))), { key: ({ key }) => key }))));
   if (study.notices?.length) found.push(trouble("warn", "Silos that stand out", h("ul", null, study.notices.slice(0, MOST_NOTICES).map((each) => h("li", { key: `${each.silo}-${each.kind}` }, h("a", { href: to.silo(each.silo) }, each.silo), each.line.slice(each.silo.length)))), study.notices.length > MOST_NOTICES ? h("p", null, h("a", { href: to.silos() }, "All silos")) : null));
-  if (study.state === "queued") found.push(trouble("idle", "Waiting in the queue", h("p", null, "It begins when the studies before it have ended.")));
+  if (study.state === "queued") found.push(trouble("idle", "Waiting in the queue", h("p", null, "It starts when the studies before it have ended.")));
   if (study.state === "waiting") {
     const wanted = study.settings?.study?.start_with;
     const joined = silos.filter(({ state }) => !["revoked", "left", "set aside", "enrolled"].includes(state)).length;
@@ -92,7 +92,7 @@ function notice(study) {
   }
   const live = store.federation.live;
   if (live?.study === study.name && live.trouble) {
-    found.push(trouble("bad", "The study waits", h("p", null, `${live.trouble} It goes on by itself.`)));
+    found.push(trouble("bad", "The study waits", h("p", null, `${live.trouble} It continues automatically.`)));
   }
   if (study.state === "running" && live?.study === study.name && live.reason === "waiting_for_silos" && live.text) {
     found.push(trouble("warn", "Waiting for silos", h("p", null, `${live.text}. The next round opens as soon as there are enough. `, h("a", { href: to.silos() }, "See and invite silos"))));
@@ -149,7 +149,7 @@ function activity(study, open, live) {
 
 function deadline(study, open) {
   if (!open.deadline_unix || open.state !== "collecting") return format.DASH;
-  return study.state === "paused" ? "stands still" : until(open.deadline_unix, "passed");
+  return study.state === "paused" ? "suspended" : until(open.deadline_unix, "passed");
 }
 
 const asked = ({ tasks }) => Object.values(tasks).reduce((sum, count) => sum + count, 0);
@@ -305,7 +305,7 @@ function beside(study) {
     { name: "Federated", class: "digits", cell: (each) => shown(each, each.federated) },
     { name: "Labels alone", class: "digits", cell: (each) => shown(each, each.labels_alone) },
   ];
-  return card("Beside labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
+  return card("Compared with labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
     table("All numbers of the last round beside those of labels alone", columns, study.beside, { key: ({ name }) => name }));
 }
 

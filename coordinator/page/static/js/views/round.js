@@ -20,7 +20,7 @@ export function view(route) {
   const name = route.number === 0 ? "Round 0, preparation" : `Round ${route.number}`;
   if (!round) {
     const error = errorOf(api.round(route.study, route.number));
-    return [head(name, { over }), error?.status === 404 ? empty("There is no such round yet", h("p", null, "It is opened when the rounds before it are over.")) : error ? trouble("bad", error.text, h("p", null, error.remedy)) : h("p", { class: "loading" }, "Loading …")];
+    return [head(name, { over }), error?.status === 404 ? empty("There is no such round yet", h("p", null, "It opens when the rounds before it are over.")) : error ? trouble("bad", error.text, h("p", null, error.remedy)) : h("p", { class: "loading" }, "Loading …")];
   }
   const line = study?.rounds.find(({ number }) => number === route.number);
   const last = study?.rounds.at(-1)?.number ?? route.number;

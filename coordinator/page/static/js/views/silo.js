@@ -28,7 +28,7 @@ export function view(route) {
   const inStudy = (study && data(api.silo(study, route.silo))) ?? detail?.silos.find(({ name }) => name === route.silo) ?? null;
   const back = h("a", { href: to.silos() }, "Silos");
   if (!line && !inStudy) {
-    return [head(route.silo, { over: back }), empty(`No silo ${route.silo}`, h("p", null, "Nobody of that name has enrolled in this federation."))];
+    return [head(route.silo, { over: back }), empty(`No silo ${route.silo}`, h("p", null, "No silo of that name has enrolled in this federation."))];
   }
   const actions = store.federation.read_only || !line ? null : [
     line.state === "revoked" || line.state === "left" ? button("Invite again", { name: "plus", on: () => invite(line.name), key: "invite" }) : button("New invitation", { name: "plus", on: () => invite(line.name), key: "invite" }),
@@ -45,21 +45,21 @@ export function view(route) {
       tile("Bytes today", format.bytes((line.bytes_today_down ?? 0) + (line.bytes_today_up ?? 0)), `↓ ${format.bytes(line.bytes_today_down ?? 0)}  ↑ ${format.bytes(line.bytes_today_up ?? 0)}`),
       tile("In this study", inStudy ? format.bytes(inStudy.wire_down + inStudy.wire_up) : format.DASH, inStudy ? `↓ ${format.bytes(inStudy.wire_down)}  ↑ ${format.bytes(inStudy.wire_up)}` : null)) : null,
     inStudy && detail ? work(inStudy, detail) : h("p", { class: "nothing" }, study ? `It has not been asked in ${study} yet.` : "No study has asked it yet."),
-    line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.join(", ")}.` : "It has not told which methods it permits: that comes with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; it renews it by itself.`) : null) : null,
+    line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.join(", ")}.` : "It has not yet said which methods it permits. It will with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; it renews it by itself.`) : null) : null,
   ];
 }
 
 function alerts(line, study) {
   const found = [];
   const refusal = refusalOf(line, study);
-  if (refusal) found.push(trouble("bad", `It ${refusal.words}`, h("p", null, refusal.reason || "No reason was given."), h("p", null, "A refusal does not count for the quorum. What is in the way is at the hospital: silo status says more.")));
+  if (refusal) found.push(trouble("bad", `It ${refusal.words}`, h("p", null, refusal.reason || "No reason was given."), h("p", null, "A refusal does not count for the quorum. The cause is at the hospital: silo status shows more.")));
   if (line.state === "silent") found.push(silentNotice(line));
-  if (line.state === "late") found.push(trouble("warn", "Late", h("p", null, "It owes an answer and the deadline has passed. The round goes on without it when the quorum is reached, or extend the deadline on the study's page.")));
+  if (line.state === "late") found.push(trouble("warn", "Late", h("p", null, "It has not answered and the deadline has passed. The round continues without it when the quorum is reached. You can extend the deadline on the study's page.")));
   if (line.state === "away by policy") found.push(trouble("warn", "Away by policy", h("p", null, line.away_reason)));
-  if (line.state === "away") found.push(trouble("warn", "Away", h("p", null, "Nothing is heard of it. Its agent reconnects by itself; at the hospital, silo status and silo check say more.")));
+  if (line.state === "away") found.push(trouble("warn", "Away", h("p", null, "The hub does not hear from it. Its agent reconnects automatically. At the hospital, silo status and silo check show more.")));
   if (line.state === "enrolled") found.push(trouble("idle", "Enrolled, but never joined", h("p", null, "At the hospital: ", h("code", null, "silo join --data /scans"))));
-  if (line.state === "set aside") found.push(trouble("warn", "Set aside", h("p", null, line.set_aside_reason ? `Why: ${line.set_aside_reason}. ` : null, "It may call and is asked nothing. ", h("code", null, `coordinator take-back ${line.name}`), " lets it take part again.")));
-  if (typeof line.certificate_days_left === "number" && line.certificate_days_left < 5 && !["revoked", "left"].includes(line.state)) found.push(trouble("warn", line.certificate_days_left < 0 ? "Its certificate has expired" : `Its certificate ends in ${format.plural(Math.floor(line.certificate_days_left), "day")}`, h("p", null, "After that it needs a new invitation; it keeps its memory.")));
+  if (line.state === "set aside") found.push(trouble("warn", "Set aside", h("p", null, line.set_aside_reason ? `Why: ${line.set_aside_reason}. ` : null, "It may call but gets no task. ", h("code", null, `coordinator take-back ${line.name}`), " lets it take part again.")));
+  if (typeof line.certificate_days_left === "number" && line.certificate_days_left < 5 && !["revoked", "left"].includes(line.state)) found.push(trouble("warn", line.certificate_days_left < 0 ? "Its certificate has expired" : `Its certificate ends in ${format.plural(Math.floor(line.certificate_days_left), "day")}`, h("p", null, "Then it needs a new invitation; it keeps its memory.")));
   return found;
 }
 
@@ -90,13 +90,13 @@ function work(silo, study) {
   ];
 }
 
-/** What stands out about it in the study. */
+/** Unusual silos about it in the study. */
 function notices(study, name) {
   const found = study?.notices?.filter(({ silo }) => silo === name) ?? [];
   return found.length ? trouble("warn", `${name} stands out`, h("ul", null, found.map((each) => h("li", { key: each.kind }, `${each.round ? `Round ${each.round}: ` : ""}${each.text}${each.times > 1 ? ` (${each.times} times)` : ""}`)))) : null;
 }
 
-/** Why it last gave no update, as long as that is news: what was mended long ago is in the rounds. */
+/** Why it last gave no update, as long as that is news: what was fixed long ago is in the rounds. */
 function lastReason(silo, study) {
   const latest = study.rounds.at(-1)?.number ?? 0;
   return silo.last_reason && latest - silo.last_reason_round < NEWS_ROUNDS ? `Last reason given, in round ${silo.last_reason_round}: ${silo.last_reason}` : null;

@@ -52,7 +52,7 @@ export function inviteHelp() {
   return empty("No silo yet",
     h("p", null, "A hospital joins with one line of text. At the hub:"),
     commands("coordinator invite hospital-a"),
-    h("p", null, "Send the line over a channel that you trust. At the hospital, three commands; its firewall needs to let connections out only:"),
+    h("p", null, "Send the line over a channel that you trust. At the hospital, run three commands. Its firewall only needs to allow outgoing connections:"),
     commands("silo enroll LINE", "silo check", "silo join --data /scans"),
     h("p", null, "It appears here as soon as it has enrolled."));
 }
@@ -126,8 +126,8 @@ function refusalCell(refused) {
 /** That a silo is silent, and how to leave it out; for the study's page and its own. */
 export function silentNotice(line) {
   return trouble("bad", `${line.name} is silent`,
-    h("p", null, "Last heard ", ago(line.silent_unix), ` (${format.moment(line.silent_unix)}). No round asks it or waits for it until it calls again; then it takes part by itself. At the hospital, `, h("code", null, "silo status"), " and ", h("code", null, "silo check"), " say more."),
-    store.federation.folder_option ? [h("p", null, "To leave it out until you take it back, at the hub:"), commands(`coordinator set-aside ${line.name}${store.federation.folder_option}`)] : null);
+    h("p", null, "Last heard ", ago(line.silent_unix), ` (${format.moment(line.silent_unix)}). No round asks it or waits for it until it calls again; then it takes part again automatically. At the hospital, `, h("code", null, "silo status"), " and ", h("code", null, "silo check"), " say more."),
+    store.federation.folder_option ? [h("p", null, "To exclude it until you take it back, run at the hub:"), commands(`coordinator set-aside ${line.name}${store.federation.folder_option}`)] : null);
 }
 
 /** All images of a silo, or a dash while it has not told. */
@@ -165,7 +165,7 @@ function strips(rows, study) {
 }
 
 export function driftWords() {
-  return ["A row is a class, a column a round, the stronger the colour the more. A round is marked ", h("span", { class: "drift-mark", "aria-hidden": "true" }), " where the classes are spread differently than in the silo's rounds before (Jensen-Shannon distance above what chance would give): other images may have come in, or the labelling has tipped over."];
+  return ["Each row is a class and each column a round. A stronger colour means more pseudo-labels. A round is marked ", h("span", { class: "drift-mark", "aria-hidden": "true" }), " where the classes are spread differently than in the silo's rounds before (Jensen-Shannon distance above what chance would give): other images may have come in, or the model is collapsing."];
 }
 
 /** The strip of one silo, with a description of its last round for those who cannot see it. */

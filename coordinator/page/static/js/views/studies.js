@@ -33,7 +33,7 @@ export function view() {
   return [
     head("Studies", { over: federation, below: "They run one after another, in this order.", actions }),
     choices?.drafts.length ? drafts(choices.drafts) : null,
-    studies.length === 0 ? empty("No study yet", h("p", null, "Make one in the federation folder, edit it, then queue it:"), commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"))
+    studies.length === 0 ? empty("No study yet", h("p", null, "Create one in the federation folder, edit it, then queue it:"), commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"))
       : card("Queue", { id: "queue" }, table("Studies of the federation", columns, studies, { key: ({ name }) => name, cards: true })),
     studies.length && !readOnly ? card("Another study", { id: "another" }, h("p", null, "With the button above, or at the hub, where all settings can be chosen:"), commands("coordinator new second", "$EDITOR studies/second/study.toml", "coordinator queue second")) : null,
   ];
