@@ -12,7 +12,8 @@ from tests.processes import STUDY, federation, run_command
 
 @pytest.mark.slow
 def test_a_study_goes_on_once_a_person_has_approved_it_and_all_have_signed_its_card(tmp_path: Path) -> None:
-    study = STUDY.replace("wide_network:wide", "small_cnn").replace("rounds = 3", "rounds = 2")
+    study = STUDY.replace("wide_network:wide", "small_cnn").replace("rounds = 3", "rounds = 2").replace(
+        "[participation]", "[participation]\nquorum = 2")  # no round ends before a person has decided
     with federation(tmp_path, study=study) as processes:
         processes.serve()
         for silo in processes.silos:
