@@ -19,7 +19,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
 
   --from WHAT       what pip is to install: a wheel, a folder with the source, or a name such as semisilo==0.1.0;
                     the source that this script lies in by default
-  --extras LIST     formats to install along, for example dicom,tiff
+  --extras LIST     formats and tools to install along, for example dicom,tiff; '' for none. By default dicom, and for a
+                    hub onnx as well, in which it hands over a model
   --index URL       the package index to use; pip's own by default
   --torch-index URL the package index for torch and torchvision, for example one of builds for the CPU
   --pip-option OPT  an option for pip install; may be repeated
@@ -39,7 +40,7 @@ HELP
 }
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-role='' action='' from='' extras='' index='' torch_index='' python=python3 root='' start=yes purge=no dry=no
+role='' action='' from='' extras=default index='' torch_index='' python=python3 root='' start=yes purge=no dry=no
 pip_options=''   # one a line
 
 say() { printf '%s\n' "==> $*"; }
@@ -72,7 +73,10 @@ action=${action:-install}
 [ "$purge" = no ] || [ "$action" = uninstall ] || wrong "--purge goes with uninstall."
 case $root in '') ;; /*) ;; *) wrong "--root needs a path that begins with /." ;; esac
 [ "$root" != / ] || root=''
-case $role in hub) unit=semisilo-coordinator ;; silo) unit=semisilo-silo ;; esac
+case $role in
+    hub) unit=semisilo-coordinator; [ "$extras" != default ] || extras=dicom,onnx ;;
+    silo) unit=semisilo-silo; [ "$extras" != default ] || extras=dicom ;;
+esac
 
 prefix=$root/opt/semisilo
 releases=$root/opt/semisilo.d

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.identity.certificates import coordinator_name
 from tests.command_lines import problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,18 @@ EVERYTHING = {
     "imagePullSecrets": [{"name": "pull"}], "nodeSelector": {"disk": "fast"}, "priorityClassName": "high",
     "tolerations": [{"key": "gpu", "operator": "Exists"}], "podAnnotations": {"a": "b"}, "podLabels": {"c": "d"},
     "affinity": {"nodeAffinity": {}}, "extraEnv": [{"name": "TZ", "value": "UTC"}],
-    "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}}
+    "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}, "podDisruptionBudget": {"enabled": True}}
+SILO_CHART = DEPLOY / "helm" / "semisilo-silo"
+HUB = {"to": [{"ipBlock": {"cidr": "192.0.2.10/32"}}], "ports": [{"port": 8443, "protocol": "TCP"}]}
+SILO_NEEDED: dict[str, Any] = {"images": {"existingClaim": "scans"}}
+SILO_EVERYTHING: dict[str, Any] = {
+    "images": {"existingClaim": "scans", "data": "/scans/ct"}, "invitation": {"existingSecret": "invitation"},
+    "policy": '[permit]\nmethods = ["semifl"]\n', "proxy": "http://proxy.example:3128", "metrics": {"port": 9108},
+    "networkPolicy": {"egress": [HUB], "metrics": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+    "userId": 0, "podDisruptionBudget": {"enabled": True}, "persistence": {"existingClaim": "home"},
+    "image": {"digest": f"sha256:{'0' * 64}"}, "runtimeClassName": "nvidia", "podAnnotations": {"a": "b"},
+    "extraEnv": [{"name": "TZ", "value": "UTC"}], "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}}}
+SILO_CASES = {"what is needed": SILO_NEEDED, "everything": SILO_EVERYTHING}
 CASES = {"what is needed": NEEDED, "everything": EVERYTHING,
          "disks that exist": {**NEEDED, "persistence": {"existingClaim": "mine"}, "networkPolicy": {"enabled": False},
                               "backup": {"enabled": True, "existingClaim": "archives"}}}
@@ -65,7 +77,8 @@ def test_hadolint_finds_nothing(path: Path, tmp_path: Path) -> None:
 
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     shellcheck = _tool("shellcheck")
-    run = _run(shellcheck, DEPLOY / "install.sh", DEPLOY / "slurm" / "silo.sbatch")
+    run = _run(shellcheck, DEPLOY / "install.sh", DEPLOY / "alive.sh", DEPLOY / "slurm" / "silo.sbatch",
+               DEPLOY / "release" / "release.sh")
     assert (run.returncode, run.stdout) == (0, "")
     (tmp_path / "x.sh").write_text("#!/bin/sh\nrm -rf $1/*\n")
     assert _run(shellcheck, tmp_path / "x.sh").returncode == 1  # the control
@@ -74,8 +87,8 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
 def test_yamllint_finds_nothing() -> None:
     rules = ("{extends: default, rules: {line-length: {max: 160}, document-start: disable, braces: {max-spaces-inside:"
              " 0}, comments: {min-spaces-from-content: 1}, truthy: {check-keys: false}}}")
-    run = _run(_tool("yamllint"), "--strict", "-d", rules, *sorted(DEPLOY.glob("*.yaml")), CHART / "Chart.yaml",
-               CHART / "values.yaml")
+    run = _run(_tool("yamllint"), "--strict", "-d", rules, *sorted(DEPLOY.glob("*.yaml")),
+               DEPLOY / "release" / "release.yml", *sorted((DEPLOY / "helm").glob("*/*.yaml")))
     assert (run.returncode, run.stdout) == (0, "")
 
 
@@ -89,7 +102,7 @@ def test_docker_compose_reads_the_files_as_we_mean_them(side: str, gpu: bool, tm
     run = _run(compose, *files, "--profile", "*", "config", "--format", "json", cwd=DEPLOY, **quiet)
     assert run.returncode == 0, run.stderr
     service = json.loads(run.stdout)["services"][side]
-    assert service["user"] == "10001:10001"
+    assert service["user"] == "10001:0"
     assert service["volumes"][0]["type"] == "volume"
     assert ("devices" in service["deploy"]["resources"]["reservations"]) is gpu
     if side == "coordinator":
@@ -107,18 +120,18 @@ def test_docker_compose_reads_the_files_as_we_mean_them(side: str, gpu: bool, tm
 # Helm and Kubernetes --------------------------------------------------------------------------------------------------
 
 
-def _rendered(values: dict[str, Any], **options: Any) -> dict[str, str]:
+def _rendered(values: dict[str, Any], *, of: Path = CHART, **options: Any) -> dict[str, str]:
     chart = pytest.importorskip("helm_python.chart", reason="helm is not installed here: make lint-deploy")
-    with chart.Chart.load(CHART) as loaded:
+    with chart.Chart.load(of) as loaded:
         loaded.validate_schema(values)
         found: dict[str, str] = loaded.render(values, name="hub", namespace="federation", **options)
         return found
 
 
-def _objects(values: dict[str, Any]) -> list[dict[str, Any]]:
+def _objects(values: dict[str, Any], *, of: Path = CHART) -> list[dict[str, Any]]:
     import yaml
 
-    return [each for name, text in _rendered(values).items() if name.endswith(".yaml")
+    return [each for name, text in _rendered(values, of=of).items() if name.endswith(".yaml")
             for each in yaml.safe_load_all(text) if each]
 
 
@@ -173,7 +186,7 @@ def test_every_pod_of_the_chart_is_restricted_and_runs_what_is_accepted(case: st
             assert mounted <= {volume["name"] for volume in pod["volumes"]} | claimed
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 if probe in container:
-                    assert problem_of(container[probe]["exec"]["command"]) == ""
+                    assert container[probe]["exec"]["command"] == ["semisilo-alive", "coordinator", "/federation"]
 
 
 def test_there_is_one_coordinator_and_its_disk_outlives_the_release() -> None:
@@ -195,6 +208,18 @@ def test_the_page_stays_in_the_pod_unless_a_service_is_asked_for() -> None:
     ports = [[port["port"] for rule in policy["ingress"] for port in rule["ports"]] for policy in policies]
     assert ports == [["work", "enrollment"], ["work", "enrollment", "page"]]
     assert all(policy["egress"] == [] for policy in policies)
+    rule = {"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}], "ports": [{"port": 5000, "protocol": "TCP"}]}
+    assert _of({**NEEDED, "networkPolicy": {"egress": [rule]}}, "NetworkPolicy")["spec"]["egress"] == [rule]
+
+
+def test_without_a_user_id_the_platform_gives_one_and_a_budget_keeps_the_pod_where_it_is() -> None:
+    pod = _of({**NEEDED, "userId": 0}, "StatefulSet")["spec"]["template"]["spec"]["securityContext"]
+    assert pod == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert [each for each in _objects(NEEDED) if each["kind"] == "PodDisruptionBudget"] == []
+    budget = _of(EVERYTHING, "PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 0
+    assert budget["selector"]["matchLabels"].items() <= _of(EVERYTHING, "StatefulSet")["spec"]["template"]["metadata"][
+        "labels"].items()
 
 
 @pytest.mark.parametrize("address", ["hub.example:8443", "[2001:db8::1]:443"])
@@ -239,6 +264,105 @@ def test_the_notes_tell_commands_that_are_accepted() -> None:
     commands = re.findall(r"-- (coordinator .*)", notes)
     assert len(commands) == 3
     assert [problem_of(command.split()) for command in commands] == [""] * 3
+
+
+# The silo's chart -----------------------------------------------------------------------------------------------------
+
+
+def test_the_chart_of_a_silo_is_what_kubernetes_accepts_and_lets_nobody_in() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed here: "
+                                                                 "make lint-deploy")
+    chart = pytest.importorskip("helm_python.chart", reason="helm is not installed here: make lint-deploy")
+    for values in SILO_CASES.values():
+        assert chart.lint(SILO_CHART, values, strict=True)["errors"] == []
+        objects = _objects(values, of=SILO_CHART)
+        for each in objects:
+            for version in KUBERNETES:
+                validate.validate(each, version, strict=True)
+        (policy,) = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+        (pod,) = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "StatefulSet"]
+        assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == (
+            ["metrics"] if "metrics" in values else [])
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            assert problem_of(["silo", *container["args"]]) == ""
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        scans, = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/scans")
+        assert scans["readOnly"] is True
+
+
+def test_a_silo_connects_to_what_is_named_and_to_the_name_service() -> None:
+    (policy,) = [each["spec"] for each in _objects(SILO_EVERYTHING, of=SILO_CHART) if each["kind"] == "NetworkPolicy"]
+    assert policy["egress"][0] == HUB
+    assert [port["port"] for rule in policy["egress"][1:] for port in rule["ports"]] == [53, 53]
+    (open_,) = [each["spec"] for each in _objects(SILO_NEEDED, of=SILO_CHART) if each["kind"] == "NetworkPolicy"]
+    assert open_["egress"] == [{}]
+
+
+def test_a_silo_without_images_is_refused_with_the_reason_and_a_policy_is_a_file_of_its_home() -> None:
+    with pytest.raises(Exception, match=r"images\.existingClaim is needed"):
+        _rendered({}, of=SILO_CHART)
+    objects = _objects(SILO_EVERYTHING, of=SILO_CHART)
+    (policy,) = [each for each in objects if each["kind"] == "ConfigMap"]
+    assert policy["data"]["silo.toml"] == SILO_EVERYTHING["policy"]
+    (pod,) = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "StatefulSet"]
+    assert {"name": "policy", "mountPath": "/silo/silo.toml", "subPath": "silo.toml", "readOnly": True} in pod[
+        "containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "helm" / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_what_kubernetes_accepts_and_name_what_the_chart_makes(path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed here: "
+                                                                 "make lint-deploy")
+    import yaml
+
+    objects = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
+    ours = {each["metadata"]["name"]: each for each in _objects(EVERYTHING) if each["kind"] == "Service"}
+    for each in objects:
+        if "openshift" not in each["apiVersion"] and "gateway" not in each["apiVersion"]:  # not Kubernetes's own
+            for version in KUBERNETES:
+                validate.validate(each, version, strict=True)
+    named = set(re.findall(r"hub-semisilo-hub[a-z-]*", path.read_text(encoding="utf-8")))
+    assert named
+    assert named <= set(ours)
+    if "page" not in path.name:
+        assert coordinator_name("lung-federation") == "coordinator.lung-federation.semisilo"
+        assert "coordinator.lung-federation.semisilo" in path.read_text(encoding="utf-8")
+
+
+# Release --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_release_says_what_it_would_do_and_refuses_a_commit_without_a_tag(tmp_path: Path) -> None:
+    script = DEPLOY / "release" / "release.sh"
+    run = _run("sh", script, "--dry-run", "--any-commit", "--images", "registry.example/x", "--sign")
+    assert run.returncode == 0, run.stderr
+    steps = [line[2:].split()[0] if not line.startswith("+ /") else Path(line[2:].split()[0]).name
+             for line in run.stdout.splitlines() if line.startswith("+ ")]
+    assert steps[:3] == ["rm", "python3", "cyclonedx-py"]
+    assert steps[3] == steps[4]
+    assert steps[3] in ("buildah", "podman", "docker")
+    assert steps[5:] == ["cosign"]
+    refused = _run("sh", script)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: ")
+    assert _run("sh", script, "--nonsense").returncode == 2
+
+
+def test_the_workflow_of_a_release_is_off_and_gives_each_job_no_more_than_it_needs() -> None:
+    yaml = pytest.importorskip("yaml")
+    assert not (ROOT / ".github" / "workflows" / "release.yml").exists()
+    flow = yaml.safe_load((DEPLOY / "release" / "release.yml").read_text(encoding="utf-8"))
+    assert flow["on"] == {"push": {"tags": ["v*"]}}
+    assert flow["permissions"] == {}
+    assert all("write" not in str(job["permissions"].get("contents")) or name == "publish"
+               for name, job in flow["jobs"].items())
+    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+    assert any("deploy/release/release.sh --sign" in step.get("run", "") for step in steps)
+    assert [step for step in steps if "checkout" in step.get("uses", "") and
+            step["with"]["persist-credentials"] is not False] == []
+    assert {job.get("environment") for name, job in flow["jobs"].items() if name != "build"} == {"release"}
 
 
 # systemd --------------------------------------------------------------------------------------------------------------

@@ -174,6 +174,16 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(install: Installer, tm
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.parametrize(("words", "installed"), [
+    (("hub",), "semisilo[dicom,onnx]==0.1.0"), (("silo",), "semisilo[dicom]==0.1.0"),
+    (("hub", "--extras", ""), "semisilo==0.1.0")])
+def test_a_hub_can_hand_over_onnx_and_both_sides_read_dicom_unless_told_otherwise(
+        install: Installer, words: tuple[str, ...], installed: str) -> None:
+    done = install(*words, "--dry-run", "--from", "semisilo==0.1.0")
+    assert done.returncode == 0, done.stderr
+    assert f" {installed}\n" in done.stdout
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_it_says_how_to_go_on() -> None:
     # The script is read from standard input: the folder of the checkout may be closed to others.

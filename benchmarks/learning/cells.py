@@ -172,7 +172,7 @@ SILO_METHODS: dict[str, dict[str, Any]] = {
     "FedAvg + FixMatch": {"name": "fedavg", **_AT_SILO, **_FIXMATCH},
     "FedMatch": {"name": "fedmatch", **_AT_SILO, "preset": "paper_v1", "local_epochs": _LOCAL_EPOCHS,
                  "unlabelled_batch": _BATCH, "labelled_batch": _BATCH, "lr": 0.003, "lambda_l1": 0.0,
-                 "helpers": "similarity"},
+                 "aggregation": "uniform", "helpers": "similarity"},
 }
 """Of cells with labels at silos. Fed-SHVR's weight of the unlabelled loss rises over as large a share of the epochs as
 in its own comparison."""

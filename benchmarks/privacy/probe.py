@@ -44,7 +44,8 @@ CASES = {
     "fedavg-30": Case(text="FedAvg, 30 local epochs", method={**_LABELLED, "labelled_batch": 20, "local_epochs": 30},
                       settings=ProbeSettings(shadows=16, reconstructions=0)),
     "self-training": Case(text="self-training, as it comes", method={"name": "self_training"},
-                          labels={"num_labelled": 50}, settings=ProbeSettings(shadows=24, reconstructions=6, restarts=1)),
+                          labels={"num_labelled": 50},
+                          settings=ProbeSettings(shadows=24, reconstructions=6, restarts=1)),
     "fedsgd-1": Case(text="FedSGD, a batch of 1", method={**_GRADIENT, "labelled_batch": 1}, settings=_SEARCH),
     "fedsgd-8": Case(text="FedSGD, a batch of 8", method={**_GRADIENT, "labelled_batch": 8}, settings=_SEARCH),
 }
@@ -102,9 +103,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     text = ["# What an update gives away\n\nFive silos with equal parts of the embedded digits",
             f" ({' to '.join(map(str, dict.fromkeys((images[0], images[-1]))))} images each), `small_cnn` with group"
             if images else ", `small_cnn` with group",
-            " normalisation, round 1.\nEach attacked update is trained on a random half of a silo's images, of FedSGD on"
-            " one batch.\nBrackets: 95 % intervals. \"At most\": what no attack can exceed by the site's own count of"
-            " epsilon for that one update.\n\n",
+            " normalisation, round 1.\nEach attacked update is trained on a random half of a silo's images,"
+            " of FedSGD on one batch.\nBrackets: 95 % intervals. \"At most\": what no attack can exceed by the site's"
+            " own count of epsilon for that one update.\n\n",
             "Written by `make bench-privacy BENCH_ARGS=--probe`.\n\n## Was this image trained on?\n\n"]
     return "".join([*text, *membership_table(found), "\n## What did the images look like?\n\n", *inversion_table(found),
                     "\n", (HERE / "probe_notes.md").read_text()])

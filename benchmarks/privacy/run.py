@@ -56,8 +56,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "each silo's own noise": {"noise_multiplier": 5.5},
     "shared by 4 of a threshold of 7": {"noise_multiplier": 5.5, "honest_silos": 4},
     "shared by 7 of a threshold of 7": {"noise_multiplier": 5.5, "honest_silos": 7},
-    "whole silos, noise at the coordinator": {"unit": "silo", "noise_multiplier": 1.0},
-    "whole silos, shared by 4 of a threshold of 7": {"unit": "silo", "noise_multiplier": 1.0},
+    "whole silos with noise at the coordinator": {"unit": "silo", "noise_multiplier": 1.0},
+    "whole silos shared by 4 of a threshold of 7": {"unit": "silo", "noise_multiplier": 1.0},
 }
 """Table [privacy.dp] of studies with ten silos and one step a round."""
 

@@ -174,7 +174,8 @@ class ModelSettings:
     """The network of a study."""
 
     name: str = "small_cnn"
-    """A built-in name, a torchvision name, "timm/NAME", "package.module:factory", or "file.py:factory"."""
+    """A built-in name, a torchvision name, "timm/NAME", "monai/NAME", "transformers/FOLDER",
+    "package.module:factory", or "file.py:factory"."""
     classes: tuple[str, ...] = ()
     """Class names in label order; frozen when the study starts."""
     normalisation: Literal["auto", "static_batch", "group", "layer", "none"] = "auto"
@@ -190,7 +191,8 @@ class ModelSettings:
     was handed over from Python: what tells it from others. Else empty."""
 
     def __post_init__(self) -> None:
-        if self.factory_sha256 and (_SHA256.fullmatch(self.factory_sha256) is None or ":" not in self.name):
+        if self.factory_sha256 and (_SHA256.fullmatch(self.factory_sha256) is None
+                                    or not (":" in self.name or self.name.startswith("transformers/"))):
             raise ValueError(f'factory_sha256 = "{self.factory_sha256[:80]}": must be 64 lower-case hex digits, beside'
                              ' a name of the form "file.py:factory".')
         if isinstance(self.freeze, str) and self.freeze != "backbone":

@@ -22,18 +22,27 @@ from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Tensor
 from semisilo.common.models.alexnet_like import AlexNetLike
 from semisilo.common.models.cnn13 import CNN13
 from semisilo.common.models.freezing import freeze
+from semisilo.common.models.libraries.monai_models import MONAI_PREFIX, build_monai_model, monai_names
 from semisilo.common.models.libraries.timm_models import PREFIX, build_timm_model, timm_names
 from semisilo.common.models.libraries.torchvision_models import build_torchvision_model, torchvision_names
+from semisilo.common.models.libraries.transformers_models import build_transformers_model
 from semisilo.common.models.mlp_5000 import MLP5000
 from semisilo.common.models.own.given import GIVEN, given_factory
-from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, load_file
+from semisilo.common.models.own.model_file import (
+    ModelFile,
+    PermittedCode,
+    file_of,
+    load_file,
+    names_file,
+    read_file,
+)
 from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.wide_resnet import WideResNet28
 from semisilo.common.numerics.numerics import at_work
 
 __all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder",
-           "model_names"]
+           "model_file_content", "model_names"]
 
 
 class WrongSize(BadConfiguration):
@@ -90,17 +99,18 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         raise BadConfiguration(f"Model '{name}' needs at least 2 classes; the study has {classes}.")
     if ":" in name:
         model = _called(settings, _factory(settings, allow_factories), channels=channels, size=size)
+    elif names_file(name):
+        content = model_file_content(settings, allow_factories)
+        model = _fitting(name, size, lambda: build_transformers_model(
+            content, num_classes=classes, channels=channels, size=size))
     elif name in _BUILT_IN:
         if name in _NOTHING_TO_NORMALISE and kind != "none":
             raise _takes_no_normalisation(settings)
         return _BUILT_IN[name](classes, channels, size, kind)
-    elif name in (timm_names() if name.startswith(PREFIX) else torchvision_names()):
-        build = build_timm_model if name.startswith(PREFIX) else build_torchvision_model
-        try:
-            model = build(name, num_classes=classes, channels=channels, size=size)
-        except Exception as error:
-            raise WrongSize(f"Model '{name}' cannot be built for images of {size}x{size}: {_first_line(error)}.",
-                            remedy="Choose another [model] name or image size.") from error
+    elif name in (timm_names() if name.startswith(PREFIX) else (*torchvision_names(), *monai_names())):
+        build = build_timm_model if name.startswith(PREFIX) else build_monai_model if name.startswith(MONAI_PREFIX) \
+            else build_torchvision_model
+        model = _fitting(name, size, lambda: build(name, num_classes=classes, channels=channels, size=size))
     else:
         raise _unknown(name)
     if settings.normalisation not in ("auto", "none") and not any(map(_is_batch_norm, model.modules())):
@@ -171,10 +181,10 @@ def _unknown(name: str) -> UnknownName:
             return UnknownName(f"There is no model '{name}': what stands behind the dot names weights.",
                                remedy=f"Write name = \"{plain}\"; weights come from your file, [model] weights.")
     else:
-        names = model_names()
+        names = (*model_names(), *monai_names())
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return UnknownName(f"There is no model '{name}'.", remedy=f"Did you mean '{near[0]}'?" if near else
-                       f"Choose one of {', '.join(_BUILT_IN)}, a torchvision name, timm/NAME, or"
+                       f"Choose one of {', '.join(_BUILT_IN)}, a torchvision name, timm/NAME, monai/NAME, or"
                        " package.module:factory; `coordinator models` lists them.")
 
 
@@ -186,6 +196,36 @@ def _takes_no_normalisation(settings: ModelSettings) -> BadConfiguration:
     return BadConfiguration(
         f'[model] normalisation = "{settings.normalisation}" has no effect: {settings.name} has no batch-norm layers.',
         remedy="Remove normalisation, or choose another [model] name.")
+
+
+def model_file_content(settings: ModelSettings, allow_factories: Collection[PermittedCode]) -> bytes:
+    """Of the file that a network is built from, where it is permitted. Raises: NotPermitted or BadConfiguration."""
+    return read_file(_permitted(settings, allow_factories), name=file_of(settings.name))[1]
+
+
+def _fitting(name: str, size: int, build: Callable[[], nn.Module]) -> nn.Module:
+    """Raises: WrongSize for whatever a library raises; a SemisiloError as it is."""
+    try:
+        return build()
+    except SemisiloError:
+        raise
+    except Exception as error:
+        raise WrongSize(f"Model '{name}' cannot be built for images of {size}x{size}: {_first_line(error)}.",
+                        remedy="Choose another [model] name or image size.") from error
+
+
+def _permitted(settings: ModelSettings, allowed: Collection[PermittedCode]) -> ModelFile:
+    """The file of a network, where it is permitted. Raises: NotPermitted or BadConfiguration."""
+    name = settings.name
+    if not settings.factory_sha256:
+        raise BadConfiguration(f"'{name}' comes without the digest of its file.")
+    found = next((each for each in allowed if isinstance(each, ModelFile) and each.sha256 == settings.factory_sha256),
+                 None)
+    if found is None:
+        raise NotPermitted(f"The file of the network '{name}' (SHA-256 {settings.factory_sha256}) is not permitted"
+                           " here.", remedy="If you trust it, permit it: silo permit-model FILE, or semisilo predict"
+                           f" --allow-factory {name}.")
+    return found
 
 
 def _factory(settings: ModelSettings, allowed: Collection[PermittedCode]) -> Callable[[], Callable[..., object]]:
@@ -204,14 +244,7 @@ def _factory(settings: ModelSettings, allowed: Collection[PermittedCode]) -> Cal
                                    ' "my_net.py:build".')
         return lambda: given
     if file := file_of(name):
-        if not settings.factory_sha256:
-            raise BadConfiguration(f"'{name}' comes without the digest of its file.")
-        found = next((each for each in allowed if isinstance(each, ModelFile)
-                      and each.sha256 == settings.factory_sha256), None)
-        if found is None:
-            raise NotPermitted(f"The file of the network '{name}' (SHA-256 {settings.factory_sha256}) is not permitted"
-                               " here.", remedy="If you trust it, permit it: silo permit-model FILE, or semisilo"
-                               f" predict --allow-factory {name}.")
+        found = _permitted(settings, allowed)
         return lambda: getattr(load_file(found, name=file), function)
     if _FACTORY.fullmatch(name) is None:
         raise BadConfiguration(f"'{name}' is neither of the form package.module:factory nor of the form"

@@ -17,8 +17,9 @@ from semisilo.common.errors import BadConfiguration
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods.contract import ModelBuilder, ModelSettings
-from semisilo.common.models.factory import build_model, model_builder
+from semisilo.common.models.factory import build_model, model_builder, model_file_content
 from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
+from semisilo.common.models.libraries.transformers_models import TRANSFORMERS_PREFIX, read_transformers_weights
 from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.models.weights_file import StoredWeights, read_weights
 
@@ -69,6 +70,9 @@ def starting_point(settings: ModelSettings, form: ImageForm, *, seed: int, weigh
             allow_factories=allow_factories), len(settings.classes))
 
     stored = None if weights is None else read_weights(weights, progress=progress)
+    if stored is not None and settings.name.startswith(TRANSFORMERS_PREFIX):
+        stored = replace(stored, tensors=read_transformers_weights(
+            stored.path, model_file_content(settings, allow_factories)))
     fitted = None if stored is None else _fitted(model, stored, settings, form, head)
     if fitted is not None:
         _put(model, fitted.parameters)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from semisilo.common.text.command_line import JsonOption
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["add_to"]
 
@@ -69,4 +70,4 @@ def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part 
     for each in found:
         typer.echo(each.name)
     if not known.has_timm:
-        typer.echo("More than a thousand networks come with timm: pip install 'semisilo[timm]'.", err=True)
+        typer.echo(f"More than a thousand networks come with timm. {how_to_install('semisilo[timm]')}", err=True)

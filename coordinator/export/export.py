@@ -367,6 +367,7 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
     own = file_of(opened.facts.model.name)
     if own:  # whoever gets the model needs the file that builds its network
         _, code = read_file(ModelFile(study_folder, opened.facts.model.factory_sha256), name=own)
+        (work / own).parent.mkdir(exist_ok=True)
         write_durably(work / own, code)
     write_model(weights, opened.model, opened.facts)
     _check_weights(weights, opened, images, logits_NK)

@@ -27,6 +27,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.errors import BadData, ComputeFailed, UsageError
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["ABSOLUTE_TOLERANCE", "RELATIVE_TOLERANCE", "OnnxCheck", "check_onnx", "needs_onnx", "preprocessing_of",
            "write_onnx"]
@@ -81,7 +82,7 @@ def needs_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(f"ONNX needs the package {error.name}, which is not installed.",
-                         remedy="Run: pip install 'semisilo[onnx]'. Or leave it out: --format safetensors.") from None
+                         remedy=f"{how_to_install('semisilo[onnx]')} Or leave it out: --format safetensors.") from None
 
 
 def preprocessing_of(form: ImageForm) -> str:

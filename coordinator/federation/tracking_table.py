@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["TrackingSettings", "WandbMode", "check_installed", "mlflow_target"]
 
@@ -66,7 +67,7 @@ def check_installed(settings: TrackingSettings) -> None:
                             (bool(settings.wandb), "wandb")):
         if wanted and find_spec(package) is None:
             raise BadConfiguration(f"[tracking] {package}: the package {package} is not installed here.",
-                                   remedy=f"Install it: pip install 'semisilo[{package}]'.")
+                                   remedy=how_to_install(f"semisilo[{package}]"))
     if _DATABASE.match(settings.mlflow) and find_spec("sqlalchemy") is None:
         raise BadConfiguration("[tracking] mlflow: a database without a server needs the whole of MLflow, which is not"
-                               " installed here.", remedy="Name a server or a folder, or: pip install mlflow.")
+                               " installed here.", remedy=f"Name a server or a folder. Or: {how_to_install('mlflow')}")

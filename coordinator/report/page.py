@@ -302,7 +302,8 @@ def _left(study: StudySummary) -> Table | None:
 def _rounds(study: StudySummary) -> Table | None:
     if not study.rounds:
         return None
-    measured = (study.measure,) if study.measure == ACCURACY else (study.measure, ACCURACY)
+    has_accuracy = study.row.frozen is None or study.row.frozen.task == "single_label"
+    measured = (study.measure,) if study.measure == ACCURACY or not has_accuracy else (study.measure, ACCURACY)
     columns = ("Round", *(each.heading for each in measured), *(outcome.capitalize() for outcome in _SHOWN),
                "Payload down", "% of dense", "Payload up", "% of dense", "Wire down", "Wire up", "Time")
     rows = []

@@ -40,6 +40,8 @@ class Chosen:
     """To compare with; empty for none."""
     selection: Selection = field(default_factory=Selection)
     sheet: Path = Path(_SHEET)
+    multi_label: bool = False
+    """Whether images of the study may have several labels or none."""
     on_error: OnError | None = None
     """What the study does at a file that cannot be used; None where no study reads this source."""
 
@@ -62,7 +64,8 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
                              remedy="Say where they are, coordinator data FOLDER, or name a study with --study.")
         return Chosen(source=source)
     study_folder = open_federation(folder).studies / study
-    data = load_study(study_folder / "study.toml").data
+    config = load_study(study_folder / "study.toml")
+    data = config.data
     named = source or next((name for name in _SETS if getattr(data, name)), "")
     if not named:
         raise UsageError(f"Study {study} names no images.", remedy="Say where they are: coordinator data FOLDER.")
@@ -73,6 +76,7 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
     return Chosen(source=found, classes=_classes(data, study_folder, named),
                   form=Geometry(size=image.size, channels=image.channels, resize=image.resize), reading=image.reading,
                   selection=data.selection, sheet=study_folder / _sheet_name(named),
+                  multi_label=config.study.task == "multi_label",
                   on_error=data.on_error if named in _SETS else None)
 
 
@@ -102,7 +106,7 @@ def _classes(data: DataSettings, study_folder: Path, named: str) -> tuple[str, .
 def look(chosen: Chosen, *, progress: Callable[[float, str], None] | None = None) -> Preview:
     """Looks. Raises: BadData when the source as a whole cannot be used."""
     return look_at(chosen.source, form=chosen.form, reading=chosen.reading, classes=chosen.classes,
-                   selection=chosen.selection, progress=progress)
+                   selection=chosen.selection, multi_label=chosen.multi_label, progress=progress)
 
 
 def write_sheet(found: Preview, path: Path) -> Path:

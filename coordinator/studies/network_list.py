@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from semisilo.common.errors import UnknownName
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["ListedNetwork", "NetworkList", "listed_networks", "matching"]
 
@@ -66,7 +67,8 @@ def matching(networks: Sequence[ListedNetwork], pattern: str) -> tuple[ListedNet
     found = tuple(each for each in networks if fnmatchcase(each.name, wanted))
     if not found:
         raise UnknownName(f"There is no network like '{pattern}'.",
-                          remedy="All of them: coordinator models. Those of timm need: pip install 'semisilo[timm]'.")
+                          remedy="All of them: coordinator models. Those of timm need more."
+                                 f" {how_to_install('semisilo[timm]')}")
     return found
 
 

@@ -88,8 +88,7 @@ class WandbRuns:
     def close(self) -> None:
         """Writes out what is open. Runs of studies that go on are taken up again by a later process."""
         for study in list(self._open):
-            run = self._open.pop(study)
-            self._asked(lambda run=run: run.finish())
+            self._asked(self._open.pop(study).finish)
 
     # A run ------------------------------------------------------------------------------------------------------------
 

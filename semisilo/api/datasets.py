@@ -65,6 +65,10 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
             reason = str(error).strip().splitlines()
             raise BadData(f"{at}: {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
                           remedy="Fix the data set's __getitem__.") from error
+        if isinstance(item, dict):  # of MONAI's dictionary transforms
+            if "image" not in item:
+                raise BadData(f"{at}: is a dictionary without 'image'.", remedy="Call its keys image and label.")
+            item = (item["image"], item["label"]) if "label" in item else (item["image"],)
         image, label = (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) >= 2 else \
             (item[0] if isinstance(item, (tuple, list)) and len(item) == 1 else item, None)
         images.append(_pixels(image, at))

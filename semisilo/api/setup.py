@@ -210,19 +210,32 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
     arrays: dict[str, NDArray[Any]] = {"images": images}
     if labels is not None:
-        if labels.shape not in ((len(images),), (len(images), 1)) or len(images) == 0:
-            raise BadData(f"{where}: {len(images)} images, and labels of the shape {labels.shape}.",
-                          remedy="Give one label per image.")
-        labels = labels.reshape(-1)
-        if labels.dtype.kind in "US":
-            names, labels = np.unique(labels.astype(str), return_inverse=True)
-            arrays["classes"] = names
-        elif labels.dtype.kind not in "iub":
-            raise BadData(f"{where}: the labels have the type {labels.dtype}.",
-                          remedy="Give whole numbers from 0, or names.")
-        elif classes:
-            arrays["classes"] = np.array(classes)
-        arrays["labels"] = labels.astype(np.int64)
+        arrays |= _label_arrays(labels, classes, len(images), where)
+    return _written(arrays, folder)
+
+
+def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, where: str) -> dict[str, NDArray[Any]]:
+    """What a file says of the labels of `count` images: "labels", int64 (count,), or (count, K) where an image may have
+    several or none; "classes" where they have names. Raises: BadData."""
+    if labels.ndim == 2 and labels.shape[1] > 1 and len(labels) == count > 0 and bool(
+            np.isin(labels, (-1, 0, 1)).all()):
+        return {"labels": labels.astype(np.int64), **({"classes": np.array(classes)} if classes else {})}
+    if labels.shape not in ((count,), (count, 1)) or count == 0:
+        raise BadData(f"{where}: {count} images, and labels of the shape {labels.shape}.",
+                      remedy="Give one label per image; or a row of 0 and 1, with tables={'study': {'task': "
+                             "'multi_label'}}.")
+    labels = labels.reshape(-1)
+    if labels.dtype.kind in "US":
+        names, labels = np.unique(labels.astype(str), return_inverse=True)
+        return {"labels": labels.astype(np.int64), "classes": names}
+    if labels.dtype.kind not in "iub":
+        raise BadData(f"{where}: the labels have the type {labels.dtype}.",
+                      remedy="Give whole numbers from 0, or names.")
+    return {"labels": labels.astype(np.int64), **({"classes": np.array(classes)} if classes else {})}
+
+
+def _written(arrays: Mapping[str, NDArray[Any]], folder: Path) -> str:
+    """The path of a file of these arrays, called by what is in it."""
     stream = io.BytesIO()
     np.savez(stream, **arrays)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)

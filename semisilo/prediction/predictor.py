@@ -32,6 +32,7 @@ from semisilo.common.models.own.model_file import ModelFile, names_file
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_percentage
 from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.installing import how_to_install
 from semisilo.prediction.images import open_source
 from semisilo.prediction.prevalence import Prevalence, at_prevalence
 
@@ -223,7 +224,7 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
     try:
         pandas: Any = importlib.import_module("pandas")
     except ImportError:
-        raise UsageError("pandas is not installed.", remedy="Run: pip install pandas. Or use rows().") from None
+        raise UsageError("pandas is not installed.", remedy=f"{how_to_install('pandas')} Or use rows().") from None
     return pandas.DataFrame(rows)
 
 
@@ -383,7 +384,7 @@ class _OnnxPredictor:
             import onnxruntime
         except ImportError:
             raise UsageError("An ONNX graph needs onnxruntime, which is not installed.",
-                             remedy="Run: pip install 'semisilo[onnx]'. Or use model.safetensors.") from None
+                             remedy=f"{how_to_install('semisilo[onnx]')} Or use model.safetensors.") from None
         there = onnxruntime.get_available_providers()
         if device == "cuda" and "CUDAExecutionProvider" not in there:
             raise UsageError("This onnxruntime cannot use a GPU.", remedy="Choose --device cpu, or use"

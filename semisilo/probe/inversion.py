@@ -183,8 +183,8 @@ def mean_of_trials(values: Sequence[float]) -> Measured:
     Args:
         values: at least two.
     """
-    from scipy.stats import t  # slow to import
+    from scipy.special import stdtrit
 
     mean, count = statistics.fmean(values), len(values)
-    reach = float(t.ppf((1 + LEVEL) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
+    reach = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * statistics.stdev(values) / math.sqrt(count)
     return Measured(mean, mean - reach, mean + reach)

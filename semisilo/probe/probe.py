@@ -241,33 +241,36 @@ class _Probe:
 
     def _forecast(self, scenes: list[_Scene], pool: NDArray[np.int64]) -> None:
         """Tries one update of each kind, so that what is refused is refused at once; says how long the rest takes."""
-        settings, total = self._settings, 0.0
+        settings, total, updates, searches = self._settings, 0.0, 0, 0
         self._seconds: dict[str, float] = {}
         for scene in scenes:
-            half = pool[self._members(scene.site, pool, 1, purpose="probe_trial")[0]]
-            scene.site.update(half, number=0)  # the first one pays for what is made once: the network, the noise's size
-            began = time.monotonic()
-            leaving = scene.site.update(half, number=0)
-            each = (time.monotonic() - began) * (1 + len(scene.others))
-            self._seconds[scene.protection.name] = each
             trained = sum(not self._updates(scene, pool, number).exists() for number in range(settings.shadows))
-            total += each * trained
-            if settings.reconstructions:
-                for iterations in (1, _TRIED) if leaving.change is not None else ():
-                    began = time.monotonic()
-                    self._search(scene.site, leaving.change, half, number=0, iterations=iterations, restarts=1)
-                search = (time.monotonic() - began) / _TRIED * settings.iterations * settings.restarts
-                self._seconds[f"search {scene.protection.name}"] = search
-                left = sum(not self._reconstruction(scene, pool, view, number).exists()
-                           for view, _ in scene.views for number in range(settings.reconstructions))
-                total += left * (search + each)
+            left = sum(not self._reconstruction(scene, pool, view, number).exists()
+                       for view, _ in scene.views for number in range(settings.reconstructions))
+            if trained or left:
+                self._try(scene, pool)
+                each, search = self._seconds[scene.protection.name], self._seconds[f"search {scene.protection.name}"]
+                total += trained * each + left * (search + each)
+                updates, searches = updates + trained * (1 + len(scene.others)), searches + left
         self._planned = max(total, 1e-9)
-        updates = settings.shadows * sum(1 + len(scene.others) for scene in scenes)
-        searches = settings.reconstructions * sum(len(scene.views) for scene in scenes)
         work = " and ".join(text for number, text in (
             (updates, f"{counted(updates, 'update')} to train"), (searches, f"{counted(searches, 'update')} to invert"))
             if number)
         self._watcher.step(f"{work}: about {describe_seconds(total)}" if total else "everything was done before")
+
+    def _try(self, scene: _Scene, pool: NDArray[np.int64]) -> None:
+        """Measures what an update with those of the others takes, and a search."""
+        settings = self._settings
+        half = pool[self._members(scene.site, pool, 1, purpose="probe_trial")[0]]
+        scene.site.update(half, number=0)  # the first one pays for what is made once: the network, the noise's size
+        began = time.monotonic()
+        leaving = scene.site.update(half, number=0)
+        self._seconds[scene.protection.name] = (time.monotonic() - began) * (1 + len(scene.others))
+        for iterations in (1, _TRIED) if settings.reconstructions and leaving.change is not None else ():
+            began = time.monotonic()
+            self._search(scene.site, leaving.change, half, number=0, iterations=iterations, restarts=1)
+        self._seconds[f"search {scene.protection.name}"] = (
+            (time.monotonic() - began) / _TRIED * settings.iterations * settings.restarts)
 
     def _tell(self, text: str, seconds: float = 0.0) -> None:
         self._spent += seconds

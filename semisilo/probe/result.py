@@ -76,7 +76,8 @@ class MembershipFound:
             return ("more is found than differential privacy allows. That is a mistake in this program: please report"
                     " it, and do not rely on the epsilon that it tells.")
         if self.abstained == self.updates:
-            return "the site abstains, whichever half of its images it has: nothing leaves that could be attacked."
+            return ("the site abstains, whichever half of its images it has: nothing leaves that could be attacked. In"
+                    " a later --round it may send something.")
         right = f"right {100 * self.area.value:.0f} times of 100, where guessing is 50 times"
         if self.area.low > 0.5:
             return f"{right}: it shows which images were trained on."

@@ -1,6 +1,6 @@
 """What a probe is asked to do, and the studies that it looks at: the one that was given, with and without protection.
 
-Tests: tests/semisilo/probe/test_settings.py.
+Tests: tests/semisilo/probe/test_probe.py.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ def write_coordinator(dealt: Dealt, folder: Path) -> None:
     if dealt.study.weights is not None:
         _copy(dealt.study.weights, folder / weights_file(dealt.study.weights))
     if dealt.study.model_file is not None:
-        _copy(dealt.study.model_file, folder / dealt.study.model_file.name)
+        target = folder / dealt.study.model_file.relative_to(dealt.study.folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copy(dealt.study.model_file, target)
     for name in SETS:
         images = dealt.coordinator_set(name)
         if images is not None:

@@ -1,6 +1,6 @@
 """Writes the files of a starter into a new folder.
 
-Tests: tests/semisilo/starters/.
+Tests: tests/semisilo/starters/test_project.py.
 """
 
 from __future__ import annotations

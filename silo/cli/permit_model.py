@@ -31,12 +31,14 @@ def permit_model(
 
     No code travels: a study with [model] factory = "my_net.py:build" names the file's digest, and a silo runs its own
     copy of that very file, or refuses. It runs with your rights, so read it first. It is copied into the silo's folder,
-    and its digest is listed in silo.toml, [permit] model_files; remove that line to forbid it again.
+    and its digest is listed in silo.toml, [permit] model_files; remove that line to forbid it again. The config.json of
+    a network of Transformers is no code, and is permitted in the same way.
 
     \b
     Examples:
       silo permit-model my_net.py
       silo permit-model my_net.py --yes
+      silo permit-model vit-tiny/config.json
     """
     from semisilo.common.errors import UsageError
     from semisilo.silo.site.home import SiloHome

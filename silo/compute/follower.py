@@ -1,8 +1,8 @@
 """The processes 1, 2, ... that torchrun has started for a silo: each trains its share of what process 0 is asked for.
 
 Runs as `python -P -m semisilo.silo.compute.follower PARENT`, started by `semisilo.silo.compute.torchrun`, which starts
-it again when it ends with another status than 0. It has no connection to the coordinator, no identity, no memory, and
-writes nothing: what it computes is in process 0 as well.
+it again when it ends with another status than 0. It has no connection to the coordinator, no identity and no memory,
+and writes nothing: what it computes is in process 0 as well.
 
 Tests: tests/silo/compute/test_leader.py.
 """

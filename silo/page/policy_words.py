@@ -103,6 +103,9 @@ def _permit(policy: Policy) -> Rules:
         Rule(key="[permit] factories", name="Network code of your own", names=permit.factories,
              value=counted(len(permit.factories), "factory", "factories") if permit.factories
              else "none: only built-in networks"),
+        Rule(key="[permit] model_files", name="Files that may build networks", names=permit.model_files,
+             value=f"{counted(len(permit.model_files), 'file')}, by SHA-256" if permit.model_files
+             else "none"),
         Rule(key="[permit] site_evaluation", name="Results on this site's test images",
              value="the coordinator is told, as counts by class" if permit.site_evaluation else
              "stay here")))
@@ -185,6 +188,8 @@ def _data(policy: Policy) -> Rules:
              value="are read from folders and tables" if data.labels else "there are none"),
         Rule(key="[data] dicom", name="DICOM files that count", names=tags,
              value=f"those that fit {counted(len(tags), 'tag')}" if tags else "all"),
+        Rule(key="[data] formats", name="Format plug-ins whose files are read", names=data.formats,
+             value=counted(len(data.formats), "plug-in") if data.formats else "none"),
         Rule(key="[data] patient", name="Patients are told apart", value=patients[data.patient]),
         Rule(key="[data] on_error", name="A file that cannot be read",
              value={"stop": "stops the silo", "skip": "is skipped and named in the log",

@@ -573,7 +573,8 @@ _ALONE = _mutants(
      "tensors.load_into(model, warm_up.average())", "pass",
      "tests/coordinator/strategies/test_self_training.py::"
      "test_silos_start_from_the_average_of_the_warm_up_with_its_own_statistics"),
-    ("gate-lets-everything-through", "coordinator/strategies/parts/gate.py", ">= -_ROUNDING", ">= -1.0",
+    ("gate-lets-everything-through", "coordinator/strategies/parts/gate.py", "variance.sqrt()) >= -_ROUNDING",
+     "variance.sqrt()) >= -1.0",
      "tests/coordinator/strategies/parts/test_gate.py::test_the_largest_step_that_is_not_worse_beyond_noise"),
     ("gate-takes-a-model-that-is-not-finite", "coordinator/strategies/parts/gate.py",
      "if step == 0.0:", "if step == 2.0:",

@@ -37,6 +37,7 @@ from semisilo.common.data.formats.pixels import Geometry, NoPictureError, Unusab
 from semisilo.common.data.formats.registry import DICOM
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["Opened", "check_rules", "open_dicom", "unlike"]
 
@@ -142,7 +143,7 @@ class Opened:
         except Exception as error:
             if isinstance(error, RuntimeError) and "missing dependencies" in str(error):
                 raise BadData("Compressed DICOM files need the packages 'pylibjpeg', 'pylibjpeg-libjpeg' and "
-                              "'pylibjpeg-openjpeg'.", remedy="Install them: pip install 'semisilo[dicom]'.") from None
+                              "'pylibjpeg-openjpeg'.", remedy=how_to_install("semisilo[dicom]")) from None
             raise UnusableError("its pixels are damaged or cut off") from None
 
     def _check_stream(self, stream: bytes) -> None:

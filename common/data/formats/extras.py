@@ -13,6 +13,7 @@ from typing import Any
 
 from semisilo.common.data.formats.registry import ImageFormat, SourceFormat
 from semisilo.common.errors import BadData
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["needed", "silence"]
 
@@ -31,7 +32,7 @@ def needed(module: str, of: ImageFormat | SourceFormat, *, what: str = "") -> An
     except ModuleNotFoundError as error:
         files = what or f"{of.name} files"
         raise BadData(f"{files} need the package '{error.name or module}', which is not installed.",
-                      remedy=f"Install it: pip install 'semisilo[{of.extra}]'.") from None
+                      remedy=how_to_install(f"semisilo[{of.extra}]")) from None
 
 
 def silence(*loggers: str) -> None:

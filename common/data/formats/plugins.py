@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from semisilo.common.data.formats import registry
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, SOURCE_FORMATS, ImageFormat
 from semisilo.common.errors import BadConfiguration
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from semisilo.common.data.form import Reading
     from semisilo.common.data.formats.picture import Header, OpenedImage, Picture
     from semisilo.common.data.formats.pixels import Geometry
@@ -66,6 +65,8 @@ def opened_array(*pictures: NDArray[Any], patient: str = "") -> OpenedImage:
         patient: who it is, where the file says so: kept as a key, and never sent.
     Raises: UnusableError for arrays that are no pictures.
     """
+    import numpy as np  # only where pixels are: light commands look for names
+
     from semisilo.common.data.formats.pixels import UnusableError
 
     arrays = tuple(np.asarray(each) for each in pictures)
@@ -105,7 +106,8 @@ class _Arrays:
                              reading=reading)[0]
             found.append(Picture(
                 square=square, width=array.shape[1], height=array.shape[0], channels=_channels(array),
-                bits=8 * array.dtype.itemsize, part=part_of(those, len(self.arrays), index), patient=patient_key(self.patient)))
+                bits=8 * array.dtype.itemsize, part=part_of(those, len(self.arrays), index),
+                patient=patient_key(self.patient)))
         return found
 
 
@@ -154,7 +156,7 @@ def _trouble(name: str, loaded: object) -> str:
         return f"its format is called '{loaded.name}'"
     if not loaded.suffixes or not all(isinstance(each, str) and _SUFFIX.fullmatch(each) for each in loaded.suffixes):
         return "its suffixes are not of the form \".slide\", in small letters"
-    taken = {suffix for each in (*IMAGE_FORMATS, *SOURCE_FORMATS) for suffix in each.suffixes}
+    taken = {suffix for formats in (IMAGE_FORMATS, SOURCE_FORMATS) for each in formats for suffix in each.suffixes}
     if mine := sorted(taken & set(loaded.suffixes)):
         return f"files that end in {mine[0]} have a reader already"
     return "" if callable(loaded.open) else "its reader cannot be called"

@@ -27,6 +27,7 @@ from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, squares
 from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.multi_hot import findings_of
 from semisilo.common.errors import BadData
 
 __all__ = ["Preview", "Tile", "look_at", "sample_of"]
@@ -120,7 +121,7 @@ class _Found:
 
 def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classes: tuple[str, ...] = (),
             at_silo: bool = False, use_labels: bool = True, selection: Selection = Selection(),
-            progress: Progress | None = None) -> Preview:
+            multi_label: bool = False, progress: Progress | None = None) -> Preview:
     """Reads a whole source and counts.
 
     Args:
@@ -129,6 +130,8 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         at_silo: whether folders `labelled` and `unlabelled` tell images apart, as they do at a silo.
         use_labels: False: all images are unlabelled, whatever folders they are in.
         selection: which DICOM files count, and how the patients of images are known.
+        multi_label: whether images of the study may have several labels or none. Arrays and lists that have several for
+            an image are counted so without it.
         progress: told the share that is done and a line of text.
     Raises: BadData when the source as a whole cannot be used.
     """
@@ -139,20 +142,22 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         return _of_arrays(source, path, split, form, reading, classes, progress)
     assert path is not None
     if kind == "parquet":
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label or None)
         own, names, skipped = rows.classes, rows.labels_N, tuple[Skipped, ...]()
         number = rows.number
-        labels = ["" if names is None or label < 0 else own[label] for label in
-                  (names.tolist() if names is not None else [-1] * number)]
+        labels = _named(names, own, number)
         if classes and not rows.classes_named:
             own, labels = _renamed(own, labels, classes)
         stream: Iterable[ImageFile] = (_with_class(file, label) for file, label in
                                        zip(parquet.files_of(rows), labels, strict=True))
     else:
-        listing = readers.listing_of(path, split, source=source, classes=classes, selection=selection)
+        listing = readers.listing_of(path, split, source=source, classes=classes, selection=selection,
+                                     multi_label=multi_label)
         questions += [] if listing.question is None or not use_labels else [listing.question.line()]
         apart = partly_labelled.apart(source, path, listing) if kind == "folder" and at_silo else listing
         own, skipped = apart.folders, listing.skipped
+        if multi_label:
+            apart = replace(apart, images=tuple(_with_class(file, _joined(file.findings)) for file in apart.images))
         if not use_labels:
             apart = replace(apart, images=tuple(replace(file, class_name="") for file in apart.images))
         if not any(file.class_name for file in apart.images) and (kind == "folder" or not use_labels):
@@ -167,7 +172,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
     order = (*own, *(name for name in classes if name not in own)) if own else ()
     kept = sum(found.classes.values())
     unlabelled = found.classes.pop("", 0)
-    by_class = {name: found.classes.get(name, 0) for name in order}
+    by_class = _by_finding(found.classes, order)
     asked = patients_for_classes(by_class) if kind == "folder" and not classes else ""
     if asked:
         questions.append(f"{asked}. {_NO_CLASSES if at_silo else _NO_CLASSES_THERE}")
@@ -210,6 +215,32 @@ def sample_of(source: str, *, form: Geometry, reading: Reading = Reading(), sele
 
 
 _KINDS = {"table": "table", "parquet": "Parquet"}
+
+
+_NOTHING = "no finding"
+
+
+def _joined(findings: Sequence[str] | None) -> str:
+    """What an image shows as one text; "" where that is not said."""
+    return "" if findings is None else "|".join(findings) or _NOTHING
+
+
+def _named(labels_N: NDArray[np.int64] | None, own: tuple[str, ...], number: int) -> list[str]:
+    """The class of each image by name, or all that it shows; "" where that is not said."""
+    if labels_N is None:
+        return [""] * number
+    if labels_N.ndim == 2:
+        return [_joined(None if max(row, default=-1) < 0 else findings_of(row, own)) for row in labels_N.tolist()]
+    return [own[label] if label >= 0 else "" for label in labels_N.tolist()]
+
+
+def _by_finding(counts: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
+    """Images of each class, of texts that name one class or several."""
+    by_class: Counter[str] = Counter()
+    for text, count in counts.items():
+        for name in (text,) if text in order else text.split("|"):
+            by_class[name] += count
+    return {name: by_class.get(name, 0) for name in order}
 
 
 def _with_class(file: ImageFile, class_name: str) -> ImageFile:
@@ -320,9 +351,9 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     parts: list[Arrays] = []
     if path is not None and path.is_file() and split == "" and (
             there := partly_labelled.parts_of(source, path, split)) is not None:
-        parts = [readers.arrays_of(f"{source}#{name}", path, name, labels="if there")
+        parts = [readers.arrays_of(f"{source}#{name}", path, name, labels="if there", multi_label=None)
                  for name, count in (("labelled", there.labelled), ("unlabelled", there.unlabelled)) if count]
-    parts = parts or [readers.arrays_of(source, path, split, labels="if there")]
+    parts = parts or [readers.arrays_of(source, path, split, labels="if there", multi_label=None)]
     preview = Preview(source=source, kind="digits" if path is None else "npz")
     own: tuple[str, ...] = next((part.classes for part in parts if part.labels_N is not None), ())
     named = next((part.classes_named for part in parts if part.labels_N is not None), False)
@@ -331,8 +362,7 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     tiles: list[Tile] = []
     for number, part in enumerate(parts):
         assert part.images is not None
-        labels = ["" if part.labels_N is None else shown[label] for label in
-                  (part.labels_N.tolist() if part.labels_N is not None else [0] * part.shape[0])]
+        labels = _named(part.labels_N, shown, part.shape[0])
         counts.update(labels)
         indices = sorted(_chosen(labels))
         try:
@@ -354,7 +384,7 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     preview.unlabelled = counts.pop("", 0)
     preview.labelled = preview.num_images - preview.unlabelled
     preview.num_sizes = len(preview.sizes)
-    preview.classes = {name: counts.get(name, 0) for name in (*shown, *(c for c in classes if own and c not in shown))}
+    preview.classes = _by_finding(counts, (*shown, *(c for c in classes if own and c not in shown)))
     preview.misfits = _misfits(shown, classes)
     preview.notes = tuple(f"class '{name}' has no image here" for name, count in preview.classes.items() if not count)
     preview.tiles = tuple(tiles)

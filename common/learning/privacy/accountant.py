@@ -20,6 +20,7 @@ from typing import Any
 
 from semisilo.common.errors import BadConfiguration, NotPermitted
 from semisilo.common.methods.parts.privacy import MAX_NOISE, MIN_NOISE
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["MAX_STEPS", "MOST_EPSILON", "NoisySteps", "epsilon_of", "noise_for", "require_accountant"]
 
@@ -136,5 +137,5 @@ def _library() -> Any:  # Any: the library has no types
             importlib.import_module(f"dp_accounting.{part}")
     except ModuleNotFoundError as error:
         raise NotPermitted(f"Differential privacy needs the package '{error.name}', which is not installed here.",
-                           remedy="Install it: pip install 'semisilo[privacy]'.") from None
+                           remedy=how_to_install("semisilo[privacy]")) from None
     return found

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["PREFIX", "build_timm_model", "timm_names"]
 
@@ -46,5 +47,5 @@ def _timm() -> Any:
         import timm
     except ImportError:
         raise BadConfiguration("Networks of timm need the package timm, which is not installed here.",
-                               remedy="Install it: pip install 'semisilo[timm]'.") from None
+                               remedy=how_to_install("semisilo[timm]")) from None
     return timm

@@ -1,5 +1,5 @@
-"""Files of Python that build a network: "my_net.py:build". No code travels: a task names the file's digest, and each
-machine runs its own copy, once its owner has permitted that digest.
+"""Files that build a network: "my_net.py:build", or a configuration of Transformers. No code travels: a task names the
+file's digest, and each machine uses its own copy, once its owner has permitted that digest.
 
 What is run is what was hashed: the file is read once. It may import installed packages, not other files beside it.
 
@@ -23,6 +23,7 @@ __all__ = ["MAX_FILE_BYTES", "ModelFile", "PermittedCode", "code_of", "digest_of
 
 MAX_FILE_BYTES = 2**20
 _NAME = re.compile(r"(?P<file>[A-Za-z0-9_][A-Za-z0-9_.-]*\.py):(?P<factory>[A-Za-z_]\w*)", re.ASCII)
+_CONFIGURATION = re.compile(r"transformers/(?P<folder>[A-Za-z0-9_][A-Za-z0-9_.-]*)", re.ASCII)
 _MOST_FILES = 1000
 
 
@@ -52,12 +53,14 @@ def code_of(settings: ModelSettings, folder: Path) -> tuple[PermittedCode, ...]:
 
 
 def names_file(name: str) -> bool:
-    """Whether a network's name is of the form "file.py:factory"."""
-    return _NAME.fullmatch(name) is not None
+    """Whether a network's name is of the form "file.py:factory", or "transformers/FOLDER"."""
+    return bool(file_of(name))
 
 
 def file_of(name: str) -> str:
-    """The file in "file.py:factory"; of another name an empty text."""
+    """The file in "file.py:factory", the configuration of "transformers/FOLDER"; of another name an empty text."""
+    if (configuration := _CONFIGURATION.fullmatch(name)) is not None:
+        return f"{configuration['folder']}/config.json"
     match = _NAME.fullmatch(name)
     return "" if match is None else match["file"]
 
@@ -92,10 +95,11 @@ def read_file(file: ModelFile, *, name: str = "") -> tuple[Path, bytes]:
     """Finds a file by its digest.
 
     Args:
-        name: where to look first; the others are those of the folder that end in ".py".
+        name: where to look first; the others are those of the folder that end in ".py" or ".json".
     Raises: NotPermitted when the folder has no such file.
     """
-    others = sorted(file.folder.glob("*.py"))[:_MOST_FILES] if file.folder.is_dir() else []
+    others = sorted([*file.folder.glob("*.py"), *file.folder.glob("*.json")])[:_MOST_FILES] \
+        if file.folder.is_dir() else []
     for path in [file.folder / name, *others] if name else others:
         try:
             content = _bytes_of(path)

@@ -27,6 +27,7 @@ from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import OnProgress
 from semisilo.common.process.messages import Failure
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.installing import how_to_install
 from semisilo.silo.compute.images import SiloImages
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.home import SiloHome
@@ -158,7 +159,7 @@ class RayWorkplace:
             import ray
         except ImportError:
             raise UsageError("The engine 'ray' needs Ray, which is not installed.",
-                             remedy="Install it: pip install 'semisilo[ray]'.") from None
+                             remedy=how_to_install("semisilo[ray]")) from None
         self._ray = ray
         self._device = device
         self._numerics: set[str] = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from semisilo.common.config import to_dict
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.models.own.model_file import MAX_FILE_BYTES
 from semisilo.common.storage.durable import write_durably
+from semisilo.common.text.logs import printable
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import load_policy
 
@@ -42,17 +44,31 @@ class LookedAt:
 
 
 def look_at(path: Path) -> LookedAt:
-    """Reads a file. Raises: UsageError when there is none, or it is no Python."""
+    """Reads a file. Raises: UsageError when there is none, or it is neither Python nor a configuration in JSON."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}.",
                          remedy="Name the file that the coordinator's operator has given you.") from None
-    if path.suffix != ".py":
-        raise UsageError(f"{path}: is no file of Python.", remedy='Its name must end in ".py".')
+    if path.suffix not in (".py", ".json"):
+        raise UsageError(f"{path}: is no file of Python, and no configuration.",
+                         remedy='Its name must end in ".py", or in ".json" for a configuration of Transformers.')
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{path}: has more than {MAX_FILE_BYTES} bytes.",
                          remedy="Ask for the file of the network alone.")
+    sha256 = hashlib.sha256(content).hexdigest()
+    lines = content.count(b"\n") + (not content.endswith(b"\n"))
+    if path.suffix == ".json":
+        try:
+            read = json.loads(content)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            raise UsageError(f"{path}: is no configuration: it holds no JSON object.", remedy="Ask for the file again.")
+        named = read.get("architectures")
+        made = named if isinstance(named, list) else [read.get("model_type", "")]
+        return LookedAt(path=path, sha256=sha256, content=content, lines=lines, imports=(),
+                        factories=tuple(printable(str(each), limit=80) for each in made[:5] if each))
     try:
         tree = ast.parse(content, str(path))
     except (SyntaxError, ValueError) as error:
@@ -60,8 +76,7 @@ def look_at(path: Path) -> LookedAt:
     imports = {name.partition(".")[0] for node in ast.walk(tree) for name in (
         [alias.name for alias in node.names] if isinstance(node, ast.Import) else
         [node.module or "."] if isinstance(node, ast.ImportFrom) else [])}
-    return LookedAt(path=path, sha256=hashlib.sha256(content).hexdigest(), content=content,
-                    lines=content.count(b"\n") + (not content.endswith(b"\n")),
+    return LookedAt(path=path, sha256=sha256, content=content, lines=lines,
                     factories=tuple(node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
                                     and not node.name.startswith("_")), imports=tuple(sorted(imports)))
 
@@ -74,7 +89,7 @@ def permit_file(home: SiloHome, file: LookedAt) -> bool:
     """
     before = load_policy(home.policy)
     home.model_files.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_durably(home.model_files / f"{file.sha256}.py", file.content)
+    write_durably(home.model_files / f"{file.sha256}{file.path.suffix}", file.content)
     if file.sha256 in before.permit.model_files:
         return False
     text = home.policy.read_text(encoding="utf-8") if home.policy.exists() else ""

@@ -68,6 +68,15 @@ def test_names_that_no_class_list_gives_are_sorted() -> None:
     assert (found.classes, [] if found.labels is None else found.labels.tolist()) == (("cat", "mouse"), [1, 0, 1])
 
 
+def test_dictionaries_of_monais_transforms_are_items() -> None:
+    found = arrays_of_dataset(Items({"image": torch.from_numpy(GREY)[None], "label": 1, "path": "x"}), where="data")
+    assert np.array_equal(found.images[0], GREY)
+    assert found.labels is not None
+    assert found.labels.tolist() == [1]
+    with pytest.raises(BadData, match="a dictionary without 'image'"):
+        arrays_of_dataset(Items({"img": GREY}), where="data")
+
+
 def test_images_alone_are_taken_where_no_labels_are_needed() -> None:
     for dataset in (Items(GREY, GREY), TensorDataset(torch.zeros(2, 1, 3, 4))):
         assert arrays_of_dataset(dataset, where="unlabelled", labelled=False).labels is None

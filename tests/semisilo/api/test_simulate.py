@@ -26,6 +26,7 @@ from PIL import Image
 import semisilo
 import semisilo.api.simulate as api_module
 from semisilo.api.progress import Watching, shown_for
+from semisilo.api.setup import stored
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.text.describe import describe_percentage
@@ -446,3 +447,10 @@ def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
     create_federation(tmp_path / "hub", name="lung", address="localhost:8443")
     with pytest.raises(UsageError, match="nothing has begun there"):
         semisilo.load_run(tmp_path / "hub")
+
+
+def test_arrays_with_a_row_of_0_and_1_for_each_image_are_stored_as_they_are(tmp_path: Path) -> None:
+    rows = np.array([[1, 0, 1], [0, 0, 0]])
+    with np.load(stored((np.zeros((2, 8, 8), dtype=np.uint8), rows), tmp_path)) as arrays:
+        assert arrays["labels"].tolist() == rows.tolist()
+        assert "classes" not in arrays.files

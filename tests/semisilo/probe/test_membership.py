@@ -117,10 +117,12 @@ def test_rates_that_the_images_do_not_allow_are_left_out() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_randomised_response_reaches_what_epsilon_allows_and_no_more(epsilon: float) -> None:
-    """It tells the truth with p = e^eps / (1 + e^eps): found p, falsely accused 1 - p, and the area under both straight
-    lines is p."""
+    """It tells the truth with p = e^eps / (1 + e^eps): found p, falsely accused 1 - p, and the area under the straight
+    lines from there to (0, 0) and (1, 1) is p. Half way along them it finds p / 2 and (1 + p) / 2."""
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))
     assert allowed_hits(1 - truth, epsilon=epsilon, delta=0.0) == pytest.approx(truth)
+    assert allowed_hits((1 - truth) / 2, epsilon=epsilon, delta=0.0) == pytest.approx(truth / 2)
+    assert allowed_hits(1 - truth / 2, epsilon=epsilon, delta=0.0) == pytest.approx((1 + truth) / 2)
     assert allowed_area(epsilon=epsilon, delta=0.0) == pytest.approx(truth)
 
 

@@ -202,8 +202,10 @@ def test_a_method_that_sends_no_model_and_one_that_cannot_have_privacy_are_refus
     with pytest.raises(UsageError, match="sends no model and no gradient"):
         probe(probed_tables(study("local", "labels-at-silo"), name="study"), out=tmp_path / "a", settings=QUICK,
               device="cpu")
-    with pytest.raises(BadConfiguration, match="self_training"):
-        protections(probed_tables(study("self_training"), name="study"), (8.0,))
+    without = study("semifl")
+    without["model"]["normalisation"] = "group"
+    with pytest.raises(BadConfiguration, match="semifl"):
+        protections(probed_tables(without, name="study"), (8.0,))
     tables = supervised()
     tables["model"]["normalisation"] = "static_batch"
     with pytest.raises((NotPermitted, BadConfiguration), match="batch"):

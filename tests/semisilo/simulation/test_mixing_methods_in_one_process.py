@@ -117,7 +117,7 @@ class Study:
 
     def accuracy(self) -> float:
         parameters, statistics = self.strategy().model(self.state)
-        return measure_model(self.environment, CLASSES, parameters, statistics)["accuracy"]
+        return measure_model(self.environment, CLASSES, parameters, statistics).metrics["accuracy"]
 
     def local_accuracy(self, silo: str) -> float:
         """Of one silo's own model, trained anew from the present state."""
@@ -125,7 +125,7 @@ class Study:
         phase = next(each for each in strategy.phases(self.state, number) if each.name == "train")
         update, _ = self._answer(strategy, self.state, phase, number, silo)
         parameters, statistics = strategy.local_model(self.state, update.groups, self.kept.get(silo))
-        return measure_model(self.environment, CLASSES, parameters, statistics)["accuracy"]
+        return measure_model(self.environment, CLASSES, parameters, statistics).metrics["accuracy"]
 
     def bits(self) -> str:
         """Of all tensors of the state and of what is kept for silos."""

@@ -34,7 +34,7 @@ def _silo(coordinator: Coordinator, folder: Path) -> SimulatedSilo:
     hello = Hello(version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10)
     return SimulatedSilo("alpha", 0, folder, hello=hello, policy=Policy(permit=Permit()),
                          task_service=coordinator.task_service, ledger=coordinator.ledger,
-                         payloads=coordinator.payloads, spool=coordinator.spool)
+                         payloads=coordinator.payloads, spool=coordinator.spool, model_files=folder)
 
 
 def test_a_task_that_is_done_again_after_a_kill_counts_its_download_once(tmp_path: Path) -> None:

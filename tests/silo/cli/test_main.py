@@ -167,8 +167,9 @@ def test_status_shows_what_the_newest_model_is_worth_here_and_lists_those_of_its
     assert [(each["study"], each["round"]) for each in found] == [("lung", 1), ("lung", 2)]
     assert (found[1]["count"], found[1]["measure"]) == (100, "recall:malignant")
     assert found[1]["measured"]["value"] == 0.7
-    assert found[1]["classes"] == {"benign": {"images": 90, "correct": 80, "auroc": None},
-                                   "malignant": {"images": 10, "correct": 7, "auroc": None}}
+    nothing_else = {**dict.fromkeys(("auroc", "others", "average_precision")), "correct_others": 0}
+    assert found[1]["classes"] == {"benign": {"images": 90, "correct": 80, **nothing_else},
+                                   "malignant": {"images": 10, "correct": 7, **nothing_else}}
 
 
 @pytest.mark.parametrize(("words", "status", "start"), [

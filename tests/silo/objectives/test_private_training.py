@@ -16,12 +16,12 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import tensors
 from semisilo.common.learning.losses import cross_entropy, pseudo_labels
-from semisilo.common.learning.privacy.example_gradients import each_by_itself
-from semisilo.common.learning.privacy.gaussian import SecretStream
+from semisilo.common.learning.privacy.example_gradients import ClippedSum, each_by_itself
+from semisilo.common.learning.privacy.gaussian import SecretStream, grid_of
 from semisilo.common.learning.sgd import SGDSettings, make_optimiser
 from semisilo.common.methods.contract import SiloTask
 from semisilo.common.methods.fedavg import FedAvgSettings
-from semisilo.common.methods.parts.privacy import PrivateTask
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, refused_dp
 from semisilo.common.models.factory import initial_model
 from semisilo.silo.objectives import make_objective, train_locally
 
@@ -275,3 +275,40 @@ def test_where_silos_share_noise_one_image_moves_what_leaves_by_at_most_the_clip
     assert less is not None
     apart_by = math.sqrt(sum(float((whole[name] - less[name]).square().sum()) for name in whole))
     assert 0 < apart_by <= 0.1 * PRIVATE.clip_norm / (12 + 26)
+
+
+@pytest.mark.parametrize("settings", [{"objective": "sl"}, {"objective": "fixmatch", "confidence_threshold": 0.51},
+                                      {"objective": "sl", "class_weights": (1.0, 50.0, 3.0)}])
+def test_an_image_with_several_labels_moves_a_sum_by_its_bound_at_most(settings: dict[str, Any]) -> None:
+    """Whatever it shows and weighs: each has a loss of its own, whose gradient is clipped. Without clipping most are
+    longer than the bound, so that it is the clipping that holds."""
+    given, bound = task(task="multi_label", **settings), 0.05
+    model = given.build_model()
+    tensors.load_into(model, initial_model(given.build_model, 3))
+    rows_NK = torch.tensor([[1, 1, 1], [0, 0, 0], [1, -1, 0], [0, 1, 0]] * 3, dtype=torch.int8)
+    labelled = ImageSet(LABELLED.images_NCHW, rows_NK, LABELLED.names)
+    objective = make_objective(given, model, labelled, UNLABELLED if settings["objective"] == "fixmatch" else None)
+    inputs_BCHW = augment.to_input(LABELLED.images_NCHW, FORM)
+    terms: list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = [(objective.labelled_loss, (rows_NK,))]
+    if settings["objective"] == "fixmatch":
+        targets = objective.targets(model, (inputs_BCHW, inputs_BCHW), torch.arange(12), each_by_itself)
+        assert bool(targets[1].any())
+        terms.append((objective.unlabelled_loss, targets))
+
+    def length(clip_norm: float, loss: Callable[..., Tensor], image: int, rows: tuple[Tensor, ...]) -> float:
+        found = ClippedSum(model, clip_norm=clip_norm)
+        found.add(inputs_BCHW[image:image + 1], loss, *(each[image:image + 1] for each in rows))
+        unit = grid_of(clip_norm)
+        return math.sqrt(sum(float((each * unit).square().sum()) for each in found.total.values()))
+
+    for loss, rows in terms:
+        assert max(length(bound, loss, image, rows) for image in range(12)) <= bound
+        assert max(length(100.0, loss, image, rows) for image in range(12)) > bound
+
+
+def test_balanced_weights_of_a_silos_labels_are_refused_with_differential_privacy() -> None:
+    dp = DifferentialPrivacy(unit="example", noise_multiplier=1.0, clip_norm=1.0)
+    for weights, refused in (("balanced", True), ((1.0, 2.0), False)):
+        settings = FedAvgSettings(scenario="labels-at-silo", objective="sl", task="multi_label", class_weights=weights)
+        why = refused_dp(dp, method="fedavg", allowed=("example",), settings=settings, normalisation="group")
+        assert ("class_weights" in why) is refused

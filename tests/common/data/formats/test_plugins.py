@@ -41,7 +41,8 @@ DOTLESS = ImageFormat(name="dotless", suffixes=("slide",), open=read)
 TEXT = "slide"
 '''
 ENTRIES = ("[semisilo.formats]\nslide = slides_of_tests:SLIDE\npng2 = slides_of_tests:PNG\n"
-           "name = slides_of_tests:OTHER\ndotless = slides_of_tests:DOTLESS\ntext = slides_of_tests:TEXT\ngone = slides_of_tests:GONE\n")
+           "name = slides_of_tests:OTHER\n"
+           "dotless = slides_of_tests:DOTLESS\ntext = slides_of_tests:TEXT\ngone = slides_of_tests:GONE\n")
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,8 @@ def test_who_names_none_has_the_files_and_digests_of_before() -> None:
     (np.array([[0, 65535], [65535, 0]], dtype=np.uint16), [[0, 255], [255, 0]]),
     (np.array([[0.0, 1.0], [0.5, 0.0]]), [[0, 255], [128, 0]]),
     (np.array([[[7]]], dtype=np.uint8).repeat(2, 0).repeat(2, 1), [[7, 7], [7, 7]])])
-def test_arrays_of_a_reader_become_squares_as_those_of_other_formats(array: NDArray[Any], square: list[list[int]]) -> None:
+def test_arrays_of_a_reader_become_squares_as_those_of_other_formats(array: NDArray[Any],
+                                                                     square: list[list[int]]) -> None:
     opened = opened_array(array, patient="Ada")
     found, = opened.pictures(Geometry(size=2, channels=1, resize="fit"), Reading(), {})
     assert found.square.tolist() == [square]

@@ -135,3 +135,19 @@ def test_parquet_has_lists_texts_or_columns(scans: Path) -> None:
     assert found.unlabelled is not None
     assert len(found.unlabelled) == 1
     assert survey_partly_labelled(str(path)).labelled == 3
+
+
+def test_a_preview_counts_the_images_of_every_finding(scans: Path) -> None:
+    from semisilo.common.data.formats.pixels import Geometry
+    from semisilo.common.data.preview.preview import look_at
+
+    form = Geometry(size=4, channels=1, resize="fit")
+    source = _table(scans, "image,finding\n0.png,Mass|Edema\n1.png,No Finding\n2.png,Edema\n3.png,\n4.png,Mass\n")
+    found = look_at(source, form=form, multi_label=True)
+    assert (found.labelled, found.unlabelled, found.classes) == (4, 1, {"Edema": 2, "Mass": 2})
+    assert not found.questions
+    assert "several labels" in look_at(source, form=form).questions[0]
+    np.savez(scans / "x.npz", images=np.zeros((3, 5, 5), dtype=np.uint8), labels=[[1, 1], [0, 0], [0, 1]])
+    found = look_at(str(scans / "x.npz"), form=form)
+    assert (found.labelled, found.classes) == (3, {"0": 1, "1": 2})
+    assert {tile.class_name for tile in found.tiles} == {"0|1", "no finding", "1"}

@@ -41,6 +41,20 @@ def test_what_cannot_be_such_a_file_is_refused(tmp_path: Path, name: str, conten
         look_at(tmp_path / (name or "missing.py"))
 
 
+def test_a_configuration_of_transformers_is_permitted_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"architectures": ["ViTForImageClassification"],\n"model_type": "vit"}')
+    home = SiloHome(tmp_path / "home")
+    home.folder.mkdir()
+    found = look_at(path)
+    assert (found.factories, found.lines) == (("ViTForImageClassification",), 2)
+    assert permit_file(home, found)
+    assert (home.model_files / f"{found.sha256}.json").read_bytes() == path.read_bytes()
+    path.write_text("[1]")
+    with pytest.raises(UsageError, match="no configuration"):
+        look_at(path)
+
+
 OTHERS = "\n[limits]\nmax_upload_bytes = 5 # of this site\n"
 
 

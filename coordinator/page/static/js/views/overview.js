@@ -259,7 +259,7 @@ function numbers(study) {
   const { live, studies } = store.federation;
   const alone = (live?.study === study.name && live.labels_alone) || studies.find(({ name }) => name === study.name)?.labels_alone || "";
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
-    tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `of the last round, on test images${byAccuracy(study) ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
+    tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `of the last round, on test images${byAccuracy(study) || study.accuracy === null ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
     study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
     study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
