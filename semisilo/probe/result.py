@@ -17,6 +17,8 @@ __all__ = ["FEWEST_TRIALS", "RECOVERED", "HitsFound", "InversionFound", "Members
 
 RECOVERED = 0.95
 """Correlation of the pixels from which on a reconstruction counts as showing an image."""
+_PLAIN = 0.6
+"""Area from which on more than a little shows."""
 FEWEST_TRIALS = 2
 """That an interval needs."""
 
@@ -80,7 +82,8 @@ class MembershipFound:
                     " a later --round it may send something.")
         right = f"right {100 * self.area.value:.0f} times of 100, where guessing is 50 times"
         if self.area.low > 0.5:
-            return f"{right}: it shows which images were trained on."
+            return (f"{right}: it shows which images were trained on." if self.area.value >= _PLAIN
+                    else f"{right}: a little shows of which images were trained on.")
         if self.area.high < 0.5:
             return f"{right}: worse than guessing, so this attack does not fit, and says nothing."
         return f"{right}: with {counted(self.updates, 'update')} no different from guessing. This attack finds nothing."
