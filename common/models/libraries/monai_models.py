@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["MONAI_PREFIX", "build_monai_model", "monai_names"]
 
@@ -52,5 +53,5 @@ def _nets() -> Any:
         from monai.networks import nets
     except ImportError:
         raise BadConfiguration("Networks of MONAI need the package monai, which is not installed here.",
-                               remedy="Install it: pip install 'semisilo[monai]'.") from None
+                               remedy=how_to_install("semisilo[monai]")) from None
     return nets

@@ -20,6 +20,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.text.installing import how_to_install
 
 __all__ = ["TRANSFORMERS_PREFIX", "build_transformers_model", "read_transformers_weights"]
 
@@ -114,6 +115,6 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         raise BadConfiguration("Networks of Transformers need the package transformers, which is not installed here.",
-                               remedy="Install it: pip install 'semisilo[transformers]'.") from None
+                               remedy=how_to_install("semisilo[transformers]")) from None
     transformers.utils.logging.disable_progress_bar()
     return transformers
