@@ -33,8 +33,10 @@ CASES: dict[str, dict[str, Any]] = {
     "self_training-at-both": {"name": "self_training", "scenario": "labels-at-both", **SMALL, "warm_up_steps": 40,
                               "coordinator_steps": 5, "labelled_steps": 10},
 }
+ROUNDS = {"fedavg-sl": 6, "fedprox": 8}
+"""Of those that learn slowly from the few labels of two silos; others have two."""
 LEAST = 0.6
-"""Macro AUROC after two or three rounds; guessing has 0.5, with a standard error below 0.02 on these images."""
+"""Macro AUROC after these rounds; guessing has 0.5, with a standard error below 0.02 on these images."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def tables_of(images: Path, method: dict[str, Any], *, rounds: int = 2, silos: i
 @pytest.mark.parametrize("case", [case if case == "semifl" else pytest.param(case, marks=pytest.mark.slow)
                                   for case in CASES])
 def test_a_method_that_is_defined_for_several_labels_learns_them(images: Path, tmp_path: Path, case: str) -> None:
-    found = run(tables_of(images, CASES[case]), out=tmp_path / "run", device="cpu")
+    found = run(tables_of(images, CASES[case], rounds=ROUNDS.get(case, 2)), out=tmp_path / "run", device="cpu")
     last = dict(found.rounds[-1].metrics)
     assert last["auroc"] > LEAST
     assert {f"auroc/{name}" for name in CLASSES} | {f"average_precision/{name}" for name in CLASSES} <= set(last)
