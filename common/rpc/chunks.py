@@ -251,7 +251,7 @@ def check_piece(piece: Piece, *, expected_offset: int, limit: int = MAX_CHUNK_BY
         raise BadPayload(f"A chunk for offset {piece.offset} arrived where {expected_offset} was expected.")
     if zlib.crc32(piece.data) != piece.crc32:
         raise BadPayload(f"The chunk at offset {piece.offset} does not have its checksum.",
-                         remedy="The sender goes on from the last good chunk.")
+                         remedy="The sender continues from the last good chunk.")
 
 
 async def receive_into(partial: PartialFile, stream: AsyncIterator[Piece], total_bytes: int) -> int:
@@ -280,7 +280,7 @@ async def receive_into(partial: PartialFile, stream: AsyncIterator[Piece], total
     writer.check()
     if partial.committed_bytes != total_bytes:
         raise BadPayload(f"A stream ended at {partial.committed_bytes} of {total_bytes} bytes.",
-                         remedy="The sender goes on from there.")
+                         remedy="The sender continues from there.")
     return total_bytes
 
 

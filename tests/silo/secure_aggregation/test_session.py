@@ -206,10 +206,10 @@ def other_signature(members: tuple[Member, ...]) -> tuple[Member, ...]:
     (lambda m: (*m[:4], signed_member(name_of(4), seal_key=m[1].keys.mask_key)), "same identity or the same keys"),
     (lambda m: (*m[:4], dataclasses.replace(m[4], identity=m[3].identity)), "same identity or the same keys"),
     (other_signature, "the keys of 'hospital-02' are not signed by its identity"),
-    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=bytes(32))), "the keys of 'hospital-04' are no keys"),
-    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=b"short")), "the keys of 'hospital-04' are no keys"),
+    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=bytes(32))), "the keys of 'hospital-04' are not keys"),
+    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=b"short")), "the keys of 'hospital-04' are not keys"),
     (lambda m: (*m[:4], signed_member(name_of(4), mask_key=b"\1" + bytes(31))),
-     "the keys of 'hospital-04' are no keys"),
+     "the keys of 'hospital-04' are not keys"),
     (lambda m: m * 7, "it has 35 members"),
 ])
 def test_member_lists_that_protect_nobody_are_refused(
