@@ -248,8 +248,8 @@ def test_masks_before_shares_are_refused() -> None:
 @pytest.mark.parametrize(("change", "said"), [
     (lambda g: g[:2], "3 silos are left, and the threshold is 4"),
     (lambda g: g + g[:1], "come twice from one silo"),
-    (lambda g: (*g, SealedShare(silo=ME, sealed=g[0].sealed)), "from one that is no other member"),
-    (lambda g: (*g[:3], SealedShare(silo="stranger", sealed=g[3].sealed)), "from one that is no other member"),
+    (lambda g: (*g, SealedShare(silo=ME, sealed=g[0].sealed)), "from one that is not another member"),
+    (lambda g: (*g[:3], SealedShare(silo="stranger", sealed=g[3].sealed)), "from one that is not another member"),
     (lambda g: (g[1], *g[2:], SealedShare(silo=g[0].silo, sealed=g[1].sealed)),
      "the shares of 'hospital-00' cannot be opened"),
     (lambda g: (*g[:3], SealedShare(silo=g[3].silo, sealed=b"")), "the shares of 'hospital-04' cannot be opened"),
@@ -326,7 +326,7 @@ def test_no_list_is_signed_before_masking() -> None:
     (lambda r: dataclasses.replace(r, confirmations=r.confirmations[:3] * 2), "a confirmation comes twice"),
     (lambda r: dataclasses.replace(r, confirmations=(
         *r.confirmations, dataclasses.replace(r.confirmations[0], silo="stranger"))),
-     "from a silo that is no survivor"),
+     "from a silo that is not a survivor"),
     (lambda r: dataclasses.replace(r, confirmations=(
         *r.confirmations[:4], dataclasses.replace(r.confirmations[4], signature=r.confirmations[3].signature))),
      "'hospital-04' has not signed this list"),
