@@ -50,7 +50,7 @@ SETS = {
     "digits": ImageSetOf(source="digits", classes=10, size=8, channels=1, fraction=1.0,
                          augmentation={"policy": "small", "without": ["Invert", "Solarize"]}),
     "blood cells": ImageSetOf(source="bloodcells.npz", classes=8, size=28, channels=3, fraction=0.1,
-                              augmentation={"policy": "small", "horizontal_flip": True, "vertical_flip": True}),
+                              augmentation={"policy": "small", "horizontal_flip": True, "vertical_flip": True, "without": "auto"}),
     "Fashion-MNIST": ImageSetOf(source="fashion_mnist.npz", classes=10, size=28, channels=1, fraction=0.02,
                                 augmentation={"policy": "small", "horizontal_flip": True}),
     "CIFAR-10": ImageSetOf(source="cifar10.npz", classes=10, size=32, channels=3, fraction=0.03,

@@ -420,14 +420,20 @@ class ModelCard:
 # From the study -------------------------------------------------------------------------------------------------------
 
 
-def settings_shown(config: Tables) -> dict[str, dict[str, object]]:
-    """All settings of a study; of an absolute path only its last part: the rest is the coordinator's affair."""
+def settings_shown(config: Tables, *, left_out_views: Sequence[str] = ()) -> dict[str, dict[str, object]]:
+    """All settings of a study; of an absolute path only its last part: the rest is the coordinator's affair.
+
+    Args:
+        left_out_views: what "auto" has come to in `[augmentation] without`.
+    """
     tables = {name: dict(table) for name, table in config.items()}
     for table, keys in _PATHS.items():
         for key in keys:
             value = tables.get(table, {}).get(key, "")
             if isinstance(value, str) and (value.startswith(("/", "~")) or PureWindowsPath(value).is_absolute()):
                 tables[table][key] = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    if left_out_views:
+        tables["augmentation"]["without"] = list(left_out_views)
     return tables
 
 

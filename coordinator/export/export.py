@@ -240,7 +240,8 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
-        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
+        build_model=data.build_model, image=data.frozen.image,
+        augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(frozen.classes), device=device, trained_before=bool(frozen.weights_digest))
     kind = load_strategy(config.method.name)
     strategy = kind(config.method.settings, environment)
@@ -453,7 +454,7 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
-        settings=settings_shown(chosen.study.config))
+        settings=settings_shown(chosen.study.config, left_out_views=frozen.left_out_views))
     return replace(card, limits=limits_of(card))
 
 

@@ -86,6 +86,11 @@ class FrozenStudy:
     Where images may have several labels or none they add up to another number."""
     task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
     """What an image's label is."""
+    left_out_views: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Operations of RandAugment that the study leaves out because of its labelled images ([augmentation] without =
+    "auto")."""
+    left_out_views_reason: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """Why, for a person; empty where none is left out."""
 
     @property
     def study_measure(self) -> StudyMeasure:

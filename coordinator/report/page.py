@@ -445,6 +445,9 @@ def _provenance(study: StudySummary, state_digest: str) -> Table:
                  map(str, (frozen.num_labelled, frozen.num_validation, frozen.num_test)))),
              ("Rounds are compared by", " ".join(filter(None, (
                  study.choice.title, study.choice.measure_reason and f"({study.choice.measure_reason})")))),
+             *([] if frozen is None or not frozen.left_out_views else [
+                 ("Strong views are made without", f"{', '.join(frozen.left_out_views)}"
+                                                   f" ({frozen.left_out_views_reason})")]),
              ("Queued", _moment(row.queued_unix)), ("Started", _moment(row.started_unix)),
              ("Ended", _moment(row.ended_unix)), ("Page written", _moment(time.time()))]
     return Table("Provenance", ("Fact", "Value"), facts, words=2)
