@@ -63,7 +63,8 @@ DicomRules = Mapping[str, tuple[str, ...] | str]
 AugmentationPolicy = Literal["small", "semifl_official", "fedmatch_official", "fedmix", "none"]
 """Pairs of a weak and a strong augmentation: `semisilo.common.data.augmentation.augment`."""
 PatientRule = Literal["auto", "folder", "name", "none"]
-"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table; "folder": the folder
+"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table, the key
+`patients` of an .npz file; "folder": the folder
 below that of the class; "name": the file's name up to the first "_"; "none": every image stands for itself."""
 _KEYWORD = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 

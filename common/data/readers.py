@@ -120,7 +120,8 @@ def read_images(
         raise BadData(f"{source}: its images cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
-    return ReadResult(_image_set(squares, labels_N, image_names), names, ())
+    patients = arrays.patients if selection.patient == "auto" else ()
+    return ReadResult(_image_set(squares, labels_N, image_names, patients), names, ())
 
 
 def kind_of(path: Path | None) -> SourceKind:

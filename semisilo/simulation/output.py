@@ -138,6 +138,7 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
             f"{len(dealt.silos)} silos: {_range(unlabelled)} unlabelled, {_range(labelled)} labelled each"
             f" -> {out / 'silos'}",
             f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)",
+            *([line] if (line := dealt.patients_line()) else []),
             f"manifest: {manifest}"]
 
 

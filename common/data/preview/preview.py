@@ -139,7 +139,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
     kind = readers.kind_of(path)
     questions: list[str] = []
     if kind in ("npz", "digits"):
-        return _of_arrays(source, path, split, form, reading, classes, progress)
+        return _of_arrays(source, path, split, form, reading, classes, selection, progress)
     assert path is not None
     if kind == "parquet":
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label or None)
@@ -347,7 +347,7 @@ def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], range
 
 
 def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, reading: Reading, classes: tuple[str, ...],
-               progress: Progress | None) -> Preview:
+               selection: Selection, progress: Progress | None) -> Preview:
     parts: list[Arrays] = []
     if path is not None and path.is_file() and split == "" and (
             there := partly_labelled.parts_of(source, path, split)) is not None:
@@ -380,6 +380,8 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
         preview.sizes[size] = preview.sizes.get(size, 0) + part.shape[0]
         if progress is not None:
             progress((number + 1) / len(parts), "looking at images")
+    if selection.patient == "auto" and all(part.patients and all(part.patients) for part in parts):
+        preview.patients = len({patient for part in parts for patient in part.patients})
     preview.num_files = preview.num_images = sum(counts.values())
     preview.unlabelled = counts.pop("", 0)
     preview.labelled = preview.num_images - preview.unlabelled
