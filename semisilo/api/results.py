@@ -192,7 +192,8 @@ class Run:
     def export(self, out: Path | str | None = None, *,
                round: int | Literal["chosen", "last", "best-on-test"] = "chosen", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
-               operating_point: str = "", progress: Callable[[float, str], None] | None = None) -> Exported:
+               operating_point: str | Sequence[str] = (),
+               progress: Callable[[float, str], None] | None = None) -> Exported:
         """Writes the model with its card: see `semisilo export`.
 
         Args:
@@ -200,8 +201,10 @@ class Run:
             round: "chosen" on validation images, without any the last; "last"; a number; or "best-on-test", after which
                 the test images no longer measure the model.
             formats: "safetensors" is always written; "onnx" needs an extra.
-            calibrate: whether to fit a temperature on the validation images.
-            operating_point: such as "sensitivity 95% for CLASS", chosen on the validation images.
+            calibrate: whether to fit a temperature on the validation images; where images may have several labels, a
+                slope and an offset for each class.
+            operating_point: such as "sensitivity 95% for CLASS", chosen on the validation images; where images may have
+                several labels also several, or "sensitivity 95% for every class".
         Returns: `.folder`, and `.card` with what stands in model_card.json.
         Raises: UsageError for the run of a federation, where it is `coordinator export`; what that raises.
         """
