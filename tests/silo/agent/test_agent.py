@@ -176,7 +176,10 @@ def test_the_status_says_how_far_the_work_is_as_long_as_it_goes_on(tmp_path: Pat
         class Watching(FakeCompute):
             async def call(self, request: Any, **options: Any) -> Any:
                 if not isinstance(request, Survey):
+                    bench.agent._display.progress("training", 0.2, "epoch 1 of 5")
+                    assert bench.status().stage != "training", "a stage that is over at once is not worth a writing"
                     bench.agent._display.progress("training", 0.4, "epoch 2 of 5")
+                    await until(lambda: bench.status().stage == "training")
                     status = bench.status()
                     seen.append(f"{status.state}; {status.stage} {status.stage_fraction} {status.stage_text}")
                 return await super().call(request, **options)
