@@ -126,7 +126,7 @@ class PayloadReader:
             for spec in run:
                 kind = ELEMENT_TYPES[spec.dtype]
                 with _naming(spec, name):
-                    flat = _zeros(spec)
+                    flat = _memory(spec, cleared=not blocks.as_large_as_elements)
                     blocks.fill(flat)
                     if theirs is not None:
                         add_reference(flat, next(theirs), kind, group.reference_form)
@@ -265,6 +265,10 @@ class _Blocks:
         self._position = start
         self._end = end
         self._all_zero = start == end
+        self.as_large_as_elements = end - start >= group.dense_bytes > 0
+        """Whether the file holds as many bytes as its elements take: then memory that it is decoded into need not be
+        cleared before, which takes as long as reading it. Else a few bytes of a stranger could make this process touch
+        all the memory that they claim to need."""
         self._later = 0 if self._all_zero else group.smallest_bytes
         self._kind = ELEMENT_TYPES["float32"]
         self._left = 0
@@ -278,7 +282,8 @@ class _Blocks:
         self._rest = np.empty(0, dtype=kind.bits)
 
     def fill(self, out: Bits) -> None:
-        """Writes the next elements to `out` (n,), zero in every bit. Raises: BadPayload."""
+        """Writes the next elements to `out` (n,), zero in every bit, or anything where the group is
+        `as_large_as_elements`. Raises: BadPayload."""
         if self._all_zero:
             return
         done = 0
@@ -329,6 +334,8 @@ class _Blocks:
             if os.preadv(self._handle, [out.view(np.uint8).data], self._position) != header.body_bytes:
                 raise BadPayload(f"A block of {header.body_bytes} bytes is cut off.")
         else:
+            if self.as_large_as_elements:
+                out[:] = 0  # it may come as it was found
             decode_block(header, os.pread(self._handle, header.body_bytes, self._position), out, kind=self._kind)
         self._position += header.body_bytes
 
@@ -368,9 +375,10 @@ def _naming(spec: TensorSpec, group: str) -> Iterator[None]:
         raise BadPayload(f"Tensor '{spec.name}' of the group '{group}': {error.text}", remedy=error.remedy) from None
 
 
-def _zeros(spec: TensorSpec) -> Bits:
+def _memory(spec: TensorSpec, *, cleared: bool) -> Bits:
+    """(n,) elements of a tensor; zero in every bit if `cleared`."""
     try:
-        return np.zeros(spec.num_elements, dtype=ELEMENT_TYPES[spec.dtype].bits)
+        return (np.zeros if cleared else np.empty)(spec.num_elements, dtype=ELEMENT_TYPES[spec.dtype].bits)
     except MemoryError:
         raise BadPayload(f"There is no memory for {spec.num_elements} elements.") from None
 
