@@ -606,6 +606,41 @@ def test_a_coordinator_of_many_silos_hears_at_its_interval_and_not_of_every_stag
     run(work())
 
 
+def test_of_many_silos_one_that_only_waits_to_transfer_sends_no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call is in flight, by which the coordinator knows that it is there. While it trains there is no such call."""
+    heard: list[tuple[int, float]] = []
+
+    class Answering:
+        async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+            heard.append((request.stage, request.fraction))
+            return pb.ReportProgressResponse()
+
+    async def stages(watch: Watch) -> None:
+        watch.stage(pb.ReportProgressRequest.STAGE_DOWNLOADING)
+        await asyncio.sleep(0.05)
+        assert heard == [], "it waits for its turn"
+        watch.tell(0.5, "half of it")
+        await until(lambda: len(heard) == 1)
+        await asyncio.sleep(0.05)
+        assert len(heard) == 1, "nothing has moved since"
+        watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
+        await until(lambda: len(heard) >= 4)  # at every interval, whether an epoch has passed or not
+        assert set(heard[1:]) == {(pb.ReportProgressRequest.STAGE_TRAINING, 0.0)}
+
+    async def nothing() -> None:
+        return None
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def work() -> None:
+        monkeypatch.setattr("semisilo.silo.agent.watch._PROMPT_SECONDS", 0.001)
+        watch = Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=0.01)
+        await watch.over(stages(watch), stop=nothing, hours_over=never)
+    run(work())
+
+
 def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_well() -> None:
     """The report that the new stage sets off and the cancellation that the failure sets off come in the same turn."""
     class Answering:
