@@ -41,6 +41,8 @@ _INVITATION = re.compile(r"(semisilo-invite-v\d+\.)[A-Za-z0-9_.=-]+")
 
 def printable(text: str, *, limit: int = 500) -> str:
     """One line without control characters or terminal escapes, at most `limit` characters."""
+    if len(text) <= limit and text.isprintable():
+        return text
     line = "".join(c if c.isprintable() else " " if c in "\r\n\t" else "�" for c in text[: 4 * limit])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 

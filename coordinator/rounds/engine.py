@@ -447,7 +447,8 @@ class Engine:
         quorum = 0
         if phase.quorum == "study" and phase.step in ("", "keys", "shares", "mask"):
             aside = self._roster.aside()
-            quorum = max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
+            there_are = sum(silo not in aside for silo in row.sample) if aside else len(row.sample)
+            quorum = max(1, study.config.participation.quorum_of(there_are))
         return max(quorum, self._sums.fewest(row, phase, num_asked)) if phase.step else quorum
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:

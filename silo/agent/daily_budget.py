@@ -91,6 +91,9 @@ class DayBudget:
         self._count = read_day(path, hours, now_unix)
         self._seen = Carried()
         self._written = self._count.bytes
+        self._on_disk: DayCount | None = None
+        """What this process has last written, and whether a loss of power cannot take it back."""
+        self._safe = False
         self._over_until = 0.0
 
     def carried(self, total: Carried, now_unix: float, *, durably: bool = False) -> DayCount:
@@ -148,6 +151,8 @@ class DayBudget:
             os.replace(temporary, path)
 
     def _write(self, *, durably: bool) -> None:
+        if self._count == self._on_disk and (self._safe or not durably):
+            return
         text = (json.dumps(asdict(self._count)) + "\n").encode()
         if durably:
             write_durably(self._path, text)
@@ -155,4 +160,4 @@ class DayBudget:
             temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
             temporary.write_bytes(text)
             os.replace(temporary, self._path)
-        self._written = self._count.bytes
+        self._written, self._on_disk, self._safe = self._count.bytes, self._count, durably
