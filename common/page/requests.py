@@ -18,9 +18,11 @@ from starlette.staticfiles import StaticFiles
 from semisilo.common.errors import SemisiloError
 from semisilo.common.page.guard import TOO_LARGE, TooLarge
 from semisilo.common.page.responses import failure, failure_of
+from semisilo.common.page.token import TokenGate
 from semisilo.common.text.system_errors import explained
 
-__all__ = ["SHARED", "bearer_of", "failures", "read_body", "static_files", "whole_number"]
+__all__ = ["SHARED", "bearer_of", "caller_of", "check_query", "failures", "read_body", "static_files", "token_refused",
+           "whole_number"]
 
 SHARED = Path(__file__).parent / "static"
 """The design: styles, letters, and scripts that know no side."""
@@ -37,6 +39,37 @@ def bearer_of(request: Request) -> str:
     """The token in the Authorization header; empty where there is none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def caller_of(request: Request) -> str:
+    """The address that a request comes from; empty where that is not known."""
+    return request.client.host if request.client is not None else ""
+
+
+def token_refused(request: Request, gate: TokenGate, given: str, *, wrong: str, missing: str, remedy: str) -> Response:
+    """What is answered to a token that is not the right one, or to none; a wrong one counts against the caller.
+
+    The right one is always heard, however many wrong ones came: behind a proxy all come from one address, and a
+    stranger must not be able to keep the owner out. 256 random bits are not guessed, however often one may try.
+
+    Args:
+        wrong: what is said to a wrong token; `missing`: to none.
+        remedy: where the right one is.
+    """
+    caller = caller_of(request)
+    wait = gate.wait_seconds(caller)
+    if wait > 0:
+        return failure(429, "TOO_MANY_TOKENS", "Too many wrong tokens came from this address.",
+                       f"Try again in {wait:.0f} s.", retry_seconds=wait)
+    if given:
+        gate.wrong(caller)
+    return failure(401, "WRONG_TOKEN", wrong if given else missing, remedy)
+
+
+def check_query(request: Request, known: set[str]) -> None:
+    """Raises: HTTPException for a name in the query that means nothing here."""
+    if unknown := sorted(request.query_params.keys() - known):
+        raise HTTPException(400, f"There is no parameter {unknown[0][:100]!r}; there are {', '.join(sorted(known))}")
 
 
 def whole_number(text: str, what: str) -> int:

@@ -10,16 +10,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from semisilo.common.errors import UsageError
-from semisilo.common.page.guard import Guard
-from semisilo.common.page.requests import bearer_of, failures, read_body, static_files, whole_number
+from semisilo.common.page.app import guarded_page, table_file
+from semisilo.common.page.requests import bearer_of, caller_of, check_query, read_body, token_refused, whole_number
 from semisilo.common.page.responses import failure, json_answer, to_json
 from semisilo.common.page.token import is_token
 from semisilo.coordinator.federation import operate
@@ -47,8 +46,8 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         proxy: whose word for who acts is taken; None where nobody's is.
     """
     routes = _Routes(service, LoginProxy() if proxy is None else proxy)
-    app = Starlette(routes=[
-        Route("/", routes.index), Route("/health", routes.health), Route("/metrics", routes.metrics),
+    return guarded_page([
+        Route("/health", routes.health), Route("/metrics", routes.metrics),
         Route("/api/federation", routes.federation), Route("/api/studies/{study}", routes.study),
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
@@ -59,11 +58,9 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
         *(Route(f"/api/actions/{name}", routes.action(name), methods=["POST"]) for name in _ACTIONS),
-        Mount("/static", static_files(STATIC)),
-    ], exception_handlers=failures("The coordinator's log says why."))
-    app.router.redirect_slashes = False
-    return Guard(app, page="operator page", log="semisilo.coordinator", listen_host=listen_host, hosts=hosts,
-                 unknown_host="Add the name to [page] hosts in federation.toml, and restart coordinator serve.")
+    ], STATIC, facts_at="/api/federation", page="operator page", log="semisilo.coordinator",
+        more_in="The coordinator's log says why.", listen_host=listen_host, hosts=hosts,
+        unknown_host="Add the name to [page] hosts in federation.toml, and restart coordinator serve.")
 
 
 class _Routes:
@@ -72,12 +69,6 @@ class _Routes:
         self._proxy = proxy
 
     # Facts ------------------------------------------------------------------------------------------------------------
-
-    async def index(self, request: Request) -> Response:
-        """The one page."""
-        if not (STATIC / "index.html").is_file():
-            return failure(404, "NOT_FOUND", "This installation has no page; the facts are at /api/federation.")
-        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     async def health(self, request: Request) -> Response:
         """For whoever asks whether the page answers."""
@@ -103,8 +94,7 @@ class _Routes:
 
     async def compare(self, request: Request) -> Response:
         """GET /api/compare?study=A&study=B."""
-        if unknown := sorted(request.query_params.keys() - {"study"}):
-            raise HTTPException(400, f"Studies cannot be compared by {unknown[0][:100]!r}")
+        check_query(request, {"study"})
         names = tuple(name[:200] for name in request.query_params.getlist("study")[:MOST_COMPARED + 1])
         return json_answer(await self._service.facts(f"compare {names}", lambda reader, live: reader.compare(names)))
 
@@ -131,9 +121,7 @@ class _Routes:
     async def events(self, request: Request) -> Response:
         """GET /api/events?study=&silo=&kind=&before=&limit=."""
         query = request.query_params
-        unknown = sorted(query.keys() - {"study", "silo", "kind", "before", "limit"})
-        if unknown:
-            raise HTTPException(400, f"Events cannot be asked for by {unknown[0][:100]!r}")
+        check_query(request, {"study", "silo", "kind", "before", "limit"})
         study, silo, kind = (query.get(name, "")[:200] for name in ("study", "silo", "kind"))
         before = whole_number(query.get("before") or "0", "before")
         limit = min(MOST_EVENTS, whole_number(query.get("limit") or "100", "limit"))
@@ -145,28 +133,18 @@ class _Routes:
         """GET /api/audit.csv and /api/audit.json: the audit trail as a file, of one study where `study` names it."""
         form: ExportFormat = "csv" if request.url.path.endswith(".csv") else "json"
         pieces = self._service.export(form, request.query_params.get("study", "")[:200])
-        first = await anext(pieces, "")  # what is wrong with the request shows before the answer begins
-
-        async def text() -> AsyncIterator[str]:
-            yield first
-            async for piece in pieces:
-                yield piece
-
-        return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
-            "content-disposition": f'attachment; filename="audit.{form}"'})
+        return await table_file(pieces, form, name="audit")
 
     async def logs(self, request: Request) -> Response:
         """GET /api/logs?level=&text=&before=&limit=: the coordinator's log, behind the operator's token, for it holds
         more than the page shows."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        by = await self._operator(request, bearer_of(request))
         if isinstance(by, Response):
             return by
         if self._service.logs is None:
             return failure(404, "NOT_FOUND", "No coordinator runs behind this page, so there is no log.")
         query = request.query_params
-        if unknown := sorted(query.keys() - {"level", "text", "before", "limit"}):
-            raise HTTPException(400, f"Lines cannot be asked for by {unknown[0][:100]!r}")
+        check_query(request, {"level", "text", "before", "limit"})
         level = query.get("level") or "info"
         if level not in LEVELS:
             raise HTTPException(400, f"'level' must be one of {', '.join(LEVELS)}")
@@ -230,8 +208,7 @@ class _Routes:
 
     async def queue(self, request: Request) -> Response:
         """POST /api/actions/queue: takes as long as all images of the study."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+        by = await self._operator(request, bearer_of(request))
         if isinstance(by, Response):
             return by
         body = await read_body(request, {"study": str})
@@ -246,23 +223,15 @@ class _Routes:
         if self._service.token is None:
             return failure(403, "READ_ONLY", "This page shows and does not act.",
                            "Use the page of coordinator serve, or the commands.")
-        # The right one is always heard: behind a proxy all come from one address, and a stranger must not be able to
-        # keep the operator out. 256 random bits are not guessed, however often one may try.
-        caller = request.client.host if request.client is not None else ""
-        if (user := self._proxy.user(caller, request.headers)) is not None:
+        if (user := self._proxy.user(caller_of(request), request.headers)) is not None:
             return f"proxy:{user}"
         if is_token(given, self._service.token()):
             return PAGE_TOKEN
         if given and (name := await self._service.operator_of(given)) is not None:
             return f"operator:{name}"
-        wait = self._service.gate.wait_seconds(caller)
-        if wait > 0:
-            return failure(429, "TOO_MANY_TOKENS", "Too many wrong tokens came from this address.",
-                           f"Try again in {wait:.0f} s.", retry_seconds=wait)
-        if given:
-            self._service.gate.wrong(caller)
-        return failure(401, "WRONG_TOKEN", "This is not the operator's token." if given else
-                       "Actions need the operator's token.", "Print it with: coordinator page --token.")
+        return token_refused(request, self._service.gate, given, wrong="This is not the operator's token.",
+                             missing="Actions need the operator's token.",
+                             remedy="Print it with: coordinator page --token.")
 
 
 Action = Callable[[PageService, Ledger, Mapping[str, Any]], Any]

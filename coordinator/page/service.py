@@ -10,13 +10,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.page.answers import Answers
 from semisilo.common.page.responses import to_json
 from semisilo.common.page.token import TokenGate
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
@@ -40,24 +38,14 @@ _KEEP_SECONDS = 1.0
 """An answer is made again after this time even when the ledger has not changed: it tells how much time is left."""
 _SHARE_SECONDS = 0.25
 """And not before this time, however quickly it changes."""
-_MOST_KEPT = 64
 _WATCH_SECONDS = 1.0
 _SLOW_SECONDS = 10.0
 """Bytes change all the time; what only they have changed is told this often."""
 _BEAT_SECONDS = 15.0
 _CHECK_SECONDS = 600.0
-_PIECES = 500
-"""Events that an export makes at a time; others are answered in between."""
 _MOST_STREAMS = 64
 
 Result = TypeVar("Result")
-
-
-@dataclass(slots=True)
-class _Kept:
-    content: bytes
-    version: int
-    made: float
 
 
 class PageService:
@@ -83,10 +71,9 @@ class PageService:
         self.closing = asyncio.Event()
         """Set when the page ends, so that streams do."""
         self._acted = acted
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="page")
+        self._answers = Answers(share_seconds=_SHARE_SECONDS, keep_seconds=_KEEP_SECONDS)
         self._ledger: Ledger | None = None
         self._reader: PageReader | None = None
-        self._kept: dict[str, _Kept] = {}
         self._revision = 1
         self._seen: tuple[Any, ...] = ()
         self._slowly: tuple[int, float] = (0, 0.0)
@@ -106,24 +93,9 @@ class PageService:
             self._reader = PageReader(self.source, self._ledger)
         return self._reader
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
     def _build(self, key: str, build: Callable[[PageReader], Any]) -> bytes:
         reader = self._opened()
-        assert self._ledger is not None
-        now, version = time.monotonic(), self._ledger.data_version()
-        kept = self._kept.get(key)
-        if kept is not None:
-            age = now - kept.made
-            if age < _SHARE_SECONDS or (age < _KEEP_SECONDS and kept.version == version):
-                return kept.content
-        content = to_json(build(reader))
-        self._kept.pop(key, None)
-        self._kept[key] = _Kept(content, version, time.monotonic())
-        while len(self._kept) > _MOST_KEPT:
-            self._kept.pop(next(iter(self._kept)))
-        return content
+        return self._answers.json_of(key, lambda: build(reader), version=reader.ledger.data_version())
 
     def _look(self, live: LiveStatus | None) -> tuple[int, Any]:
         """The revision, and what goes with it in the stream; one look serves all who ask at about the same time."""
@@ -146,7 +118,7 @@ class PageService:
     async def facts(self, key: str, build: Callable[[PageReader, LiveStatus | None], Any]) -> bytes:
         """JSON of facts, perhaps a moment old. `build` runs in the thread; equal keys mean equal facts."""
         live = self.live()
-        return await self._in_thread(lambda: self._build(key, lambda reader: build(reader, live)))
+        return await self._answers.in_thread(lambda: self._build(key, lambda reader: build(reader, live)))
 
     async def metrics(self) -> bytes | None:
         """What Prometheus scrapes; None where there is only a ledger."""
@@ -161,12 +133,12 @@ class PageService:
             if self._exposition is None:
                 self._exposition = Exposition(federation, self._opened().ledger, live=lambda: self._live)
             return self._exposition.text()
-        return await self._in_thread(work)
+        return await self._answers.in_thread(work)
 
     async def revision(self) -> int:
         """The number that grows when there is something new."""
         live = self.live()
-        return (await self._in_thread(lambda: self._look(live)))[0]
+        return (await self._answers.in_thread(lambda: self._look(live)))[0]
 
     async def hand_over(self, study: str, what: HandOverFile) -> Path:
         """A file of a study that is over.
@@ -179,7 +151,7 @@ class PageService:
                 raise UsageError(f"Study '{row.name}' is {row.state}.", remedy="Its files are there once it is over.")
             return row.name, (row.state, row.ended_unix, self._opened().ledger.last_event())
 
-        name, version = await self._in_thread(look)
+        name, version = await self._answers.in_thread(look)
         if self._hand_over is None:
             raise UsageError("There is no federation here, only a ledger.",
                              remedy="Use the page of coordinator serve, or the command coordinator export.")
@@ -194,7 +166,7 @@ class PageService:
         if federation is None or commands is None:
             raise UsageError("There is no federation here, only a ledger.", remedy="Use the command coordinator queue.")
         # The name goes into a command line, and what is none is not started; what is wrong with the file shows at once.
-        await self._in_thread(lambda: queue_study(federation, self._opened().ledger, study, only_check=True))
+        await self._answers.in_thread(lambda: queue_study(federation, self._opened().ledger, study, only_check=True))
         await commands.check(study)
 
         def queue(ledger: Ledger) -> StudyConfig:
@@ -210,13 +182,13 @@ class PageService:
                 ledger.study(study)
             return export_trail(self.source.federation, ledger, form=form, study=study, now_unix=time.time())
 
-        pieces = await self._in_thread(begin)
-        while text := await self._in_thread(lambda: "".join(islice(pieces, _PIECES))):
+        pieces = await self._answers.in_thread(begin)
+        async for text in self._answers.text_of(pieces):
             yield text
 
     async def operator_of(self, token: str) -> str | None:
         """The named operator whose token it is; None when it is nobody's."""
-        return await self._in_thread(lambda: operator_of(self._opened().ledger, token))
+        return await self._answers.in_thread(lambda: operator_of(self._opened().ledger, token))
 
     async def act(self, action: Callable[[Ledger], Result], *, by: str) -> Result:
         """Runs an action of the operator; what it has changed is seen by the next answer.
@@ -231,10 +203,10 @@ class PageService:
                 with self._ledger.acted_by(by):
                     return action(self._ledger)
             finally:
-                self._kept.clear()
+                self._answers.forget()
                 self._looked_at = 0.0
         try:
-            return await self._in_thread(work)
+            return await self._answers.in_thread(work)
         finally:
             self._revision += 1
             self._acted()
@@ -256,7 +228,7 @@ class PageService:
         told, spoken = b"", 0.0
         while not self.closing.is_set():
             live = self.live()
-            revision, facts = await self._in_thread(lambda live=live: self._look(live))  # type: ignore[misc]
+            revision, facts = await self._answers.in_thread(lambda live=live: self._look(live))  # type: ignore[misc]
             data = to_json({"revision": revision, "live": facts})
             if data != told:
                 told, spoken = data, time.monotonic()
@@ -279,14 +251,14 @@ class PageService:
         """Checks the chain of events a stretch at a time, all of it again every ten minutes, until cancelled."""
         while True:
             with contextlib.suppress(SemisiloError):
-                while await self._in_thread(lambda: self._opened().check.go_on(self._opened().ledger)):
+                while await self._answers.in_thread(lambda: self._opened().check.go_on(self._opened().ledger)):
                     await asyncio.sleep(0.02)
             end = time.monotonic() + _CHECK_SECONDS
             while time.monotonic() < end:
                 await asyncio.sleep(_SLOW_SECONDS)
                 with contextlib.suppress(SemisiloError):
-                    await self._in_thread(lambda: self._opened().check.go_on(self._opened().ledger))
-            await self._in_thread(lambda: self._opened().check.again())
+                    await self._answers.in_thread(lambda: self._opened().check.go_on(self._opened().ledger))
+            await self._answers.in_thread(lambda: self._opened().check.again())
 
     def end_streams(self) -> None:
         """Lets streams end."""
@@ -299,5 +271,5 @@ class PageService:
             if self._ledger is not None:
                 self._ledger.close()
         self.end_streams()
-        await self._in_thread(close)
-        self._thread.shutdown(wait=False)
+        await self._answers.in_thread(close)
+        self._answers.end()

@@ -6,8 +6,8 @@ Tests: tests/test_keyboard.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError
@@ -26,9 +26,9 @@ from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
 from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
-__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "SiloFacts",
-           "agent_status", "budget_facts", "evaluation_of", "facts", "hours_facts", "last_disclosure", "lines",
-           "privacy_of"]
+__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "Score",
+           "SiloFacts", "agent_status", "budget_facts", "evaluation_of", "facts", "hours_facts", "last_disclosure",
+           "lines", "policy_of", "privacy_of", "score_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +77,8 @@ class LastDisclosure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationFacts:
-    """Accuracy of one global model on this site's test images."""
+class Score:
+    """A global model on this site's test images."""
 
     study: str
     round: int
@@ -94,6 +94,12 @@ class EvaluationFacts:
     """What the study compares rounds by."""
     measured: Estimate | None
     """That measure; None where it cannot be measured on these images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationFacts(Score):
+    """The same with its classes, and in words."""
+
     classes: Mapping[str, ClassResult]
     """By class name."""
     text: str
@@ -167,15 +173,8 @@ def facts(folder: Path, *, now: float) -> SiloFacts:
     identity = load_identity(folder)
     home = SiloHome(folder)
     running, agent = agent_status(home)
-    try:
-        policy, error = load_policy(home.policy), ""
-    except SemisiloError as objection:
-        policy, error = None, objection.line()
-    privacy, privacy_error = None, ""
-    try:
-        privacy = None if policy is None else privacy_of(PrivacyLedger(home.privacy).lines(), policy)
-    except SemisiloError as objection:
-        privacy_error = objection.line()
+    policy, error = policy_of(home)
+    privacy, privacy_error = privacy_of(PrivacyLedger(home.privacy).lines, policy)
     return SiloFacts(
         silo=identity.silo, federation=identity.federation, address=identity.address, home=str(folder),
         certificate_until=utc_text(identity.not_after_unix), renews_from=utc_text(identity.about.renew_unix),
@@ -194,23 +193,52 @@ def agent_status(home: SiloHome) -> tuple[bool, AgentStatus]:
     return running, agent
 
 
+def policy_of(home: SiloHome) -> tuple[Policy | None, str]:
+    """silo.toml, and what is wrong with it; empty when nothing is."""
+    try:
+        return load_policy(home.policy), ""
+    except SemisiloError as error:
+        return None, error.line()
+
+
 def evaluation_facts(home: SiloHome) -> tuple[EvaluationFacts, ...]:
     found = read_evaluations(home.evaluations)
     return tuple(evaluation_of(each) for each in found if each.evaluation.study == found[-1].evaluation.study)
 
 
-def evaluation_of(entry: RecordedEvaluation) -> EvaluationFacts:
-    """What one entry of the record says."""
+def score_of(entry: RecordedEvaluation) -> Score:
+    """The numbers of one entry of the record."""
     found, scores = entry.evaluation, entry.scores()
-    return EvaluationFacts(
+    return Score(
         study=found.study, round=found.round, labels_alone=found.labels_alone, unix=entry.unix, count=scores.count,
         accuracy=scores.accuracy, balanced_accuracy=scores.balanced_accuracy, measure=str(entry.study_measure),
-        measured=scores.measure, classes=dict(zip(entry.class_names, found.classes, strict=True)),
-        text=scores_text(entry))
+        measured=scores.measure)
 
 
-def privacy_of(found: Sequence[Spending], policy: Policy) -> PrivacyFacts | None:
-    """What was spent, as the lines of the ledger have it, where it was worked out."""
+def evaluation_of(entry: RecordedEvaluation) -> EvaluationFacts:
+    """What one entry of the record says."""
+    score = score_of(entry)
+    return EvaluationFacts(
+        **{field.name: getattr(score, field.name) for field in fields(Score)},
+        classes=dict(zip(entry.class_names, entry.evaluation.classes, strict=True)), text=scores_text(entry))
+
+
+def privacy_of(read: Callable[[], Sequence[Spending]], policy: Policy | None) -> tuple[PrivacyFacts | None, str]:
+    """What was spent, as the lines of the ledger have it, where it was worked out; and why that is not known.
+
+    Args:
+        read: gives these lines.
+        policy: None when silo.toml cannot be read: then nothing can be said.
+    """
+    if policy is None:
+        return None, ""
+    try:
+        return _privacy_facts(read(), policy), ""
+    except SemisiloError as error:
+        return None, error.line()
+
+
+def _privacy_facts(found: Sequence[Spending], policy: Policy) -> PrivacyFacts | None:
     limit = policy.privacy.max_epsilon
     if not found and not limit:
         return None

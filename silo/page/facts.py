@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semisilo.common.measures.site_evaluation import Estimate
 from semisilo.silo.agent.asked import AskedTask
 from semisilo.silo.agent.daily_budget import DayCount
-from semisilo.silo.agent.status import BudgetFacts, EvaluationFacts, HoursFacts, LastDisclosure, PrivacyFacts
+from semisilo.silo.agent.status import BudgetFacts, EvaluationFacts, HoursFacts, LastDisclosure, PrivacyFacts, Score
 from semisilo.silo.page.disclosure_book import Left
 from semisilo.silo.page.policy_words import DaySpan, Rules
 
 __all__ = ["AgentFacts", "AskedPage", "AuditFacts", "CardFacts", "CertificateFacts", "EvaluationsFacts", "HereFacts",
-           "LeftFacts", "PeerFacts", "PolicyFacts", "Score", "StudiesFacts", "StudyDetail", "TrustFacts"]
+           "LeftFacts", "PeerFacts", "PolicyFacts", "StudiesFacts", "StudyDetail", "TrustFacts"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +35,8 @@ class CertificateFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentFacts:
-    """What `silo join` last wrote of itself."""
+    """What `silo join` last wrote of itself: of its notes (`AgentStatus`), those that a page may show. A new note is
+    shown only once it is named here, for everyone who can reach the page reads it."""
 
     running: bool
     since_unix: float | None
@@ -184,23 +184,6 @@ class AskedPage:
     """Steps of secure sums, which ask for no update."""
     offset: int
     revealed: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
-    """A global model on this site's test images."""
-
-    study: str
-    round: int
-    labels_alone: bool
-    unix: float
-    count: int
-    accuracy: Estimate | None
-    """None where an image may show several classes or none, as the next one."""
-    balanced_accuracy: Estimate | None
-    """None where an image may show several classes or none, as the next one."""
-    measure: str
-    measured: Estimate | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,9 @@ from semisilo.silo.agent.status import (
     evaluation_of,
     hours_facts,
     last_disclosure,
+    policy_of,
     privacy_of,
+    score_of,
 )
 from semisilo.silo.page.disclosure_book import DisclosureBook, LeftOf, LeftPage
 from semisilo.silo.page.facts import (
@@ -46,7 +48,6 @@ from semisilo.silo.page.facts import (
     LeftFacts,
     PeerFacts,
     PolicyFacts,
-    Score,
     StudiesFacts,
     StudyDetail,
     TrustFacts,
@@ -56,7 +57,7 @@ from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations
 from semisilo.silo.site.home import AgentStatus, SiloHome, home_option
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 from semisilo.silo.site.peers import peers_of
-from semisilo.silo.site.policy import Policy, load_policy
+from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
 from semisilo.silo.site.trail_check import TrailFacts, check_trail, trail_facts
 from semisilo.silo.study_cards.book import BY_POLICY, CardBook, CardEntry
@@ -96,14 +97,10 @@ class SiloReader:
         """
         home, now = self._home, self._clock()
         identity, identity_error = self._identity()
-        policy, policy_error = self._policy()
+        policy, policy_error = policy_of(home)
         running, agent = agent_status(home)
         since = home.agent_began() if running else None
-        privacy, privacy_error = None, ""
-        try:
-            privacy = None if policy is None else privacy_of(self._spent(), policy)
-        except SemisiloError as error:
-            privacy_error = error.line()
+        privacy, privacy_error = privacy_of(self._spent, policy)
         waiting, cards_error = self._waiting()
         found, trail = self._evaluations(), self._trail_facts.of(home.heads, lambda path: trail_facts(home))
         return HereFacts(
@@ -131,12 +128,6 @@ class SiloReader:
         except SemisiloError as error:
             return None, error.line()
 
-    def _policy(self) -> tuple[Policy | None, str]:
-        try:
-            return load_policy(self._home.policy), ""
-        except SemisiloError as error:
-            return None, error.line()
-
     def _policy_newer(self, since: float | None) -> bool:
         """Whether silo.toml is younger than the agent that has read it."""
         changed = _modified(self._home.policy)
@@ -152,7 +143,7 @@ class SiloReader:
 
     def studies(self, *, revealed: bool) -> StudiesFacts:
         """All studies whose cards have come."""
-        policy, _ = self._policy()
+        policy, _ = policy_of(self._home)
         try:
             entries, error = CardBook(self._home.cards).entries(), ""
         except SemisiloError as trouble:
@@ -197,7 +188,7 @@ class SiloReader:
     def left(self) -> LeftFacts:
         """What left, added up."""
         self.book.refresh()
-        policy, now = self._policy()[0], self._clock()
+        policy, now = policy_of(self._home)[0], self._clock()
         days = read_days(self._home.days)
         if policy is not None:
             today = read_day(self._home.day, policy.hours, now)
@@ -232,14 +223,8 @@ class SiloReader:
 
     def evaluations(self) -> EvaluationsFacts:
         """Global models on this site's test images."""
-        policy, found = self._policy()[0], self._evaluations()
-        scores = []
-        for entry in found:
-            facts = evaluation_of(entry)
-            scores.append(Score(study=facts.study, round=facts.round, labels_alone=facts.labels_alone, unix=facts.unix,
-                                count=facts.count, accuracy=facts.accuracy, measure=facts.measure,
-                                balanced_accuracy=facts.balanced_accuracy, measured=facts.measured))
-        return EvaluationsFacts(scores=tuple(scores), newest=evaluation_of(found[-1]) if found else None,
+        policy, found = policy_of(self._home)[0], self._evaluations()
+        return EvaluationsFacts(scores=tuple(map(score_of, found)), newest=evaluation_of(found[-1]) if found else None,
                                 told=None if policy is None else policy.permit.site_evaluation)
 
     def _evaluations(self) -> tuple[RecordedEvaluation, ...]:
@@ -249,7 +234,7 @@ class SiloReader:
 
     def policy(self, *, revealed: bool) -> PolicyFacts:
         """silo.toml."""
-        policy, error = self._policy()
+        policy, error = policy_of(self._home)
         shown = Policy() if policy is None else policy
         rules = () if policy is None else rules_of(shown)
         if not revealed:

@@ -5,18 +5,15 @@ Tests: tests/silo/page/test_page.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from semisilo.common.page.guard import Guard
-from semisilo.common.page.requests import bearer_of, failures, read_body, static_files, whole_number
+from semisilo.common.page.app import guarded_page, table_file
+from semisilo.common.page.requests import bearer_of, check_query, read_body, token_refused, whole_number
 from semisilo.common.page.responses import failure, json_answer, to_json
 from semisilo.common.page.token import is_token
 from semisilo.silo.page.service import ExportForm, SiloPage
@@ -30,8 +27,8 @@ _MOST_TEXT = 200
 def silo_page_app(page: SiloPage, *, listen_host: str, hosts: tuple[str, ...] = ()) -> ASGIApp:
     """The whole page, behind its guard."""
     routes = _Routes(page)
-    app = Starlette(routes=[
-        Route("/", routes.index), Route("/health", routes.health), Route("/api/silo", routes.here),
+    return guarded_page([
+        Route("/health", routes.health), Route("/api/silo", routes.here),
         Route("/api/studies", routes.studies), Route("/api/studies/{study}", routes.study),
         Route("/api/left", routes.left), Route("/api/disclosures", routes.disclosures),
         Route("/api/disclosures.csv", routes.export), Route("/api/disclosures.json", routes.export),
@@ -40,11 +37,9 @@ def silo_page_app(page: SiloPage, *, listen_host: str, hosts: tuple[str, ...] = 
         Route("/api/session", routes.session, methods=["POST"]),
         Route("/api/actions/approve", routes.approve, methods=["POST"]),
         Route("/api/actions/decline", routes.decline, methods=["POST"]),
-        Mount("/static", static_files(STATIC)),
-    ], exception_handlers=failures("The terminal in which `silo page` runs says why."))
-    app.router.redirect_slashes = False
-    return Guard(app, page="silo's page", log="semisilo.silo", listen_host=listen_host, hosts=hosts,
-                 unknown_host="Name it when starting: silo page --host NAME.")
+    ], STATIC, facts_at="/api/silo", page="silo's page", log="semisilo.silo",
+        more_in="The terminal in which `silo page` runs says why.", listen_host=listen_host, hosts=hosts,
+        unknown_host="Name it when starting: silo page --host NAME.")
 
 
 class _Routes:
@@ -52,12 +47,6 @@ class _Routes:
         self._page = page
 
     # Facts ------------------------------------------------------------------------------------------------------------
-
-    async def index(self, request: Request) -> Response:
-        """The one page."""
-        if not (STATIC / "index.html").is_file():
-            return failure(404, "NOT_FOUND", "This installation has no page; the facts are at /api/silo.")
-        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     async def health(self, request: Request) -> Response:
         """For whoever asks whether the page answers."""
@@ -96,13 +85,7 @@ class _Routes:
         """GET /api/disclosures.csv and .json: the record as a file, of one study or kind where they are named."""
         study, kind = _chosen(request, {"study", "kind"})
         form: ExportForm = "csv" if request.url.path.endswith(".csv") else "json"
-
-        async def text() -> AsyncIterator[str]:
-            async for piece in self._page.export(form, study=study, kind=kind):
-                yield piece
-
-        return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
-            "content-disposition": f'attachment; filename="disclosures.{form}"'})
+        return await table_file(self._page.export(form, study=study, kind=kind), form, name="disclosures")
 
     async def asked(self, request: Request) -> Response:
         """GET /api/asked?study=&steps=&offset=&limit=."""
@@ -169,26 +152,16 @@ class _Routes:
         return bool(given) and self._refusal(request, given) is None
 
     def _refusal(self, request: Request, given: str) -> Response | None:
-        # The right one is always heard: 256 random bits are not guessed, however often one may try.
         if is_token(given, self._page.token()):
             return None
-        caller = request.client.host if request.client is not None else ""
-        wait = self._page.gate.wait_seconds(caller)
-        if wait > 0:
-            return failure(429, "TOO_MANY_TOKENS", "Too many wrong tokens came from this address.",
-                           f"Try again in {wait:.0f} s.", retry_seconds=wait)
-        if given:
-            self._page.gate.wrong(caller)
-        return failure(401, "WRONG_TOKEN", "This is not the token of this page." if given else
-                       "Approving and declining need the token of this page.",
-                       f"Print it with: {self._page.token_command}")
+        return token_refused(request, self._page.gate, given, wrong="This is not the token of this page.",
+                             missing="Approving and declining need the token of this page.",
+                             remedy=f"Print it with: {self._page.token_command}")
 
 
 def _chosen(request: Request, known: set[str]) -> tuple[str | None, str]:
     """(study, kind) of a query; None for all studies. Raises: HTTPException for what cannot be asked by."""
+    check_query(request, known)
     query = request.query_params
-    unknown = sorted(query.keys() - known)
-    if unknown:
-        raise HTTPException(400, f"One cannot ask by {unknown[0][:100]!r}")
     study = query.get("study")
     return None if study is None else study[:_MOST_TEXT], query.get("kind", "")[:_MOST_TEXT]

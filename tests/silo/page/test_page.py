@@ -180,12 +180,12 @@ def test_it_follows_an_agent_that_runs_and_does_not_keep_one_from_starting(home:
         for _ in range(20):
             await page.get("/api/silo")
             with home.lock():  # what an agent does when it starts
-                page.page._kept.clear()
+                page.page._answers.forget()
                 agent = (await page.get("/api/silo"))["agent"]
                 assert (agent["running"], agent["stage"], agent["stage_fraction"]) == (True, "training", 0.42)
                 assert agent["state"] == "s, round 2/3: works on it"
                 assert agent["since_unix"] == pytest.approx(time.time(), abs=60)
-            page.page._kept.clear()
+            page.page._answers.forget()
         assert (await page.get("/api/silo"))["agent"]["running"] is False
     asking(home, work)
 
@@ -196,7 +196,7 @@ def test_a_silo_toml_that_the_running_agent_has_not_read_is_said(home: SiloHome)
             os.utime(home.policy, (time.time() - 60, time.time() - 60))
             assert (await page.get("/api/policy"))["newer"] is False
             os.utime(home.policy, (time.time() + 60, time.time() + 60))
-            page.page._kept.clear()
+            page.page._answers.forget()
             assert (await page.get("/api/policy"))["newer"] is True
             assert (await page.get("/api/silo"))["policy_newer"] is True
     asking(home, work)
@@ -226,7 +226,7 @@ def test_what_is_wrong_with_silo_toml_cards_or_ledger_is_said(home: SiloHome) ->
         assert "methodz" in (await page.get("/api/policy", token=TOKEN))["error"]
         home.policy.unlink()
         (home.privacy / "spent.jsonl").write_text("{\n")
-        page.page._kept.clear()
+        page.page._answers.forget()
         assert "is not known" in (await page.get("/api/silo", token=TOKEN))["privacy_error"]
     asking(home, work)
 

@@ -1,8 +1,9 @@
 // The HTTP interface of the side whose page it is. The token is kept in sessionStorage only: it ends with the tab.
 
-import { IS_IT_THERE, TOKEN, WHO, WHOSE_TOKEN } from "./place.js";
+import { COMMAND, TOKEN, WHO, WHOSE_TOKEN } from "./place.js";
 
 const PATIENCE = 15_000;
+const IS_IT_THERE = `Is \`${COMMAND}\` running?`;
 
 /** What was answered instead of what was asked for. */
 export class ApiError extends Error {

@@ -2,9 +2,11 @@
 
 import { h } from "./dom.js";
 import { act, fetchFile } from "./api.js";
-import { confirm, showLine, signedIn, toast } from "./dialogs.js";
+import { toast } from "./dialog.js";
+import { showLine, signedIn } from "./dialogs.js";
 import { button } from "./parts.js";
 import * as format from "./format.js";
+import { confirmSigned } from "./sign_in.js";
 import { invalidate, now, store } from "./store.js";
 
 const ACTIVE = new Set(["queued", "preparing", "waiting", "running", "paused"]);
@@ -25,18 +27,7 @@ export function studyButtons(study) {
 
 const hasDeadline = (open) => Boolean(open?.deadline_unix) && open.state === "collecting";
 
-/** Signs in if need be, then asks; a token that was refused meanwhile is asked for again. */
-async function asked(question) {
-  if (!await signedIn()) return null;
-  return confirm({ ...question, submit: async (state) => {
-    try {
-      return await question.submit(state);
-    } catch (error) {
-      if (error.status !== 401 || !await signedIn({ again: true })) throw error;
-      return question.submit(state);
-    }
-  } });
-}
+const asked = (question) => confirmSigned(signedIn, question);
 
 /** Downloads a file that only an operator may have; making it takes the coordinator a moment. */
 export async function take(study, file) {

@@ -1,34 +1,19 @@
 // The operator's dialogs: signing in, and an invitation's line.
 
 import { h } from "./dom.js";
-import { isLetIn, signIn, token } from "./api.js";
+import { isLetIn, token } from "./api.js";
 import { open } from "./dialog.js";
-
-export { confirm, toast } from "./dialog.js";
+import { askForToken } from "./sign_in.js";
 
 /** Asks for the operator's token unless there is one. True when there is one afterwards. */
 export async function signedIn({ again = false } = {}) {
   if ((token() || await isLetIn()) && !again) return true;
-  const done = await open({
-    title: "Operator's token",
-    action: "Sign in",
-    ready: (state) => Boolean(state.token),
-    body: (state, draw) => [
-      h("p", null, "Viewing needs no token; actions do. At the hub, in the federation folder, this prints it:"),
-      h("pre", { class: "commands" }, h("code", null, "coordinator page --token")),
-      h("p", null, "A personal token is better, since the audit trail then names you:"),
-      h("pre", { class: "commands" }, h("code", null, "coordinator operator add NAME")),
-      h("label", { class: "field" }, h("span", null, "Token"),
-        h("input", { type: "password", autocomplete: "current-password", spellcheck: "false", "data-first": true, "aria-invalid": state.error ? "true" : null,
-          on: { input: (event) => { state.token = event.target.value.trim(); draw(); } } })),
-      h("p", { class: "note" }, "It is kept in this tab until you close it or sign out."),
-    ],
-    submit: async (state) => {
-      await signIn(state.token);
-      return true;
-    },
-  });
-  return done === true;
+  return askForToken("Operator's token", [
+    h("p", null, "Viewing needs no token; actions do. At the hub, in the federation folder, this prints it:"),
+    h("pre", { class: "commands" }, h("code", null, "coordinator page --token")),
+    h("p", null, "A personal token is better, since the audit trail then names you:"),
+    h("pre", { class: "commands" }, h("code", null, "coordinator operator add NAME")),
+  ]);
 }
 
 /** Shows an invitation's line, once. */

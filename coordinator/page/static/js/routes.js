@@ -1,6 +1,6 @@
 // Addresses within the page (after #) and the paths of the interface.
 
-const part = encodeURIComponent;
+import { part, query, wordsOf } from "./addresses.js";
 
 export const to = {
   overview: (study) => (study ? `#/study/${part(study)}` : "#/"),
@@ -24,23 +24,14 @@ export const api = {
   compare: (studies) => `/api/compare?${studies.map((name) => `study=${part(name)}`).join("&")}`,
   logs: ({ level, text, before }) => `/api/logs?${new URLSearchParams({ level, text, before: before || "0" })}`,
   choices: () => "/api/choices",
-  events: (filter) => {
-    const query = new URLSearchParams();
-    for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null) query.set(name, String(value));
-    return `/api/events?${query}`;
-  },
+  events: (filter) => query("/api/events", filter),
   file: (study, name) => `/api/studies/${part(study)}/files/${name}`,
   auditFile: (form, study) => `/api/audit.${form}${study ? `?study=${part(study)}` : ""}`,
 };
 
 /** {view, study, number, silo} of an address; unknown ones are the overview. */
 export function parse(hash) {
-  let words;
-  try {
-    words = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  } catch {
-    words = [];
-  }
+  const words = wordsOf(hash);
   const [first, second, third, fourth] = words;
   if (first === "study" && second) {
     if (third === "rounds") return { view: "rounds", study: second };

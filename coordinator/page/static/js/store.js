@@ -2,6 +2,7 @@
 // anew. When the stream breaks the page asks every five seconds, and says since when it hears nothing.
 
 import { get } from "./api.js";
+import { forgetAllBut, resources, setClock } from "./fetched.js";
 import { steadied } from "./steady.js";
 
 const POLL = 5_000;
@@ -11,9 +12,9 @@ const LEAST_GAP = 900;
 const PROGRESS_EVERY = 2_000;
 const MOST_KEPT = 40;
 
+export { data, errorOf, now } from "./fetched.js";
+
 export const store = {
-  /** path -> {data, error, at, wanted}: what was fetched, and when by this machine's clock (ms). */
-  resources: new Map(),
   federation: null,
   /** "connecting", "live" (stream), "polling" (no stream, but answers) or "lost". */
   connection: "connecting",
@@ -25,22 +26,7 @@ export const store = {
 
 let needs = () => [];
 let onChange = () => {};
-let skew = 0; // the coordinator's clock minus ours, in seconds
 let revision = null;
-
-/** The coordinator's time in Unix seconds. */
-export function now() {
-  return Date.now() / 1000 + skew;
-}
-
-/** What was fetched from a path, or null. */
-export function data(path) {
-  return store.resources.get(path)?.data ?? null;
-}
-
-export function errorOf(path) {
-  return store.resources.get(path)?.error ?? null;
-}
 
 /** Begins: `wanted` returns the paths that the shown view needs, `changed` draws. */
 export function start(wanted, changed) {
@@ -89,12 +75,10 @@ async function run(level) {
   // A large study on a slow machine is asked for less often, so that the page never does nothing else.
   if (level === ALL) notBefore = performance.now() + Math.max(LEAST_GAP, 4 * (performance.now() - asked));
   if (results.includes("unreachable")) unreachable();
-  if (store.resources.size > MOST_KEPT) {
-    for (const path of store.resources.keys()) if (!paths.includes(path)) store.resources.delete(path);
-  }
+  forgetAllBut(paths, MOST_KEPT);
   busy = false;
   onChange();
-  if (needs().some((path) => !store.resources.has(path)) && store.connection !== "lost") {
+  if (needs().some((path) => !resources.has(path)) && store.connection !== "lost") {
     run(MISSING); // what a view cannot do without comes before what is merely newer
     return;
   }
@@ -117,29 +101,29 @@ function lookAgain() {
 const moves = (path) => path === "/api/federation" || path.includes("/rounds/");
 
 async function load(path, level) {
-  const known = store.resources.get(path);
+  const known = resources.get(path);
   if (known && !known.stale && (level === MISSING || (level === PROGRESS && !moves(path)))) return "kept";
   try {
     const answer = await get(path);
-    store.resources.set(path, { data: answer, error: null, stale: false });
+    resources.set(path, { data: answer, error: null, stale: false });
     if (path === "/api/federation") {
       const { steady, waits } = steadied(answer.silos, Date.now());
       store.federation = { ...answer, silos: steady };
       if (waits) lookAgain();
-      if (typeof answer.now_unix === "number") skew = answer.now_unix - Date.now() / 1000;
+      setClock(answer.now_unix);
     }
     heard();
     return "fetched";
   } catch (error) {
     if (error.status === 0) return "unreachable";
-    store.resources.set(path, { data: error.status === 404 ? null : known?.data ?? null, error, stale: true });
+    resources.set(path, { data: error.status === 404 ? null : known?.data ?? null, error, stale: true });
     return "refused";
   }
 }
 
 /** After an action: fetch everything again, whatever the stream says. */
 export function invalidate() {
-  for (const resource of store.resources.values()) resource.stale = true;
+  for (const resource of resources.values()) resource.stale = true;
   notBefore = 0;
   refresh(ALL);
 }

@@ -1,46 +1,26 @@
 // What a person can do here: sign in, approve and decline studies. Each decision is asked for, and says what it means.
 
 import { h } from "./dom.js";
-import { act, signIn, token } from "./api.js";
-import { confirm, open, toast } from "./dialog.js";
+import { act, token } from "./api.js";
+import { toast } from "./dialog.js";
+import { askForToken, confirmSigned } from "./sign_in.js";
 import { invalidate, store } from "./store.js";
 
 /** Asks for the token of the page unless there is one. True when there is one afterwards. */
 export async function signedIn({ again = false } = {}) {
   if (token() && !again) return true;
-  const done = await open({
-    title: "Token of this page",
-    action: "Sign in",
-    ready: (state) => Boolean(state.token),
-    body: (state, draw) => [
-      h("p", null, "Deciding needs a token, and so does what may name files of this site. On the silo's machine, under the silo's account, this prints it:"),
-      h("pre", { class: "commands" }, h("code", null, store.here?.token_command ?? "silo page --token")),
-      h("label", { class: "field" }, h("span", null, "Token"),
-        h("input", { type: "password", autocomplete: "current-password", spellcheck: "false", "data-first": true, "aria-invalid": state.error ? "true" : null,
-          on: { input: (event) => { state.token = event.target.value.trim(); draw(); } } })),
-      h("p", { class: "note" }, "It is kept in this tab until you close it or sign out."),
-    ],
-    submit: async (state) => {
-      await signIn(state.token);
-      return true;
-    },
-  });
-  if (done === true) invalidate();
-  return done === true;
+  const done = await askForToken("Token of this page", [
+    h("p", null, "Deciding needs a token, and so does what may name files of this site. On the silo's machine, under the silo's account, this prints it:"),
+    h("pre", { class: "commands" }, h("code", null, store.here?.token_command ?? "silo page --token")),
+  ]);
+  if (done) invalidate();
+  return done;
 }
 
 /** A card is decided on as it was shown: where another one has come meanwhile, the silo says so. */
 async function decide(action, card, question) {
-  if (!await signedIn()) return;
   const body = { study: card.study, digest: card.digest };
-  const done = await confirm({ ...question, submit: async () => {
-    try {
-      return await act(action, body);
-    } catch (error) {
-      if (error.status !== 401 || !await signedIn({ again: true })) throw error;
-      return act(action, body);
-    }
-  } });
+  const done = await confirmSigned(signedIn, { ...question, submit: () => act(action, body) });
   if (done !== null) {
     toast(action === "approve" ? `${card.study} is approved: the silo signs its card with its next task.` : `${card.study} is declined: its tasks are refused.`);
     invalidate();
@@ -58,7 +38,6 @@ export function approve(card) {
       card.changed ? `It has changed since it was signed before: ${card.changed}.` : "A task that says something else than the card is refused.",
       store.here?.agent.running ? "A running silo join continues automatically." : "silo join does not run here: the card is signed once it does.",
     ],
-    submit: null,
   });
 }
 
@@ -68,6 +47,5 @@ export function decline(card) {
     action: "Decline the study",
     tone: "danger",
     says: ["Its tasks are refused, and the coordinator hears that this site has declined it.", "What has left before stays where it is.", `You can change your mind: silo approve ${card.study}, or here.`],
-    submit: null,
   });
 }

@@ -1,7 +1,8 @@
 // Whose page this is, for scripts that both sides share.
 
 export const WHO = "The silo's page";
-export const IS_IT_THERE = "Is `silo page` running?";
+/** What starts it. */
+export const COMMAND = "silo page";
 export const WHOSE_TOKEN = "the token of this page";
 /** Where the token lies in sessionStorage. */
 export const TOKEN = "semisilo-silo-token";

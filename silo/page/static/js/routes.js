@@ -1,6 +1,6 @@
 // Addresses within the page (after #) and the paths of the interface.
 
-const part = encodeURIComponent;
+import { part, query, wordsOf } from "./addresses.js";
 
 export const to = {
   overview: () => "#/",
@@ -11,13 +11,6 @@ export const to = {
   rules: () => "#/rules",
   trust: () => "#/trust",
 };
-
-function query(path, filter) {
-  const words = new URLSearchParams();
-  for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null && value !== 0) words.set(name, String(value));
-  const text = words.toString();
-  return text ? `${path}?${text}` : path;
-}
 
 export const api = {
   studies: () => "/api/studies",
@@ -33,12 +26,7 @@ export const api = {
 
 /** {view, study} of an address; unknown ones are the overview. */
 export function parse(hash) {
-  let words;
-  try {
-    words = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  } catch {
-    words = [];
-  }
+  const words = wordsOf(hash);
   const [first, second] = words;
   if (first === "study" && second) return { view: "study", study: second };
   if (["studies", "left", "asked", "rules", "trust"].includes(first)) return { view: first };

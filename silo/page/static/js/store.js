@@ -2,15 +2,16 @@
 // machine as the silo, so asking costs next to nothing.
 
 import { get, signOut, token } from "./api.js";
+import { forgetAllBut, resources, setClock } from "./fetched.js";
 
 const POLL = 2_500;
 const HIDDEN_POLL = 20_000;
 const MOST_KEPT = 30;
 export const HERE = "/api/silo";
 
+export { data, errorOf, now } from "./fetched.js";
+
 export const store = {
-  /** path -> {data, error}: what was fetched last. */
-  resources: new Map(),
   /** What /api/silo says; null before it was heard. */
   here: null,
   /** "connecting", "live" or "lost". */
@@ -23,26 +24,11 @@ export const store = {
 
 let needs = () => [];
 let onChange = () => {};
-let skew = 0; // the silo's clock minus ours, in seconds
-
-/** The silo's time in Unix seconds. */
-export function now() {
-  return Date.now() / 1000 + skew;
-}
-
-/** What was fetched from a path, or null. */
-export function data(path) {
-  return store.resources.get(path)?.data ?? null;
-}
-
-export function errorOf(path) {
-  return store.resources.get(path)?.error ?? null;
-}
 
 /** Something that is not from the silo has changed: draws anew, and fetches what is now needed. */
 export function changed() {
   onChange();
-  if (needs().some((path) => !store.resources.has(path))) refreshAll();
+  if (needs().some((path) => !resources.has(path))) refreshAll();
 }
 
 /** Begins: `wanted` returns the paths that the shown view needs, `draw` draws. */
@@ -56,7 +42,7 @@ export function start(wanted, draw) {
 
 /** After an action: nothing that was known holds any more. */
 export function invalidate() {
-  for (const path of [...store.resources.keys()]) if (!needs().includes(path)) store.resources.delete(path);
+  for (const path of [...resources.keys()]) if (!needs().includes(path)) resources.delete(path);
   refreshAll();
 }
 
@@ -76,25 +62,23 @@ export async function refreshAll() {
   const paths = [HERE, ...needs()];
   const answers = await Promise.all(paths.map(load));
   if (answers.includes("unreachable")) store.connection = "lost";
-  if (store.resources.size > MOST_KEPT) {
-    for (const path of [...store.resources.keys()]) if (!paths.includes(path)) store.resources.delete(path);
-  }
+  forgetAllBut(paths, MOST_KEPT);
   busy = false;
   onChange();
-  const missing = needs().some((path) => !store.resources.has(path)) && store.connection !== "lost";
+  const missing = needs().some((path) => !resources.has(path)) && store.connection !== "lost";
   const pause = Math.max(document.hidden ? HIDDEN_POLL : POLL, 4 * (performance.now() - begun));
   timer = setTimeout(refreshAll, again || missing ? 0 : pause);
   again = false;
 }
 
 async function load(path) {
-  const known = store.resources.get(path);
+  const known = resources.get(path);
   try {
     const answer = await get(path, { signed: true });
-    store.resources.set(path, { data: answer, error: null });
+    resources.set(path, { data: answer, error: null });
     if (path === HERE) {
       store.here = answer;
-      if (typeof answer.now_unix === "number") skew = answer.now_unix - Date.now() / 1000;
+      setClock(answer.now_unix);
       if (token() && answer.revealed === false) signOut(); // the token was made anew meanwhile
     }
     store.heard = Date.now();
@@ -102,7 +86,7 @@ async function load(path) {
     return "fetched";
   } catch (error) {
     if (error.status === 0) return "unreachable";
-    store.resources.set(path, { data: error.status >= 500 ? known?.data ?? null : null, error });
+    resources.set(path, { data: error.status >= 500 ? known?.data ?? null : null, error });
     return "refused";
   }
 }
