@@ -367,7 +367,8 @@ def test_a_study_has_the_values_of_the_specification(name: str) -> None:
     study = _study(name)
     draft = study.draft
     tables = {"study": draft.study, "model": draft.model, "image": draft.data.image, "method": draft.method.settings,
-              "augmentation": draft.augmentation.decided(()), "participation": draft.participation, "simulation": study.simulation,
+              "augmentation": draft.augmentation.decided(()), "participation": draft.participation,
+              "simulation": study.simulation,
               "split": study.simulation.split}
     wanted = dict(ANCHORS[name])
     found: dict[str, Any] = {}
