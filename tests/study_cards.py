@@ -23,4 +23,5 @@ TASK = TaskSpec(
     settings={**to_dict(CONFIG.method.settings), "round_lr": 0.1},
     model=ModelSettings(name=CONFIG.model.name, classes=("a", "b"), normalisation=CONFIG.model.normalisation),
     image=FROZEN.image, augmentation=CONFIG.augmentation.decided(()), numerics=CONFIG.numerics, payloads=(),
-    last_folded_round=0, seed=7, uplink=CONFIG.wire.uplink_form(), measure=str(FROZEN.study_measure), card=CARD.digest())
+    last_folded_round=0, seed=7, uplink=CONFIG.wire.uplink_form(), measure=str(FROZEN.study_measure),
+    card=CARD.digest())
