@@ -15,7 +15,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, DailyBudget
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_bytes
@@ -148,7 +148,7 @@ class DayBudget:
             os.replace(temporary, path)
 
     def _write(self, *, durably: bool) -> None:
-        text = (json.dumps(asdict(self._count)) + "\n").encode()
+        text = (json.dumps(to_dict(self._count)) + "\n").encode()
         if durably:
             write_durably(self._path, text)
         else:
