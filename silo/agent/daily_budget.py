@@ -15,7 +15,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, DailyBudget
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_bytes
@@ -153,7 +153,7 @@ class DayBudget:
     def _write(self, *, durably: bool) -> None:
         if self._count == self._on_disk and (self._safe or not durably):
             return
-        text = (json.dumps(asdict(self._count)) + "\n").encode()
+        text = (json.dumps(to_dict(self._count)) + "\n").encode()
         if durably:
             write_durably(self._path, text)
         else:
