@@ -176,25 +176,14 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
         return Finding(what="images", state="bad", text=text, facts=facts,
                        remedy=f'Fix them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
                               "every file whole."), counts
-    if question := _question(choice, needs):
-        return Finding(what="images", state="warning", text=f"{text}; {question}", facts=facts,
-                       remedy="If so, put them into one folder called 'unlabelled', or set labels = false in [data] of"
-                              f" {home.policy}; `{looks}` shows them."), counts
+    if found.layout:
+        text += f"; taken for {found.layout}"
+    if found.question and (needs is None or not needs.task.model.classes):
+        return Finding(what="images", state="warning", text=f"{text}; {found.question}", facts=facts,
+                       remedy=f"{found.remedy}; `{looks}` shows them."), counts
     text += f"; the headers of {opened} can be read, `{looks}` reads every file completely" if opened else \
         f"; `{looks}` checks every one"
     return Finding(what="images", state="ok", text=text, facts=facts), counts
-
-
-def _question(choice: JoinChoice, needs: StudyNeeds | None) -> str:
-    """Whether class folders may be patients; "" where not, or where no study knows classes that these could be."""
-    from semisilo.common.data.identifiers import patients_for_classes
-    from semisilo.common.data.readers import kind_of, parse_source, survey
-
-    path, _ = parse_source(choice.source)
-    if choice.labelled or not choice.use_labels or kind_of(path) != "folder" or (
-            needs is not None and needs.task.model.classes):
-        return ""
-    return patients_for_classes(survey(choice.source, choice.selection).class_counts)
 
 
 def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
