@@ -158,11 +158,16 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
                        remedy="Put images there, or name another folder in [data] source of silo.toml."), (0, 0)
     counts = (found.labelled, found.unlabelled)
     try:
-        opened, broken = _headers(choice)
+        opened, broken, no_pictures = _headers(choice)
     except SemisiloError as error:  # a package is missing
         return bad("images", error), counts
-    facts |= {"headers_read": opened, "broken": list(broken)}
+    facts |= {"headers_read": opened, "broken": list(broken), "no_pictures": no_pictures}
     looks = f"silo data{home_option(home.folder)}"
+    if no_pictures:
+        text += f"; {no_pictures} of {opened} that were opened hold no picture and will be left out"
+    if opened and no_pictures == opened:
+        return Finding(what="images", state="bad", text=text, facts=facts, remedy="Name the folder that the images are"
+                                                                                  " in."), counts
     if broken:
         text += f"; {len(broken)} of {opened} that were opened cannot be read: {', '.join(broken[:_NAMED_FILES])}"
         text += f" and {len(broken) - _NAMED_FILES} more" if len(broken) > _NAMED_FILES else ""
@@ -186,12 +191,13 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
     return Finding(what="images", state="ok", text=text, facts=facts), counts
 
 
-def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
-    """How many files of folders and tables were opened, spread evenly, and the names of those that are broken.
+def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...], int]:
+    """How many files of folders and tables were opened, spread evenly; the names of those that are broken; and how many
+    are whole and hold no picture, such as reports among scans.
 
     Raises: BadData when a package is missing, or a source cannot be listed.
     """
-    from semisilo.common.data.formats.decoding import header
+    from semisilo.common.data.formats.decoding import trouble_of
     from semisilo.common.data.formats.folder import ImageFile
     from semisilo.common.data.readers import kind_of, listing_of, parse_source
 
@@ -203,15 +209,17 @@ def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
             listing = listing_of(path, split, source=source, selection=choice.selection)
             files += listing.images
             broken += [item.name for item in listing.skipped if item.broken]
-    opened = len(broken)
+    opened, no_pictures = len(broken), 0
     began, cpu = time.monotonic(), time.process_time()
     for file in files[::max(1, -(-len(files) // _HEADERS))]:
         if time.process_time() - cpu > _HEADER_CPU_SECONDS or time.monotonic() - began > _HEADER_SECONDS:
             break
         opened += 1
-        if header(file) is None:
+        found = trouble_of(file)
+        if found is not None and found.broken:
             broken.append(file.name)
-    return opened, tuple(broken)
+        no_pictures += found is not None and not found.broken
+    return opened, tuple(broken), no_pictures
 
 
 def images_on_disk(image_bytes: int, *, permitted: bool) -> bool:
