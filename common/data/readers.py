@@ -49,6 +49,7 @@ from semisilo.common.data.formats.registry import (
     has_suffix,
 )
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
+from semisilo.common.data.layout import refuse_parts
 from semisilo.common.data.multi_hot import findings_of, to_rows
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
@@ -441,6 +442,8 @@ def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, m
                       else f"{source}: holds {len(listing.images)} images but no class folders.",
                       remedy="Say which column holds the labels: add #label=COLUMN." if of_table else
                       "Put the images of each class into a folder with its name, or use them as unlabelled.")
+    if not has_suffix(source.partition("#")[0], TABLE):
+        refuse_parts(source, listing, classes=classes)
     _refuse_unknown(source, listing.folders, classes,
                     what="class" if has_suffix(source.partition("#")[0], TABLE) else "folder")
 

@@ -309,6 +309,10 @@ class Agent:
         where = " and ".join(each for each in (choice.source, choice.labelled) if each)
         self._display.event(f"silo {self._silo}: {counted(self._runner.num_images, 'image')} in {where} "
                             f"({self._labelled} with a label, {self._unlabelled} without{in_steps}{tested})")
+        if found.layout:
+            self._display.event(f"its folders are taken for {printable(found.layout, limit=600)}")
+        if found.question:
+            self._display.event(f"question: {printable(f'{found.question}. {found.remedy}', limit=600)}")
         self._save(labelled_count=self._labelled, unlabelled_count=self._unlabelled)
 
     def _hello(self) -> pb.AwaitTaskRequest:
