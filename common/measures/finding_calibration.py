@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.measures.calibration import BINS
-from semisilo.common.measures.multi_label import sigmoid
+from semisilo.common.measures.multi_label import ByClass, sigmoid
 
-__all__ = ["FindingCalibration", "PlattScaling", "ProbabilityBin", "finding_calibration", "finding_probabilities",
-           "fit_platt"]
+__all__ = ["FindingCalibration", "PlattScaling", "ProbabilityBin", "calibration_errors", "finding_calibration",
+           "finding_probabilities", "fit_platt"]
 
 Floats = NDArray[np.floating]
 
@@ -100,6 +100,19 @@ def finding_calibration(p_N: Floats, is_class_N: NDArray[np.bool_], *, bins: int
                   for each in range(bins))
     return FindingCalibration(expected_error=float(np.abs(shown_M - sums_M).sum() / count),
                               brier=float(((p_N - is_class_N) ** 2).mean()), bins=found)
+
+
+def calibration_errors(p_NK: Floats, rows_NK: NDArray[np.integer]) -> ByClass:
+    """The expected calibration error of every class; None for one that is known of no image.
+
+    Args:
+        rows_NK: 1 shown, 0 not shown, -1 not known.
+    """
+    found = []
+    for label in range(rows_NK.shape[1]):
+        known_N = rows_NK[:, label] >= 0
+        found.append(finding_calibration(p_NK[known_N, label], rows_NK[known_N, label] == 1))
+    return ByClass(tuple(None if each is None else each.expected_error for each in found))
 
 
 def fit_platt(logits_N: Floats, is_class_N: NDArray[np.bool_]) -> PlattScaling | None:

@@ -55,6 +55,11 @@ class ClassCounts:
     true_negatives: int
 
     @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """True positives, false negatives, false positives, true negatives."""
+        return self.true_positives, self.false_negatives, self.false_positives, self.true_negatives
+
+    @property
     def images(self) -> int:
         """Of all images."""
         return self.with_class + self.without_class

@@ -103,6 +103,11 @@ class FrozenStudy:
         return ImageCounts(self.num_test, self.test_images)
 
     @property
+    def findings_of(self) -> int | None:
+        """How many test images there are, where they may have several labels or none; None with one class for each."""
+        return self.num_test if self.task == "multi_label" else None
+
+    @property
     def choice_line(self) -> str:
         """What rounds are compared by and why, and what chooses one, for a person."""
         why = f" ({self.measure_reason})" if self.measure_reason else ""
