@@ -14,7 +14,7 @@ import typer
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.text.logs import printable, writes_json
-from semisilo.common.text.plain_help import say_plainly
+from semisilo.common.text.plain_help import help_width, say_plainly
 from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
     try:
         command = typer.main.get_command(app)
         say_plainly(command)
-        result = command(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        result = command(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False,
+                         terminal_width=help_width())
         sys.stdout.flush()
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except typer.Exit as exit:

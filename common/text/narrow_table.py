@@ -21,15 +21,21 @@ from rich.text import Text
 __all__ = ["blocks", "fitted"]
 
 
-def fitted(table: Table, console: Console, options: ConsoleOptions | None = None) -> RenderableType:
-    """The table where it fits into the terminal, else each of its rows as a block of lines."""
+def fitted(table: Table, console: Console, options: ConsoleOptions | None = None, *,
+           titled: bool = False) -> RenderableType:
+    """The table where it fits into the terminal, else each of its rows as a block of lines.
+
+    Args:
+        titled: whether the name of the first column says what the table is about: then it stands above the blocks.
+    """
     options = options or console.options
     natural = Measurement.get(console, options.update_width(10_000), table).maximum
     if natural <= options.max_width or len(table.columns) < 3:
         return table
     names = [_text(column.header).plain for column in table.columns]
     rows = list(zip(*(list(column.cells) for column in table.columns), strict=True))
-    return blocks(names, [[_text(cell) for cell in row] for row in rows])
+    found = blocks(names, [[_text(cell) for cell in row] for row in rows])
+    return Group(Text(names[0], "dim", overflow="fold"), found) if titled else found
 
 
 def blocks(names: Sequence[str], rows: Sequence[Sequence[Text]]) -> RenderableType:

@@ -10,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["say_plainly"]
+from semisilo.common.text.wrapped import terminal_width
 
+__all__ = ["help_width", "say_plainly"]
+
+_LEAST_COLUMNS = 52
 _NUMBERS = {"int", "integer", "float", "number"}
+
+
+def help_width() -> int | None:
+    """How wide help is on a terminal with fewer columns than the parser's least, 52; None for its own choice."""
+    width = terminal_width()
+    return width - 1 if width is not None and width < _LEAST_COLUMNS else None
 
 
 def say_plainly(command: Any) -> None:
@@ -21,9 +30,24 @@ def say_plainly(command: Any) -> None:
     Args:
         command: as the parser has built it. Any: its classes are the parser's own, and differ between its versions.
     """
+    width = help_width()
     for each in _all_commands(command):
         for parameter in each.params:
             _plain(parameter)
+        if width is not None:
+            each.context_class = _narrow(each.context_class, width)
+
+
+def _narrow(context: Any, width: int) -> Any:
+    """A context whose help gives names of options a third of the lines at most, so that there is room for what they
+    mean."""
+    base = context.formatter_class
+
+    class Formatter(base):  # type: ignore[misc]
+        def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
+            super().write_dl(rows, col_max=min(col_max, width // 3), col_spacing=col_spacing)
+
+    return type("NarrowContext", (context,), {"formatter_class": Formatter})
 
 
 def _all_commands(command: Any) -> Iterator[Any]:

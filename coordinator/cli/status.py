@@ -5,7 +5,8 @@ Tests: tests/coordinator/monitoring/test_status.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,77 +50,73 @@ _LEAST_READABLE = 9
 
 def render(console: Console, facts: StatusFacts) -> None:
     """Prints the facts; on a narrow terminal rows of tables stand one below the other."""
-    console.print(Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
-                                ("  in ", "dim"), facts.folder), soft_wrap=True)
-    console.print(_serve_line(facts), soft_wrap=True)
+    _say(console, Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
+                                ("  in ", "dim"), facts.folder))
+    _say(console, _serve_line(facts))
     if facts.live is not None and facts.live.page:
-        console.print(Text.assemble(("operator page at ", "dim"), facts.live.page), soft_wrap=True)
+        _say(console, Text.assemble(("operator page at ", "dim"), facts.live.page))
     console.print()
     console.print(fitted(_study_table(facts), console) if facts.studies
                   else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
                   soft_wrap=not facts.studies)
     for study in facts.studies:
         if study.participation.text:
-            console.print(Text.assemble((f"{study.name}: ", "dim"), (printable(study.participation.text, limit=800),
-                                                                     "red" if study.participation.refusing else "")),
-                          soft_wrap=True)
+            _say(console, Text.assemble((f"{study.name}: ", "dim"), (printable(study.participation.text, limit=800),
+                                                                     "red" if study.participation.refusing else "")))
         if study.labels_alone:
-            console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
+            _say(console, Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone))
         if study.choice.conclusion:
-            console.print(Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion, (" Next: ", "dim"),
-                                        f"{study.next_command}{folder_option(facts.folder)}"), soft_wrap=True)
+            _say(console, Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion, (" Next: ", "dim"),
+                                        f"{study.next_command}{folder_option(facts.folder)}"))
         elif study.choice.text:
-            console.print(Text.assemble((f"model of {study.name}: ", "dim"), study.choice.text), soft_wrap=True)
+            _say(console, Text.assemble((f"model of {study.name}: ", "dim"), study.choice.text))
         if study.choice.measure_reason and study.choice.measure != str(ACCURACY):
-            console.print(Text.assemble((f"rounds of {study.name} are compared by ", "dim"), study.choice.title,
-                                        (f" ({study.choice.measure_reason})", "dim")), soft_wrap=True)
+            _say(console, Text.assemble((f"rounds of {study.name} are compared by ", "dim"), study.choice.title,
+                                        (f" ({study.choice.measure_reason})", "dim")))
         if study.reason:
             paused = "paused: " if study.state == StudyState.PAUSED else ""
-            console.print(Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}",
-                               "" if study.state == StudyState.COMPLETED else "red"), soft_wrap=True)
+            _say(console, Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}",
+                               "" if study.state == StudyState.COMPLETED else "red"))
         if study.name in facts.rollbacks:
-            console.print(Text.assemble((f"{study.name} ", "dim"), (printable(facts.rollbacks[study.name], limit=800),
-                                                                    "yellow")), soft_wrap=True)
+            _say(console, Text.assemble((f"{study.name} ", "dim"), (printable(facts.rollbacks[study.name], limit=800),
+                                                                    "yellow")))
         if (card := facts.cards.get(study.name)) is not None and card.signed < card.silos:
-            console.print(Text.assemble(
+            _say(console, Text.assemble(
                 (f"{study.name}: ", "dim"), f"{card.signed} of {counted(card.silos, 'silo')}",
                 (" have signed its study card; the others do so with their first task. Who: ", "dim"),
-                f"coordinator card {study.name}{folder_option(facts.folder)}"), soft_wrap=True)
+                f"coordinator card {study.name}{folder_option(facts.folder)}"))
         if study.state == StudyState.FAILED:
-            console.print(Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"),
-                          soft_wrap=True)
+            _say(console, Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"))
     beside = next((study for study in reversed(facts.studies) if study.beside), None)
     if beside is not None:
         console.print()
-        console.print(fitted(_beside_table(beside), console))
+        console.print(fitted(_beside_table(beside), console, titled=True))
     if facts.current_round is not None:
         console.print()
-        console.print(_round_text(facts.current_round, facts.unix), soft_wrap=True)
+        _say(console, _round_text(facts.current_round, facts.unix))
     console.print()
     console.print(_silo_table(facts) if facts.silos
                   else Text("No silo has enrolled yet. Invite one: coordinator invite NAME"
                             f"{folder_option(facts.folder)}", "dim"), soft_wrap=not facts.silos)
     for silo in facts.silos:
         if silo.away_until_unix is not None:
-            console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
-                                        (f" until {describe_moment(silo.away_until_unix)}, by its own policy", "dim")),
-                          soft_wrap=True)
+            _say(console, Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
+                                        (f" until {describe_moment(silo.away_until_unix)}, by its own policy", "dim")))
     for silo in facts.silos:
         if silo.silent_unix is not None:
-            console.print(Text.assemble(
+            _say(console, Text.assemble(
                 ("silo ", "dim"), silo.name, (": ", "dim"),
                 (f"silent, last heard on {describe_moment(silo.silent_unix)}"
                  f" ({describe_seconds(facts.unix - silo.silent_unix)} ago)", "red"),
                 ("; no round asks it until it calls again. To leave it out: ", "dim"),
-                f"coordinator set-aside {silo.name}{folder_option(facts.folder)}"), soft_wrap=True)
+                f"coordinator set-aside {silo.name}{folder_option(facts.folder)}"))
     for silo in facts.silos:
         if silo.state == SiloState.SET_ASIDE:
-            console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"),
+            _say(console, Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"),
                                         (set_aside_text(printable(silo.set_aside_reason)), "yellow"),
-                                        (f"; coordinator take-back {silo.name} lets it take part again", "dim")),
-                          soft_wrap=True)
+                                        (f"; coordinator take-back {silo.name} lets it take part again", "dim")))
     for notice in facts.notices:
-        console.print(Text.assemble(("silo ", "dim"), (printable(notice.line), "yellow")), soft_wrap=True)
+        _say(console, Text.assemble(("silo ", "dim"), (printable(notice.line), "yellow")))
     refused_all = {(study.name, each.silo): each.rounds for study in facts.studies
                    for each in study.participation.refusing}
     for refusal in facts.refusals:
@@ -127,15 +124,31 @@ def render(console: Console, facts: StatusFacts) -> None:
         which = f"round {refusal.round} of {refusal.study}" if rounds is None else \
             f"every round of {refusal.study} ({rounds})"
         what = f" refused {which}: "
-        console.print(Text.assemble(("silo ", "dim"), refusal.silo, (what, "dim"), (printable(refusal.reason), "red")),
-                      soft_wrap=True)
+        _say(console, Text.assemble(("silo ", "dim"), refusal.silo, (what, "dim"), (printable(refusal.reason), "red")))
     for invitation in facts.invitations:
-        console.print(Text.assemble(("open invitation for ", "dim"), invitation.silo,
+        _say(console, Text.assemble(("open invitation for ", "dim"), invitation.silo,
                                     (f", {describe_seconds(invitation.expires_unix - facts.unix)} left", "dim")))
     for cost in facts.costs:
         if cost.wire_down or cost.wire_up or cost.payload_down or cost.payload_up:
             console.print()
-            console.print(fitted(_cost_table(cost), console))
+            console.print(fitted(_cost_table(cost), console, titled=True))
+
+
+def _say(console: Console, line: Text) -> None:
+    """A line, broken at words on a terminal; a file or a pipe gets it as it is."""
+    for part in _broken(line, console.width) if console.is_terminal else [line]:
+        console.print(part, soft_wrap=True)
+
+
+def _broken(line: Text, width: int) -> Iterator[Text]:
+    """Lines of at most `width` cells; words that are longer, such as paths, stay whole, so that they can be copied."""
+    for part in line.split("\n"):
+        start = 0
+        for piece in textwrap.wrap(part.plain, width, break_long_words=False, break_on_hyphens=False,
+                                   expand_tabs=False, replace_whitespace=False):
+            start = part.plain.index(piece, start)
+            yield part[start:start + len(piece)]
+            start += len(piece)
 
 
 def _serve_line(facts: StatusFacts) -> Text:
@@ -201,7 +214,7 @@ def _silo_table(facts: StatusFacts) -> _Rows:
     labels = any(silo.labelled_count for silo in facts.silos)
     columns = [_Column("silo", most=24), _Column("state"), _Column("last seen", "right"),
                _Column("certificate", "right"), _Column("images", "right"),
-               *([_Column("labelled", "right")] if labels else []), _Column("version", most=12)]
+               *([_Column("labelled", "right")] if labels else []), _Column("version", most=12, first_to_go=True)]
     return _Rows(columns, [_silo_row(silo, facts.unix, labels=labels) for silo in facts.silos])
 
 
@@ -225,6 +238,8 @@ class _Column:
     justify: Literal["left", "right"] = "left"
     most: int = 1000
     """Cells that it may take."""
+    first_to_go: bool = False
+    """Whether it is left out where there is no room for all columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +253,12 @@ class _Rows:
         """The head and the rows, in columns as wide as what is in them; the widest gives way where that is too much."""
         widths = [min(column.most, max(map(cell_len, (column.name, *(row[number][0] for row in self.rows)))))
                   for number, column in enumerate(self.columns)]
-        while sum(widths) + len(_GAP) * (len(widths) - 1) > options.max_width and max(widths) > _LEAST_WIDTH:
+        if any(column.first_to_go for column in self.columns) and _total(widths) > options.max_width:
+            kept = [number for number, column in enumerate(self.columns) if not column.first_to_go]
+            yield from _Rows([self.columns[number] for number in kept],
+                             [[row[number] for number in kept] for row in self.rows]).__rich_console__(console, options)
+            return
+        while _total(widths) > options.max_width and max(widths) > _LEAST_WIDTH:
             widths[widths.index(max(widths))] -= 1
         if any(width < min(_LEAST_READABLE, cell_len(column.name)) for column, width in zip(
                 self.columns, widths, strict=True)):
@@ -251,6 +271,10 @@ class _Rows:
             for number, ((text, style), column, width) in enumerate(zip(row, self.columns, widths, strict=True)):
                 yield Segment((_GAP if number else "") + _fitted(text, width, column.justify), styles.get(style))
             yield Segment.line()
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
 def _fitted(text: str, width: int, justify: Literal["left", "right"]) -> str:

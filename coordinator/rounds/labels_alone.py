@@ -144,7 +144,7 @@ class LabelsAloneWork:
             _LOG.info("labels alone reach %s of %s%s", told.with_article,
                       describe_metric(told.metric, result.metrics[told.metric]), f" ({short})" if short else "")
             rest = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()
-                             if name != told.metric and not ("/" in name and study.frozen.task == "multi_label"))
+                             if name != told.metric and "/" not in name)
             if rest:
                 _LOG.info("labels alone: %s", rest)
             if result.description:

@@ -49,7 +49,7 @@ class Availability:
                 return True
             text = f"{len(able)} of {wanted} silos have joined"
             if unable := [silo for silo in members if silo not in able]:
-                text += f", {len(unable)} more by whose own policy the method {method} is not permitted"
+                text += f"; {len(unable)} more cannot take part: silo.toml there does not permit {method}"
                 if ", ".join(unable) != told:
                     told = ", ".join(unable)
                     _LOG.warning("%s would refuse every round: the method %s is not permitted there. Its silo.toml"

@@ -38,8 +38,8 @@ from semisilo.coordinator.rounds.compute_client import ComputeSteps
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.studies.study_file import StudySettings, config_from_dict
 
-__all__ = ["PATIENCE_ROUNDS", "OperatorRequests", "StudyLifecycle", "model_to_write", "pause_when_refused",
-           "refused_rounds", "stopped_early"]
+__all__ = ["FIX_THERE", "PATIENCE_ROUNDS", "OperatorRequests", "StudyLifecycle", "model_to_write",
+           "pause_when_refused", "refused_rounds", "stopped_early"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -105,6 +105,10 @@ def stopped_early(ledger: Ledger, study: str, settings: StudySettings, measure: 
 # Pausing by itself ----------------------------------------------------------------------------------------------------
 
 
+FIX_THERE = " Fix it there, then: coordinator resume"
+"""How the reason of such a pause ends."""
+
+
 def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0) -> bool:
     """Pauses a running study that has gone through `PATIENCE_ROUNDS` rounds which refusals have made worthless; whether
     it has. See `refused_rounds`."""
@@ -113,7 +117,7 @@ def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0) -> bo
             if ledger.study_state(study) is StudyState.RUNNING else ""
         if found:
             ledger.set_study_state(study, StudyState.PAUSED,
-                                   reason=f"{found}. Fix it there, then: coordinator resume")
+                                   reason=f"{found}.{FIX_THERE}")
     if found:
         _LOG.error("study %s is paused: %s", study, ledger.study(study).reason)
     return bool(found)

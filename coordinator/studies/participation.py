@@ -61,7 +61,7 @@ def participation_of(ledger: Ledger, study: StudyRow) -> ParticipationFacts:
            _listed("no answer in a committed round", [part.silo for part in others if part.asked]),
            _listed("set aside", [part.silo for part in others if not part.asked and part.set_aside]),
            _listed("never asked", [part.silo for part in others if not part.asked and not part.set_aside]),
-           _listed("only abstained", [part.silo for part in parts if part.only_abstained])]
+           _listed("sent no update", [part.silo for part in parts if part.only_abstained])]
     took_part, ran = sum(part.took_part for part in parts), "ran" if study.state in ENDED_STUDY else "has run"
     return ParticipationFacts(
         took_part=took_part, silos=len(parts), refusing=refusing,

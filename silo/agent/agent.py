@@ -82,7 +82,7 @@ _REASONS = {
     pb.Standby.REASON_WAITING_FOR_SILOS: "waiting for other silos to join",
     pb.Standby.REASON_COORDINATOR_WORKING: "waiting for the coordinator",
     pb.Standby.REASON_NOT_SAMPLED: "not needed at the moment: waiting for the next task",
-    pb.Standby.REASON_PAUSED: "the study is paused by the coordinator's operator",
+    pb.Standby.REASON_PAUSED: "the study is paused at the coordinator",
     pb.Standby.REASON_NO_STUDY: "connected: the coordinator has no study at the moment",
     pb.Standby.REASON_SET_ASIDE: "not asked until further notice",
 }
@@ -454,7 +454,7 @@ class Agent:
                 line = f"waits for a person: silo approve {printable(self._agreement.waiting, limit=128)}"
         if standby.round_count and standby.reason != pb.Standby.REASON_NO_STUDY:
             line = f"{study}, round {standby.round}/{standby.round_count}: {line}"
-        if text:
+        if text and text not in line:
             line = f"{line} ({text})"
         if standby.reason != pb.Standby.REASON_NO_STUDY:
             self.has_worked = True

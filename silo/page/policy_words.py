@@ -130,7 +130,7 @@ def _limits(policy: Policy) -> Rules:
         Rule(key="[limits] max_download_bytes", name="Largest task", value=describe_bytes(limits.max_download_bytes)),
         Rule(key="[limits] max_upload_bytes", name="Largest update", value=describe_bytes(limits.max_upload_bytes)),
         Rule(key="[limits] images_on_disk", name="Images that are too many for memory",
-             value="may lie on this silo's disk while it works" if limits.images_on_disk else "are refused")))
+             value="may be kept on this silo's disk during training" if limits.images_on_disk else "are refused")))
 
 
 def _privacy(policy: Policy) -> Rules:
@@ -180,7 +180,7 @@ def _data(policy: Policy) -> Rules:
     return Rules(table="data", title="Images", note="What silo join is told goes before these.", rules=(
         Rule(key="[data] source", name="Images", value=data.source or "as silo join is told",
              private=bool(data.source)),
-        Rule(key="[data] labelled", name="Labelled ones apart", value=data.labelled or "none",
+        Rule(key="[data] labelled", name="Labelled images in a place of their own", value=data.labelled or "none",
              private=bool(data.labelled)),
         Rule(key="[data] test", name="Test images, never trained on", value=data.test or "none",
              private=bool(data.test)),

@@ -3,7 +3,7 @@
 | kind | when | severity |
 |---|---|---|
 | study_failed | a study failed within the last week | critical |
-| study_paused | a study has paused by itself | critical |
+| study_paused | the coordinator has paused a study, because silos refuse its rounds | critical |
 | study_waits | a study waits for silos to join, or for so many that take tasks | warning |
 | quorum_missing | a phase is past its deadline and its quorum is not reached | warning |
 | rounds_failed | the last round or rounds of a running study have failed | warning |
@@ -43,6 +43,7 @@ from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import open_round_facts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import StandbyReason
+from semisilo.coordinator.rounds.study_lifecycle import FIX_THERE
 from semisilo.coordinator.studies.model_choice import choice_of
 
 __all__ = ["Alert", "AlertKind", "Severity", "open_alerts"]
@@ -133,8 +134,9 @@ def _of_studies(ledger: Ledger, live: LiveStatus | None, now: float) -> Iterator
         paused = ledger.paused_since(row.name) if row.state is StudyState.PAUSED else None
         if paused is not None and row.reason:
             yield Alert(id=f"study_paused/{row.name}/{paused[0]:.0f}", kind=AlertKind.STUDY_PAUSED,
-                        severity=Severity.CRITICAL, title=f"{row.name} has paused by itself", text=_line(row.reason),
-                        remedy=f"Then: coordinator resume {row.name}.", study=row.name, since_unix=paused[0])
+                        severity=Severity.CRITICAL, title=f"{row.name} was paused by the coordinator",
+                        text=_line(row.reason.removesuffix(FIX_THERE)), study=row.name, since_unix=paused[0],
+                        remedy=f"Remove the cause, then: coordinator resume {row.name}.")
         if row.state in (StudyState.WAITING, StudyState.RUNNING):
             yield from _waits(ledger, row, rounds, live, now)
             yield from _failed_rounds(row, rounds)

@@ -172,6 +172,8 @@ def _remarks(rows: Sequence[StudyRow], measures: Sequence[StudyMeasure], measure
 def _differences(rows: Sequence[StudyRow]) -> tuple[Difference, ...]:
     tables = [_settings(row) for row in rows]
     keys = list(dict.fromkeys(key for each in tables for key in each))
+    order = list(dict.fromkeys(key.partition("]")[0] for key in keys))
+    keys.sort(key=lambda key: order.index(key.partition("]")[0]))  # what only a later study has stands with its table
     return tuple(Difference(setting=key, values=tuple(each.get(key, "") for each in tables)) for key in keys
                  if len({each.get(key, "") for each in tables}) > 1)
 

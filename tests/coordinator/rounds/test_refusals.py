@@ -229,8 +229,8 @@ def test_a_study_does_not_start_with_a_silo_whose_policy_does_not_permit_its_met
         engine = asyncio.ensure_future(coordinator.engine.run_next())
         await coordinator.ask("alpha", timeout_seconds=0)
         await coordinator.task_service.await_task("beta", hello, timeout_seconds=0)
-        await until(coordinator, lambda: coordinator.runtime.text == "1 of 2 silos have joined, 1 more by whose own"
-                    " policy the method semifl is not permitted")
+        await until(coordinator, lambda: coordinator.runtime.text == "1 of 2 silos have joined; 1 more cannot take"
+                    " part: silo.toml there does not permit semifl")
         assert coordinator.ledger.study_state("s") is StudyState.WAITING
         await coordinator.ask("beta", timeout_seconds=0)  # its policy has been changed
         await until(coordinator, lambda: coordinator.ledger.study_state("s") is StudyState.RUNNING)

@@ -63,7 +63,7 @@ def said(filled: Filled) -> ParticipationFacts:
      "ran on 1 of 3 silos; refused every round: beta, gamma (METHOD_NOT_PERMITTED)"),
     (({"alpha": U, "beta": R, "gamma": U}, {"alpha": U, "beta": U, "gamma": E}), "ran on 3 of 3 silos"),
     (({"alpha": U, "beta": A}, {"alpha": U, "beta": E}),
-     "ran on 2 of 3 silos; never asked: gamma; only abstained: beta"),
+     "ran on 2 of 3 silos; never asked: gamma; sent no update: beta"),
     (({"alpha": R, "beta": E, "gamma": E},),
      "ran on 0 of 3 silos; refused every round: alpha (METHOD_NOT_PERMITTED); no answer in a committed round: beta,"
      " gamma")])

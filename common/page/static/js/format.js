@@ -177,6 +177,12 @@ export function unitOf(largest) {
   return largest >= 1e3 ? [1e3, "kB"] : [1, "B"];
 }
 
+/** A measure by the name that it has in numbers, as people write it: "auroc" as "AUROC". */
+export const measure = (name) => words(name).replace(/\bauroc\b/, "AUROC");
+
+/** Why there is no update: a code without a sentence, "no_confident_example", in words. */
+export const reason = (text) => (/^[a-z]+(_[a-z]+)+$/.test(text) ? words(text) : text);
+
 /** "local_epochs" as "local epochs". */
 export function words(name) {
   return String(name).replaceAll("_", " ");

@@ -78,7 +78,7 @@ function details({ detail, study, number }) {
   const short = entries.filter(([, value]) => typeof value !== "object" && String(value).length <= 80);
   const long = entries.filter(([, value]) => typeof value === "object" || String(value).length > 80);
   return [
-    short.map(([name, value]) => h("span", { class: "pair-value", key: name }, h("span", { class: "note" }, `${format.words(name)} `), valueOf(name, value, study))),
+    short.map(([name, value]) => h("span", { class: "pair-value", key: name }, h("span", { class: "note" }, `${format.words(name.replace(/_unix$/, ""))} `), valueOf(name, value, study))),
     long.length ? h("details", { class: "folded small", key: `long-${number}` }, h("summary", null, long.map(([name]) => format.words(name)).join(", ")), h("pre", { class: "json" }, JSON.stringify(Object.fromEntries(long), null, 2))) : null,
   ];
 }

@@ -26,7 +26,7 @@ export function view(route) {
   return [
     head(study.name, {
       over: "Study", state: study.state,
-      below: [study.participation.text ? h("strong", null, capital(study.participation.text)) : null, study.method, scenario(study.scenario), study.source ? h("span", { class: "source" }, study.source) : null].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
+      below: [study.participation.text ? h("strong", null, capital(study.participation.text)) : null, study.method, scenario(study.scenario)].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
       actions: studyButtons(study),
     }),
     notice(study),
@@ -76,7 +76,7 @@ function notice(study) {
   const found = [];
   if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
   if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To continue it from there: " : "No round was committed. To continue it: ", h("code", null, `coordinator queue ${study.name}`))));
-  if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, `paused: ${study.reason}`) : null, h("p", null, study.paused_unix ? ["Paused for ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new starts until it is resumed." : "Nothing new starts until it is resumed.")));
+  if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, capital(study.reason), ".") : null, h("p", null, study.paused_unix ? ["Paused for ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new starts until it is resumed." : "Nothing new starts until it is resumed.")));
   const back = study.rollbacks?.at(-1);
   if (back) found.push(trouble("idle", `The study ${back.text}`, h("details", { class: "folded", key: `past-${study.rollbacks.length}` }, h("summary", null, "Rounds that no longer count"), table("Rounds that no longer count", [
     { name: "Round", cell: (round) => round.number }, { name: "State", cell: (round) => badge(round.state) },
@@ -305,11 +305,26 @@ function beside(study) {
     { name: "Federated", class: "digits", cell: (each) => shown(each, each.federated) },
     { name: "Labels alone", class: "digits", cell: (each) => shown(each, each.labels_alone) },
   ];
-  const byClass = study.beside.filter(({ name }) => name.includes("/"));
   const whole = study.beside.filter(({ name }) => !name.includes("/"));
   return card("Compared with labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
-    table("All numbers of the last round beside those of labels alone", columns, whole, { key: ({ name }) => name }),
-    byClass.length ? folded(`beside-${study.name}`, "Class by class", () => table("Numbers of every class beside those of labels alone", columns, byClass, { key: ({ name }) => name })) : null);
+    table("Numbers of the last round beside those of labels alone", columns, whole, { key: ({ name }) => name }),
+    whole.length < study.beside.length ? folded(`beside-classes-${study.name}`, "The same class by class", () => besideClasses(study.beside, shown)) : null);
+}
+
+/** Measures of single classes, "recall/rare", as a row for each class. */
+function besideClasses(all, shown) {
+  const measures = new Map();
+  const classes = new Map();
+  for (const each of all.filter(({ name }) => name.includes("/"))) {
+    const [measure, ...rest] = each.name.split("/");
+    const name = rest.join("/");
+    measures.set(measure, capital(each.words.slice(0, -` of ${name}`.length)));
+    classes.set(name, { ...classes.get(name), name, [measure]: each });
+  }
+  const columns = [{ name: "Class", cell: ({ name }) => name }, ...[...measures].flatMap(([measure, words]) => [
+    { name: words, class: "digits", cell: (row) => (row[measure] ? shown(row[measure], row[measure].federated) : format.DASH) },
+    { name: `${words}, labels alone`, class: "digits", cell: (row) => (row[measure] ? shown(row[measure], row[measure].labels_alone) : format.DASH) }])];
+  return table("Classes beside those of labels alone", columns, [...classes.values()], { key: ({ name }) => name });
 }
 
 function charts(study) {

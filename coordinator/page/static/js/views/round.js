@@ -70,7 +70,7 @@ function phaseCard(phase, index, round) {
   const reasons = phase.tasks.filter(({ reason }) => reason);
   return card(heading, { id: `phase-${index}`, key: `phase-${index}`, note: [`${answered} of ${phase.tasks.length} have answered, quorum ${phase.quorum}. `, open ? ["Deadline in ", until(phase.deadline_unix, "the past"), "."] : `Closed after ${format.seconds(phase.closed_unix - phase.opened_unix)}.`] },
     phase.tasks.length <= MOST_LANES ? timeline(phase) : null,
-    reasons.length ? h("ul", { class: "reasons" }, reasons.slice(0, 50).map((task) => h("li", { key: task.silo }, glyph(toneOf(task.state)), h("span", null, h("a", { href: to.silo(task.silo) }, task.silo), ` ${wordOf(task.state)}: `, h("span", { class: "reason" }, task.reason))))) : null,
+    reasons.length ? h("ul", { class: "reasons" }, reasons.slice(0, 50).map((task) => h("li", { key: task.silo }, glyph(toneOf(task.state)), h("span", null, h("a", { href: to.silo(task.silo) }, task.silo), ` ${wordOf(task.state)}: `, h("span", { class: "reason" }, format.reason(task.reason)))))) : null,
     table(`Tasks of ${heading}`, taskColumns(), phase.tasks, { key: ({ silo }) => silo, cards: true, empty: "No silo was asked." }),
     perSilo(phase, round));
 }
@@ -121,11 +121,19 @@ function perSilo(phase, round) {
 /** Numbers of single classes that stand in the card above. */
 const BY_CLASS = /^(validation_)?(recall|auroc|average_precision|calibration_error)\//;
 
-const SHARES = /accuracy|ratio/;
+const SHARES = /accuracy|ratio|calibration_error/;
+const AREAS = /^(auroc|average_precision)(\/|$)/;
 
+const valued = (name, value) => (AREAS.test(name) ? value.toFixed(3) : SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value));
+
+/** Numbers of the whole model as facts, those of single classes ("auroc/rare") as a table. */
 function metrics(values) {
   const entries = Object.entries(values).filter(([name]) => !BY_CLASS.test(name)).sort(([a], [b]) => (a < b ? -1 : 1));
   if (entries.length === 0) return null;
-  return card("Metrics", { id: "metrics" }, h("dl", { class: "facts" }, entries.map(([name, value]) => h("div", { key: name }, h("dt", null, format.words(name)), h("dd", null, SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value))))));
+  const single = entries.filter(([name]) => name.includes("/")).map(([name, value]) => [name.slice(0, name.indexOf("/")), name.slice(name.indexOf("/") + 1), value]);
+  const measures = [...new Set(single.map(([measure]) => measure))];
+  const rows = [...new Set(single.map(([, name]) => name))].map((name) => ({ name, of: Object.fromEntries(single.filter(([, other]) => other === name).map(([measure, , value]) => [measure, value])) }));
+  return card("Metrics", { id: "metrics" }, h("dl", { class: "facts" }, entries.filter(([name]) => !name.includes("/")).map(([name, value]) => h("div", { key: name }, h("dt", null, format.measure(name)), h("dd", null, valued(name, value))))),
+    rows.length ? folded("metrics-classes", "Class by class", () => table("Metrics of single classes", [{ name: "Class", cell: ({ name }) => name }, ...measures.map((measure) => ({ name: format.measure(measure), class: "digits", cell: ({ of }) => (measure in of ? valued(measure, of[measure]) : format.DASH) }))], rows, { key: ({ name }) => name })) : null);
 }
 
