@@ -308,7 +308,7 @@ function beside(study) {
   const whole = study.beside.filter(({ name }) => !name.includes("/"));
   return card("Compared with labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
     table("Numbers of the last round beside those of labels alone", columns, whole, { key: ({ name }) => name }),
-    whole.length < study.beside.length ? folded(`beside-classes-${study.name}`, "The same class by class", () => besideClasses(study.beside, shown)) : null);
+    whole.length < study.beside.length ? folded(`beside-classes-${study.name}`, "Class by class", () => besideClasses(study.beside, shown)) : null);
 }
 
 /** Measures of single classes, "recall/rare", as a row for each class. */
