@@ -36,7 +36,8 @@ and digests of what does not use it (tasks, study cards, model files) stay as th
 know it refuses what does, by name."""
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
-_PLAIN = (str, int, float, bool)
+_PLAIN = frozenset({str, int, float, bool})
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _LONGEST_SHOWN = 200
 """Characters of a value that an error shows."""
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -78,10 +79,18 @@ def to_dict(value: Any) -> Any:
     kind = type(value)
     if value is None or kind in _PLAIN:
         return value  # most values, before anything that takes time
+    if kind is dict:
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [to_dict(item) for item in value]
     if (names := _names(typing.cast(Hashable, kind))) is not None:
         later = _later(typing.cast(Hashable, kind))
-        return {name: to_dict(getattr(value, name)) for name in names
-                if name not in later or getattr(value, name) != later[name]}
+        found = {}
+        for name in names:
+            item = getattr(value, name)
+            if name not in later or item != later[name]:
+                found[name] = item if type(item) in _PLAIN else to_dict(item)
+        return found
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Enum):
@@ -97,7 +106,7 @@ def to_dict(value: Any) -> Any:
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces: equal values give equal text on every machine."""
-    return json.dumps(to_dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL.encode(to_dict(value))
 
 
 def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:

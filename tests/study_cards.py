@@ -22,5 +22,6 @@ TASK = TaskSpec(
     task_id="s/1/0-train/a", study="s", round=1, rounds=3, phase="train", silo="a", method="semifl",
     settings={**to_dict(CONFIG.method.settings), "round_lr": 0.1},
     model=ModelSettings(name=CONFIG.model.name, classes=("a", "b"), normalisation=CONFIG.model.normalisation),
-    image=FROZEN.image, augmentation=CONFIG.augmentation, numerics=CONFIG.numerics, payloads=(), last_folded_round=0,
-    seed=7, uplink=CONFIG.wire.uplink_form(), measure=str(FROZEN.study_measure), card=CARD.digest())
+    image=FROZEN.image, augmentation=CONFIG.augmentation.decided(()), numerics=CONFIG.numerics, payloads=(),
+    last_folded_round=0, seed=7, uplink=CONFIG.wire.uplink_form(), measure=str(FROZEN.study_measure),
+    card=CARD.digest())

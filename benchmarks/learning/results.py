@@ -90,7 +90,7 @@ def write_page(folder: Path) -> None:
     table = read_table(folder / "results.jsonl")
     notes = folder / "notes.md"
     parts = [_HEAD, *_cells(table), "", *_summary(table), "", *_silo_cells(table), "", *_ablation(table), "",
-             notes.read_text() if notes.exists() else ""]
+             *_seconds(folder / "seconds.json"), "", notes.read_text() if notes.exists() else ""]
     (folder / "RESULTS.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 
@@ -187,4 +187,18 @@ def _ablation(table: Table) -> list[str]:
             texts = [f"{statistics.fmean(values):+.1f} ({len(values)})" if values else "" for values in found.values()]
             shown = LABELS_ALONE if name == _LABELS_ALONE_THERE else name
             rows.append(f"| {shown} | {' | '.join(texts)} | {statistics.fmean(known):+.1f} |")
+    return rows
+
+
+def _seconds(file: Path) -> list[str]:
+    """What a round costs, where it was measured."""
+    if not file.exists():
+        return []
+    rows = ["## Seconds a round\n",
+            "Processor seconds of a round without what comes before round 1, one thread, the two methods in turn; the"
+            " target is 1.3 times SemiFL's (`python -m benchmarks.learning.seconds`).\n",
+            "| cell | self-training | SemiFL | ratio (smallest to largest of the repeats) |", "|---|---:|---:|---:|"]
+    for row in json.loads(file.read_text(encoding="utf-8")):
+        rows.append(f"| {row['cell']} | {row['ours']:.2f} | {row['semifl']:.2f} | {row['ratio']:.2f}"
+                    f" ({row['least']:.2f} to {row['most']:.2f}, {row['repeats']}) |")
     return rows

@@ -11,8 +11,8 @@ from typing import Literal
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 
-__all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "DicomRules", "ImageForm", "OnError", "PatientRule",
-           "Reading", "Selection", "patient_key"]
+__all__ = ["LABELLED", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings", "DicomRules", "ImageForm", "OnError",
+           "PatientRule", "Reading", "Selection", "patient_key"]
 
 OnError = Literal["stop", "skip", "report"]
 """At a file that cannot be read: stop; leave it out; or read everything, list all that is wrong, then stop."""
@@ -60,8 +60,11 @@ class Reading:
 
 DicomRules = Mapping[str, tuple[str, ...] | str]
 """Keyword of a DICOM tag -> values of which the file must have one; "" stands for a file without the tag."""
+AugmentationPolicy = Literal["small", "semifl_official", "fedmatch_official", "fedmix", "none"]
+"""Pairs of a weak and a strong augmentation: `semisilo.common.data.augmentation.augment`."""
 PatientRule = Literal["auto", "folder", "name", "none"]
-"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table; "folder": the folder
+"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table, the key
+`patients` of an .npz file; "folder": the folder
 below that of the class; "name": the file's name up to the first "_"; "none": every image stands for itself."""
 _KEYWORD = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 
@@ -127,7 +130,7 @@ class ImageForm:
 class AugmentationSettings:
     """How training images are varied; the names are those of the specification of data."""
 
-    policy: Literal["small", "semifl_official", "fedmatch_official", "fedmix", "none"] = "small"
+    policy: AugmentationPolicy = "small"
     """Pair of a weak and a strong augmentation."""
     horizontal_flip: bool = False
     """Whether a left-right flip keeps the meaning of an image."""

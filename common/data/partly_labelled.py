@@ -17,6 +17,7 @@ Shapes: N unlabelled images.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +28,10 @@ from numpy.typing import NDArray
 from semisilo.common.data.form import LABELLED, UNLABELLED, ImageForm, OnError, PatientRule, Selection
 from semisilo.common.data.formats import archive, folder, parquet
 from semisilo.common.data.formats.pixels import Geometry
-from semisilo.common.data.formats.registry import NPZ, has_suffix
+from semisilo.common.data.formats.registry import NPZ, TABLE, has_suffix
+from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
+from semisilo.common.data.layout import layout_of, refuse_parts
 from semisilo.common.data.readers import (
     ReadPart,
     arrays_of,
@@ -233,6 +236,13 @@ def _check_apart(source: str, listing: folder.Listing, divided: _Apart, classes:
     if divided.others:
         raise BadData(f"{source}: it is not clear what the folder '{divided.others[0]}' beside '{LABELLED}' is.",
                       remedy=f"Class folders belong into '{LABELLED}', images without a class into '{UNLABELLED}'.")
+    if has_suffix(source.partition("#")[0], TABLE):
+        return
+    refuse_parts(source, listing, classes=classes, at_silo=True)
+    counts = Counter(file.class_name for file in divided.labelled.images)
+    if classes and not any(name in classes for name in counts) and (asked := patients_for_classes(counts)):
+        raise BadData(f"{source}: no folder has the name of a class of the study; {asked}.",
+                      remedy=f"{layout_of(source, listing, at_silo=True).remedy}.")
     for name in divided.labelled.folders:
         if name.casefold() in _NEARLY and name not in classes:
             raise BadData(f"{source}: the folder '{name}' is not a class of the study.",

@@ -49,6 +49,7 @@ from semisilo.common.data.formats.registry import (
     has_suffix,
 )
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
+from semisilo.common.data.layout import refuse_parts
 from semisilo.common.data.multi_hot import findings_of, to_rows
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
@@ -120,7 +121,8 @@ def read_images(
         raise BadData(f"{source}: its images cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
-    return ReadResult(_image_set(squares, labels_N, image_names), names, ())
+    patients = arrays.patients if selection.patient == "auto" else ()
+    return ReadResult(_image_set(squares, labels_N, image_names, patients), names, ())
 
 
 def kind_of(path: Path | None) -> SourceKind:
@@ -440,6 +442,8 @@ def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, m
                       else f"{source}: holds {len(listing.images)} images but no class folders.",
                       remedy="Say which column holds the labels: add #label=COLUMN." if of_table else
                       "Put the images of each class into a folder with its name, or use them as unlabelled.")
+    if not has_suffix(source.partition("#")[0], TABLE):
+        refuse_parts(source, listing, classes=classes)
     _refuse_unknown(source, listing.folders, classes,
                     what="class" if has_suffix(source.partition("#")[0], TABLE) else "folder")
 

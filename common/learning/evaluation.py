@@ -23,6 +23,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.losses import example_losses, first_argmax
 from semisilo.common.measures.calibration import Auroc, auroc, calibration_of, probabilities
+from semisilo.common.measures.finding_calibration import calibration_errors
 from semisilo.common.measures.multi_label import (
     AVERAGE_CUT,
     ByClass,
@@ -89,6 +90,8 @@ class MultiLabelEvaluation:
     """By label, of answers at 0.5."""
     exact_match: float
     """Share of the images of which every class is answered rightly at 0.5."""
+    calibration_errors: ByClass
+    """Expected calibration error of each class's probability, 15 bins; all None where a logit is not finite."""
     is_finite: bool
     """Whether every logit is."""
 
@@ -210,7 +213,8 @@ def _of_findings(logits_NK: Tensor, rows_NK: Tensor) -> MultiLabelEvaluation:
     return MultiLabelEvaluation(
         loss=sum(losses) / len(rows), count=len(rows), areas=finding_areas(p_NK, rows) if is_finite else none,
         average_precisions=average_precisions(p_NK, rows) if is_finite else none,
-        class_counts=counts_at(p_NK, rows, cuts_K), exact_match=exact_match(p_NK, rows, cuts_K), is_finite=is_finite)
+        class_counts=counts_at(p_NK, rows, cuts_K), exact_match=exact_match(p_NK, rows, cuts_K), is_finite=is_finite,
+        calibration_errors=calibration_errors(p_NK, rows) if is_finite else none)
 
 
 def _ranking(logits_NK: Tensor, labels_N: Tensor) -> tuple[Auroc | None, float | None]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy
 
 __all__ = ["LEVEL", "Interval", "area_error", "area_interval", "around", "balanced_accuracy_interval",
-           "dependent_mean_interval", "difference_interval", "mean_interval", "newcombe",
-           "precision_interval", "standard_error", "wilson"]
+           "clustered_share_interval", "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval",
+           "newcombe", "precision_interval", "standard_error", "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
@@ -61,7 +61,41 @@ def precision_interval(value: float, *, inside: int) -> Interval | None:
     return _score_interval(value, inside) if inside else None
 
 
-def _score_interval(share: float, count: int) -> Interval:
+def f1_interval(shared: Interval) -> Interval:
+    """Interval of F1 = 2 J / (1 + J) from one of J = TP / (TP + FP + FN), the share of the images that are answered or
+    shown which are both. Of J there is Wilson's, since its trials are counted; F1 grows with J.
+    """
+    return Interval(2 * shared.low / (1 + shared.low), 2 * shared.high / (1 + shared.high))
+
+
+def clustered_share_interval(hits: Sequence[int], trials: Sequence[int]) -> Interval | None:
+    """Interval of sum(hits) / sum(trials) where each image brings several trials, which hang on one another.
+
+        v = n / (n - 1) sum_i (h_i - p t_i)^2 / (sum_i t_i)^2,  n* = min(p (1 - p) / v, sum_i t_i)
+
+    and Wilson's interval with n* trials: as many as independent ones of the same variance. Where p is 0 or 1, or one
+    image has all trials, n* is the number n of images with trials.
+
+    Args:
+        hits: of each image, at most its trials.
+        trials: of each image, at least 0.
+    Returns: None without trials.
+    Source: Korn and Graubard, Survey Methodology 24 (1998) 193: intervals of clustered shares by an effective sample
+        size.
+    """
+    pairs = [(hit, trial) for hit, trial in zip(hits, trials, strict=True) if trial]
+    total = sum(trial for _, trial in pairs)
+    if not total:
+        return None
+    count, share = len(pairs), sum(hit for hit, _ in pairs) / total
+    off = math.fsum((hit - share * trial) ** 2 for hit, trial in pairs)
+    if count == 1 or off == 0 or not 0 < share < 1:
+        return _score_interval(share, count)
+    variance = count / (count - 1) * off / total**2
+    return _score_interval(share, min(share * (1 - share) / variance, total))
+
+
+def _score_interval(share: float, count: float) -> Interval:
     square = _Z * _Z
     middle = share + square / (2 * count)
     reach = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count))

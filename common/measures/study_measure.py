@@ -13,7 +13,7 @@ from typing import Literal
 from semisilo.common.measures.intervals import area_error, standard_error
 
 __all__ = ["ACCURACY", "AUROC", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score", "StudyMeasure",
-           "decided_measure", "parse_measure", "score_of", "why_not_for"]
+           "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
 
 MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "recall"]
 VALIDATION_PREFIX = "validation_"
@@ -106,6 +106,17 @@ def why_not_for(measure: StudyMeasure, *, multi_label: bool) -> str:
     if not multi_label and measure.kind == "average_precision":
         return 'it is for studies with task = "multi_label"; choose "auroc"'
     return ""
+
+
+def common_measure(measures: Sequence[StudyMeasure], *, has_accuracy: bool) -> StudyMeasure:
+    """What studies are compared by: the measure that they share; else accuracy, or AUROC where one has none.
+
+    Args:
+        has_accuracy: whether every study has it: not where images may have several labels or none.
+    """
+    if len(set(measures)) == 1:
+        return measures[0]
+    return ACCURACY if has_accuracy else AUROC
 
 
 def decided_measure(images_K: Sequence[int]) -> StudyMeasure:

@@ -77,8 +77,9 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(_DIGEST + text.encode()).hexdigest()
 
 
+@functools.lru_cache(maxsize=16)
 def card_from_text(text: str) -> StudyCard:
-    """The card that a text holds, without what a later version has added to it.
+    """The card that a text holds, without what a later version has added to it. Kept: every task is held against it.
 
     Raises: BadPayload for one that is too large, or that cannot be read.
     """
@@ -107,8 +108,8 @@ def contradictions(card: StudyCard, task: TaskSpec, spec: MethodSpec) -> list[st
         "measure": task.measure, "receives": dict(spec.receives), "sends": dict(spec.up), "numbers": spec.tells,
         "discloses": spec.discloses}
     told = to_dict(card)
-    found = list(_differences("", _plain({name: told[name] for name in asked}), _plain(asked)))
-    found += _differences("privacy.dp", _plain(told["privacy"]["dp"]), _plain(task.dp))
+    found = list(_compared("", {name: told[name] for name in asked}, asked))
+    found += _compared("privacy.dp", told["privacy"]["dp"], task.dp)
     if bool(task.secure) != secure:
         found.append(f"privacy.secure_aggregation: {_short(secure)}, not {_short(not secure)}")
     return found
@@ -137,6 +138,13 @@ def _kinds(cls: Hashable) -> Mapping[str, object]:
     return {each.name: next((option for option in (hints[each.name], *typing.get_args(hints[each.name]))
                              if dataclasses.is_dataclass(option)), None)
             for each in dataclasses.fields(typing.cast(Any, cls))}
+
+
+def _compared(where: str, signed: object, other: object) -> Iterator[str]:
+    """The differences of two values; most often there are none, which their texts show at once."""
+    told, asked = canonical_json(signed), canonical_json(other)
+    if told != asked:
+        yield from _differences(where, json.loads(told), json.loads(asked))
 
 
 def _plain(value: object) -> object:

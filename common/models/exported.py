@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from semisilo.common.config import ABSENT_AT_DEFAULT, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.measures.finding_calibration import PlattScaling
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.common.models.own.model_file import PermittedCode
@@ -89,6 +90,12 @@ class ModelFacts:
     thresholds: tuple[float, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
     """With several labels for an image: a class counts as shown where its probability is at least this, in label order;
     empty: 0.5 for all."""
+    scaling: tuple[PlattScaling, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """With several labels for an image: what is made of each class's logit before the sigmoid, in label order; fitted
+    on validation images. Empty: nothing."""
+    operating_points: tuple[OperatingPoint, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """With several labels for an image: what the thresholds of these classes were chosen for. Those of the others have
+    the largest F1."""
     format: int = _FORMAT
 
     def __post_init__(self) -> None:
@@ -104,12 +111,22 @@ class ModelFacts:
         if self.thresholds and (self.task != "multi_label" or len(self.thresholds) != len(self.model.classes)
                                 or not all(0 <= cut <= 1 for cut in self.thresholds)):
             raise ValueError("thresholds: must be one from 0 to 1 for every class of images with several labels.")
+        if self.scaling and (self.task != "multi_label" or len(self.scaling) != len(self.model.classes)):
+            raise ValueError("scaling: must be one for every class of images with several labels.")
+        for point in self.operating_points:
+            if not self.thresholds or self.thresholds[self._label(point)] != point.threshold:
+                raise ValueError(f"operating point of '{point.label}': its threshold is not that of the class.")
         if self.task == "multi_label" and (self.operating_point is not None or self.temperature != 1.0):
-            raise ValueError("an operating point and a temperature are for images with one class.")
-        if self.operating_point is not None and self.operating_point.label not in self.model.classes:
-            raise ValueError(f"operating point: there is no class '{self.operating_point.label}'.")
+            raise ValueError("one operating point and a temperature are for images with one class.")
+        if self.operating_point is not None:
+            self._label(self.operating_point)
         if self.model != inference_settings(self.model):
             raise ValueError("model: has settings of training.")
+
+    def _label(self, point: OperatingPoint) -> int:
+        if point.label not in self.model.classes:
+            raise ValueError(f"operating point: there is no class '{point.label}'.")
+        return self.model.classes.index(point.label)
 
     def to_json(self) -> str:
         """One line of JSON; equal facts give equal text."""

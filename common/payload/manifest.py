@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from semisilo.common.errors import BadPayload, LayoutMismatch, WrongBase
@@ -31,6 +32,10 @@ _MAX_GROUP_NAME_BYTES = 128
 _MAX_TENSOR_NAME_BYTES = 256
 _MAX_AXES = 8
 _MAX_ELEMENTS = 2**40
+_REMEMBERED = 32
+_LARGEST_REMEMBERED_BYTES = 64 * 1024
+"""Of a manifest that is parsed once, as long as it comes again soon: all silos of a round send the same layout, and the
+file of an update is opened several times. A larger one is parsed anew, so that strangers fill no memory with them."""
 
 _MEANINGS: dict[Meaning, pb.Meaning] = {
     Meaning.VALUES: pb.MEANING_VALUES,
@@ -72,7 +77,7 @@ _REFERENCE_FORMS: dict[ReferenceForm, pb.ReferenceForm] = {
 _REFERENCE_FORM_OF = {number: form for form, number in _REFERENCE_FORMS.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupManifest:
     """What a payload says about one tensor group before its bytes are read."""
 
@@ -90,10 +95,20 @@ class GroupManifest:
     """Hex digest of the tensors that the blocks are coded against; empty when they stand alone."""
     reference_form: ReferenceForm = ReferenceForm.ALONE
 
-    @property
+    @cached_property
     def dense_bytes(self) -> int:
         """Bytes of the group's elements when decoded."""
         return sum(spec.num_elements * ELEMENT_TYPES[spec.dtype].size_bytes for spec in self.tensors)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[TensorSpec, ...], ...]:
+        """Neighbouring tensors of one type (`runs_of`)."""
+        return tuple(runs_of(self.tensors))
+
+    @cached_property
+    def smallest_bytes(self) -> int:
+        """Fewest bytes that its blocks can take, where they are not left out because all is zero."""
+        return sum(smallest_encoded_bytes(sum(spec.num_elements for spec in run)) for run in self.runs)
 
 
 def runs_of(tensors: Sequence[TensorSpec]) -> list[tuple[TensorSpec, ...]]:
@@ -123,6 +138,16 @@ def parse_manifest(message: pb.PayloadManifest) -> tuple[GroupManifest, ...]:
     Raises: BadPayload, naming the group or tensor, for anything that tensors.proto does not allow and for sizes that
         cannot be: fewer bytes than the block headers take, or more than the elements.
     """
+    data = message.SerializeToString()
+    return _remembered(data) if len(data) <= _LARGEST_REMEMBERED_BYTES else _parsed(message)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _remembered(data: bytes) -> tuple[GroupManifest, ...]:
+    return _parsed(pb.PayloadManifest.FromString(data))
+
+
+def _parsed(message: pb.PayloadManifest) -> tuple[GroupManifest, ...]:
     if message.format != FORMAT:
         raise BadPayload(f"The payload has the layout version {message.format}; this version reads {FORMAT}.",
                          remedy="Update the older side.")

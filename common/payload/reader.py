@@ -32,7 +32,6 @@ from semisilo.common.payload.codec import (
     coded_kind,
     decode_block,
     parse_header,
-    smallest_encoded_bytes,
 )
 from semisilo.common.payload.manifest import (
     DEFAULT_MAX_BYTES,
@@ -40,12 +39,11 @@ from semisilo.common.payload.manifest import (
     GroupManifest,
     ReferenceForm,
     parse_manifest,
-    runs_of,
 )
 from semisilo.common.payload.reference import HeldTensors, add_reference, can_sum
 from semisilo.common.wire import tensors_pb2 as pb
 
-__all__ = ["MAGIC", "MAX_MANIFEST_BYTES", "TRAILER", "HeldFile", "PayloadReader", "read_manifest"]
+__all__ = ["MAGIC", "MAX_MANIFEST_BYTES", "TRAILER", "HeldFile", "PayloadReader", "check_finite", "read_manifest"]
 
 MAGIC = b"SEMISILO"
 TRAILER = "<I8s"
@@ -105,32 +103,35 @@ class PayloadReader:
                 return group
         raise BadPayload(f"The payload has no group '{name}'.")
 
-    def tensors(self, name: str, reference: HeldTensors | None = None) -> Iterator[tuple[TensorSpec, Bits]]:
+    def tensors(self, name: str, reference: HeldTensors | None = None, *,
+                require_finite: bool | None = None) -> Iterator[tuple[TensorSpec, Bits]]:
         """Decodes the tensors of one group in order, one at a time.
 
         Args:
             reference: the tensors that the group is coded against; not looked at for a group that stands alone. The
                 caller knows that they have the digest `group.reference`, and compares the digest of what comes out with
                 `group.tensors_digest`.
+            require_finite: None for what the reader was opened with; False for a caller that looks at every element
+                itself.
         Yields: (spec, bits), bits in the tensor's shape as little-endian unsigned integers of the element's width.
         Raises: BadPayload, naming the tensor; WrongBase without the reference, LayoutMismatch with a different one.
         """
         group = self.group(name)
         theirs = self._open_reference(group, reference)
+        finite = self._require_finite if require_finite is None else require_finite
         start = self._starts[name]
         blocks = _Blocks(self._file.fileno(), group, start, start + group.encoded_bytes)
-        for run in runs_of(group.tensors):
+        for run in group.runs:
             blocks.begin(run)
             for spec in run:
                 kind = ELEMENT_TYPES[spec.dtype]
                 with _naming(spec, name):
-                    flat = _zeros(spec)
+                    flat = _memory(spec, cleared=not blocks.as_large_as_elements)
                     blocks.fill(flat)
                     if theirs is not None:
                         add_reference(flat, next(theirs), kind, group.reference_form)
-                    if self._require_finite and not all_finite(flat, kind):
-                        raise BadPayload("It has an infinity or NaN.",
-                                         remedy="Look for a learning rate that is too high.")
+                if finite:
+                    check_finite(flat, spec, name)
                 yield spec, flat.reshape(spec.shape)
         blocks.finish()
 
@@ -143,7 +144,7 @@ class PayloadReader:
         assert group.reference_form is ReferenceForm.ALONE, "a tensor alone is only read of what stands alone"
         start = self._starts[name]
         blocks = _Blocks(self._file.fileno(), group, start, start + group.encoded_bytes)
-        for run in runs_of(group.tensors):
+        for run in group.runs:
             blocks.begin(run)
             for spec in run:
                 with _naming(spec, name):
@@ -169,7 +170,7 @@ class PayloadReader:
             return
         start = self._starts[name]
         blocks = _Blocks(self._file.fileno(), group, start, start + group.encoded_bytes)
-        for run in runs_of(group.tensors):
+        for run in group.runs:
             blocks.begin(run)
             left = _count(run)
             while left:
@@ -264,8 +265,11 @@ class _Blocks:
         self._position = start
         self._end = end
         self._all_zero = start == end
-        self._later = 0 if self._all_zero else sum(
-            smallest_encoded_bytes(_count(run)) for run in runs_of(group.tensors))
+        self.as_large_as_elements = end - start >= group.dense_bytes > 0
+        """Whether the file holds as many bytes as its elements take: then memory that it is decoded into need not be
+        cleared before, which takes as long as reading it. Else a few bytes of a stranger could make this process touch
+        all the memory that they claim to need."""
+        self._later = 0 if self._all_zero else group.smallest_bytes
         self._kind = ELEMENT_TYPES["float32"]
         self._left = 0
         self._rest = np.empty(0, dtype=np.uint8)
@@ -278,7 +282,8 @@ class _Blocks:
         self._rest = np.empty(0, dtype=kind.bits)
 
     def fill(self, out: Bits) -> None:
-        """Writes the next elements to `out` (n,), zero in every bit. Raises: BadPayload."""
+        """Writes the next elements to `out` (n,), zero in every bit, or anything where the group is
+        `as_large_as_elements`. Raises: BadPayload."""
         if self._all_zero:
             return
         done = 0
@@ -329,6 +334,8 @@ class _Blocks:
             if os.preadv(self._handle, [out.view(np.uint8).data], self._position) != header.body_bytes:
                 raise BadPayload(f"A block of {header.body_bytes} bytes is cut off.")
         else:
+            if self.as_large_as_elements:
+                out[:] = 0  # it may come as it was found
             decode_block(header, os.pread(self._handle, header.body_bytes, self._position), out, kind=self._kind)
         self._position += header.body_bytes
 
@@ -352,6 +359,13 @@ def _count(run: tuple[TensorSpec, ...]) -> int:
     return sum(spec.num_elements for spec in run)
 
 
+def check_finite(bits: Bits, spec: TensorSpec, group: str) -> None:
+    """Raises: BadPayload, naming the tensor, when one of its elements is an infinity or NaN."""
+    if not all_finite(bits, ELEMENT_TYPES[spec.dtype]):
+        with _naming(spec, group):
+            raise BadPayload("It has an infinity or NaN.", remedy="Look for a learning rate that is too high.")
+
+
 @contextmanager
 def _naming(spec: TensorSpec, group: str) -> Iterator[None]:
     """What is wrong with a tensor says which tensor."""
@@ -361,9 +375,10 @@ def _naming(spec: TensorSpec, group: str) -> Iterator[None]:
         raise BadPayload(f"Tensor '{spec.name}' of the group '{group}': {error.text}", remedy=error.remedy) from None
 
 
-def _zeros(spec: TensorSpec) -> Bits:
+def _memory(spec: TensorSpec, *, cleared: bool) -> Bits:
+    """(n,) elements of a tensor; zero in every bit if `cleared`."""
     try:
-        return np.zeros(spec.num_elements, dtype=ELEMENT_TYPES[spec.dtype].bits)
+        return (np.zeros if cleared else np.empty)(spec.num_elements, dtype=ELEMENT_TYPES[spec.dtype].bits)
     except MemoryError:
         raise BadPayload(f"There is no memory for {spec.num_elements} elements.") from None
 

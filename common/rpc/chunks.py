@@ -245,10 +245,18 @@ def check_piece(piece: Piece, *, expected_offset: int, limit: int = MAX_CHUNK_BY
 
     Raises: BadPayload when it is empty, longer than `limit`, not at `expected_offset`, or its CRC-32 differs.
     """
+    _check_place(piece, expected_offset=expected_offset, limit=limit)
+    _check_sum(piece)
+
+
+def _check_place(piece: Piece, *, expected_offset: int, limit: int) -> None:
     if not 1 <= len(piece.data) <= limit:
         raise BadPayload(f"A chunk has {len(piece.data)} bytes; 1 to {limit} are allowed.")
     if piece.offset != expected_offset:
         raise BadPayload(f"A chunk for offset {piece.offset} arrived where {expected_offset} was expected.")
+
+
+def _check_sum(piece: Piece) -> None:
     if zlib.crc32(piece.data) != piece.crc32:
         raise BadPayload(f"The chunk at offset {piece.offset} does not have its checksum.",
                          remedy="The sender continues from the last good chunk.")
@@ -258,8 +266,9 @@ async def receive_into(partial: PartialFile, stream: AsyncIterator[Piece], total
     """Appends a stream of chunks to a partial file; the caller then calls `partial.finish`.
 
     Whatever has passed the check stays when this raises, so that the next attempt goes on from
-    `partial.committed_bytes`. Writing and hashing run behind the arrival, in a thread, so that other RPCs are answered
-    meanwhile and the next chunk is on its way while this one is hashed.
+    `partial.committed_bytes`. Checksums, hashing and writing run behind the arrival, in a thread, so that other RPCs
+    are answered meanwhile and the next chunk is on its way while this one is hashed. Of a chunk that does not have its
+    checksum nothing is written, and of none behind it.
 
     Args:
         partial: opened with the declared size.
@@ -272,7 +281,7 @@ async def receive_into(partial: PartialFile, stream: AsyncIterator[Piece], total
     arrived = partial.committed_bytes
     try:
         async for piece in stream:
-            check_piece(piece, expected_offset=arrived, limit=min(MAX_CHUNK_BYTES, max(0, total_bytes - arrived)))
+            _check_place(piece, expected_offset=arrived, limit=min(MAX_CHUNK_BYTES, max(0, total_bytes - arrived)))
             arrived = piece.end
             await writer.put(piece)
     finally:
@@ -328,6 +337,7 @@ class _Writer:
         while (piece := self._pieces.get()) is not None:
             if self._problem is None:
                 try:
+                    _check_sum(piece)
                     self._partial.append(piece.data, offset=piece.offset, crc32=piece.crc32)
                     self._written_bytes += len(piece.data)
                 except BaseException as problem:

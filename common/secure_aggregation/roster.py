@@ -95,7 +95,9 @@ def replay(roster: Roster, entries: Sequence[RosterEntry]) -> Roster:
     Raises: BadRoster, naming the entry, for a gap, an entry that was changed, or a chain that is another than the one
         whose head is remembered (a fork).
     """
-    known = roster.head
+    known = head = roster.head
+    present = dict(roster.present)
+    taken = set(present.values())
     for entry in entries:
         if entry.number < 1:
             raise BadRoster(f"The roster has an entry {entry.number}; the first one is 1.")
@@ -107,18 +109,19 @@ def replay(roster: Roster, entries: Sequence[RosterEntry]) -> Roster:
                                 f"chain value {entry.chain.hex()[:16]} and had {known.chain.hex()[:16]}.",
                                 remedy=_FORK_REMEDY)
             continue
-        if entry.number != roster.head.number + 1:
-            raise BadRoster(f"Entry {roster.head.number + 1} of the roster is missing: {entry.number} follows.")
-        right = _link(roster.head.chain, number=entry.number, silo=entry.silo, identity=entry.identity,
+        if entry.number != head.number + 1:
+            raise BadRoster(f"Entry {head.number + 1} of the roster is missing: {entry.number} follows.")
+        right = _link(head.chain, number=entry.number, silo=entry.silo, identity=entry.identity,
                       change=entry.change)
         if entry.chain != right:
             raise BadRoster(f"Entry {entry.number} of the roster does not continue what this silo has seen: it was "
                             "changed, or the roster is another one.", remedy=_FORK_REMEDY)
-        roster = _step(roster, entry)
+        _change(present, taken, entry)
+        head = RosterHead(number=entry.number, chain=entry.chain)
     if entries and entries[-1].number < known.number:
         raise BadRoster(f"The roster ends at entry {entries[-1].number}; this silo has seen {known.number}.",
                         remedy=_FORK_REMEDY)
-    return roster
+    return Roster(head=head, present=present)
 
 
 _FORK_REMEDY = ("If the coordinator went on from a backup, its operator says so; then compare identities with the "
@@ -132,18 +135,25 @@ def _link(chain: bytes, *, number: int, silo: str, identity: bytes, change: str)
 
 def _step(roster: Roster, entry: RosterEntry) -> Roster:
     present = dict(roster.present)
+    _change(present, set(present.values()), entry)
+    return Roster(head=RosterHead(number=entry.number, chain=entry.chain), present=present)
+
+
+def _change(present: dict[str, bytes], taken: set[bytes], entry: RosterEntry) -> None:
+    """Changes who is present as an entry says; `taken` are their identities. Raises: BadRoster."""
     held = present.get(entry.silo)
     if len(entry.identity) != IDENTITY_BYTES or entry.change not in (ADDED, REMOVED):
         raise BadRoster(f"Entry {entry.number} of the roster is not a change of an identity.")
     if entry.change == ADDED:
         if held is not None:
             raise BadRoster(f"Entry {entry.number} of the roster adds silo '{entry.silo}', which is there.")
-        if entry.identity in present.values():
+        if entry.identity in taken:
             raise BadRoster(f"Entry {entry.number} of the roster gives silo '{entry.silo}' the identity of another.")
         present[entry.silo] = entry.identity
+        taken.add(entry.identity)
     else:
         if held != entry.identity:
             raise BadRoster(f"Entry {entry.number} of the roster removes an identity that silo '{entry.silo}' does not "
                             "have.")
         del present[entry.silo]
-    return Roster(head=RosterHead(number=entry.number, chain=entry.chain), present=present)
+        taken.discard(entry.identity)

@@ -14,7 +14,7 @@ from semisilo.common.config import parse_duration
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.text.logs import printable
 
-__all__ = ["JsonOption", "LogFormatOption", "show_version", "since_unix", "tell"]
+__all__ = ["JsonOption", "LogFormatOption", "json_lines", "show_version", "since_unix", "tell"]
 
 _DURATION = re.compile(r"\d+(\.\d+)?(s|m|h|d)")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
@@ -37,6 +37,19 @@ def tell(as_json: bool, facts: Mapping[str, object], text: str) -> None:
 
         text = json.dumps(dict(facts), ensure_ascii=False, indent=2)
     typer.echo(text)
+
+
+def json_lines(facts: Mapping[str, object]) -> str:
+    """Facts as JSON, a line for each field and for each entry of a list. With an indent everywhere json.dumps takes ten
+    times as long, which a person notices where there are a thousand silos."""
+    import json
+
+    def lines(value: object) -> str:
+        if not isinstance(value, list) or not value:
+            return json.dumps(value)
+        return "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
+
+    return "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {lines(value)}" for name, value in facts.items()) + "\n}"
 
 
 def since_unix(text: str, now_unix: float) -> float:

@@ -36,7 +36,10 @@ def log_context() -> Mapping[str, object]:
 
 def bind(**fields: object) -> None:
     """Adds to what the lines of this task are about, until its end; None takes a field away."""
-    _CONTEXT.set({name: value for name, value in {**log_context(), **fields}.items() if value is not None})
+    bound_now = {**log_context(), **fields}
+    if None in fields.values():
+        bound_now = {name: value for name, value in bound_now.items() if value is not None}
+    _CONTEXT.set(bound_now)
 
 
 @contextmanager

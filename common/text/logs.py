@@ -31,6 +31,7 @@ FIELDS = ("study", "round", "phase", "silo", "task_id", "trace_id", "request_id"
 """What a JSON line may have beside time, level, logger and message, where it is known."""
 CALLS = "semisilo.calls"
 """The logger with a line for each RPC, on both sides: with "json", or with `verbose`."""
+_CALLS_LOG = logging.getLogger(CALLS)
 _MAX_TRACEBACK = 20_000
 _FREQUENT_CALLS = ("AwaitTask", "ReportProgress")
 
@@ -41,6 +42,8 @@ _INVITATION = re.compile(r"(semisilo-invite-v\d+\.)[A-Za-z0-9_.=-]+")
 
 def printable(text: str, *, limit: int = 500) -> str:
     """One line without control characters or terminal escapes, at most `limit` characters."""
+    if len(text) <= limit and text.isprintable():
+        return text
     line = "".join(c if c.isprintable() else " " if c in "\r\n\t" else "�" for c in text[: 4 * limit])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
@@ -143,7 +146,8 @@ def set_up_logging(*, verbose: bool = False, quiet: bool = False, stream: TextIO
 def log_call(rpc: str, text: str, *, seconds: float) -> None:
     """One line about an RPC. Those that are made every few seconds are for a developer."""
     level = logging.DEBUG if rpc in _FREQUENT_CALLS else logging.INFO
-    logging.getLogger(CALLS).log(level, "%s", text, extra={"rpc": rpc, "seconds": round(seconds, 6)})
+    if _CALLS_LOG.isEnabledFor(level):
+        _CALLS_LOG.log(level, "%s", text, extra={"rpc": rpc, "seconds": round(seconds, 6)})
 
 
 def set_up_child_logging() -> None:

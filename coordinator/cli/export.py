@@ -39,11 +39,14 @@ def export(study: StudyName = "",
                                                 help="What to write, with commas: safetensors, onnx.")]
            = "safetensors,onnx",
            calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the study's validation"
-                                                                       " images, never on test images.")] = False,
-           operating_point: Annotated[str, typer.Option(
+                                                                       " images, never on test images. Where images may"
+                                                                       " have several labels: a slope and an offset for"
+                                                                       " each class.")] = False,
+           operating_point: Annotated[list[str] | None, typer.Option(
                "--operating-point", metavar="TEXT", show_default=False,
                help='Such as "sensitivity 95% for CLASS": a threshold for one class, chosen on the study\'s validation'
-                    " images, never on test images.")] = "",
+                    " images, never on test images. Where images may have several labels it may be repeated, and be"
+                    ' "... for every class".')] = None,
            hide_silos: Annotated[bool, typer.Option("--hide-silos", help="Number the silos in the card, without their"
                                                                          " names.")] = False,
            device: Annotated[Literal["auto", "cpu", "cuda"],
@@ -85,7 +88,7 @@ def export(study: StudyName = "",
                              remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
         name = ledger.study(study or known[-1].name).name
         choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
-                              operating_point=operating_point,
+                              operating_point=operating_point or (),
                               formats=tuple(part.strip() for part in formats.split(",") if part.strip()))
         with interrupt_on_termination(), progress_bar() as progress:
             found = export_study(ledger, name, study_folder=federation.studies / name, out=out, choice=choice,

@@ -11,7 +11,7 @@ import typer
 
 from semisilo.common.errors import UsageError
 from semisilo.common.text.cli_errors import clean_exit_on_termination, interrupt_on_termination, run_cli
-from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version, tell
+from semisilo.common.text.command_line import JsonOption, LogFormatOption, json_lines, show_version, tell
 from semisilo.coordinator.cli import audit, backup, data, export, models, operate, track
 from semisilo.coordinator.cli.confirm import sure
 from semisilo.coordinator.cli.options import Folder, SiloName, StudyFileName, StudyName
@@ -230,8 +230,6 @@ def status(folder: Folder = Path(),
            check: Annotated[bool, typer.Option("--check", help="Print nothing; exit status 0 while `serve` runs here, "
                                                               "else 1. For health checks.")] = False) -> None:
     """Show studies, silos and the current round; works while `serve` runs and when it does not."""
-    import json
-
     from semisilo.common.config import to_dict
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
@@ -244,7 +242,7 @@ def status(folder: Folder = Path(),
     with contextlib.closing(Ledger(federation.ledger)) as ledger:
         facts = gather(federation, ledger, read(federation.live))
     if as_json:
-        typer.echo(json.dumps(to_dict(facts), indent=2))
+        typer.echo(json_lines(to_dict(facts)))
         return
     from rich.console import Console
 

@@ -65,9 +65,12 @@ def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part 
     found = matching(known.networks, pattern)
     if as_json:
         typer.echo(json.dumps({"networks": [{"name": each.name, "of": each.of} for each in found],
-                               "timm_installed": known.has_timm}))
+                               "timm_installed": known.has_timm, "monai_installed": known.has_monai}))
         return
     for each in found:
         typer.echo(each.name)
     if not known.has_timm:
         typer.echo(f"More than a thousand networks come with timm. {how_to_install('semisilo[timm]')}", err=True)
+    if not known.has_monai:
+        typer.echo("MONAI's networks (monai/densenet121, ...) come with an extra."
+                   f" {how_to_install('semisilo[monai]')}", err=True)

@@ -41,7 +41,8 @@ class MeasuredModel:
     """Finite numbers by name."""
     confusion: tuple[tuple[int, ...], ...] = ()
     """(K, K), confusion[true][predicted], in test images; () without test images, and for more than
-    `MOST_CONFUSED_CLASSES` classes."""
+    `MOST_CONFUSED_CLASSES` classes. Where images may have several labels or none (K, 4), whatever their number: of each
+    class true positives, false negatives, false positives and true negatives at a probability of 0.5."""
 
 
 def build_with(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module:
@@ -76,6 +77,8 @@ def measure_model(environment: Environment, classes: tuple[str, ...], parameters
         metrics |= metrics_of(on_test, classes)
         if isinstance(on_test, Evaluation) and len(classes) <= MOST_CONFUSED_CLASSES:
             confusion = on_test.confusion
+        elif isinstance(on_test, MultiLabelEvaluation):
+            confusion = tuple(each.counts for each in on_test.class_counts)
     if validation is not None:
         on_validation = evaluate(model, validation, form=environment.image)
         metrics |= {f"{VALIDATION_PREFIX}{name}": value
@@ -150,8 +153,8 @@ def measurable(environment: Environment, parameters: Tensors, statistics: Tensor
 
 def metrics_of(evaluation: AnyEvaluation, classes: tuple[str, ...]) -> dict[str, float]:
     """"accuracy", "loss", "balanced_accuracy", "auroc" (macro), "calibration_error", and for each class that occurs
-    "recall/<class>" and "auroc/<class>". Of images with several labels or none no accuracy and no calibration error,
-    but "average_precision" (macro, and by class), "f1" (macro) and "exact_match", these and the recalls at 0.5.
+    "recall/<class>" and "auroc/<class>". Of images with several labels or none no accuracy, but "average_precision"
+    (macro, and by class), "calibration_error" likewise, "f1" (macro) and "exact_match", these and the recalls at 0.5.
 
     A number that is not finite (the loss of logits that overflow) is left out: it has no place in JSON.
     """
@@ -170,9 +173,11 @@ def _of_findings(evaluation: MultiLabelEvaluation, classes: tuple[str, ...]) -> 
     found: dict[str, float | None] = {
         "loss": evaluation.loss, "auroc": evaluation.areas.macro,
         "average_precision": evaluation.average_precisions.macro,
-        "f1": evaluation.f1.macro, "exact_match": evaluation.exact_match}
+        "f1": evaluation.f1.macro, "exact_match": evaluation.exact_match,
+        "calibration_error": evaluation.calibration_errors.macro}
     for kind, by_class in (("recall", evaluation.sensitivity), ("auroc", evaluation.areas),
-                           ("average_precision", evaluation.average_precisions)):
+                           ("average_precision", evaluation.average_precisions),
+                           ("calibration_error", evaluation.calibration_errors)):
         found |= {f"{kind}/{name}": value for name, value in zip(classes, by_class.per_class, strict=True)}
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 

@@ -277,7 +277,8 @@ class Evaluated:
     metrics: dict[str, float]
     """Of the model, and the strategy's diagnostics; finite numbers."""
     confusion: tuple[tuple[int, ...], ...] = ()
-    """(K, K), confusion[true][predicted], in test images; () where there are none or too many classes."""
+    """(K, K), confusion[true][predicted], in test images; () where there are none or too many classes. Where images may
+    have several labels (K, 4): see `semisilo.coordinator.compute.evaluation.MeasuredModel`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

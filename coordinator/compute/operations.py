@@ -159,7 +159,8 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
     check_network(config.privacy.dp, data.build_model, seed=config.study.seed)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
-        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
+        build_model=data.build_model, image=data.frozen.image,
+        augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
         summed=config.privacy.secure_aggregation)

@@ -59,13 +59,14 @@ class UpdateMeasures:
         self._norms: dict[str, float] = {}
         self._samples: dict[str, Tensor] = {}
         self._index: Tensor | None = None
+        self._scratch = torch.empty(0, dtype=torch.float64)
 
     def add(self, silo: str, change: list[Tensor]) -> None:
         """Measures one update; `change` as `change_of` gives it, the same layout for every silo."""
         total = sum(tensor.numel() for tensor in change)
         if not total:
             return
-        self._norms[silo] = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change))
+        self._norms[silo] = math.sqrt(sum(self._sum_of_squares(tensor) for tensor in change))
         if total <= self._sampled:
             self._samples[silo] = torch.cat(change)
             return
@@ -78,6 +79,14 @@ class UpdateMeasures:
             parts.append(tensor[self._index[first:last] - start])
             start += tensor.numel()
         self._samples[silo] = torch.cat(parts)
+
+    def _sum_of_squares(self, tensor: Tensor) -> float:
+        """In float64, in memory that is used for every tensor: fresh memory of that size costs more than the sum."""
+        count = tensor.numel()
+        if self._scratch.numel() < count:
+            self._scratch = torch.empty(count, dtype=torch.float64)
+        values = self._scratch[:count].copy_(tensor)
+        return float(torch.mul(values, values, out=values).sum())
 
     def result(self) -> dict[str, UpdateMeasure]:
         """What was measured, by silo in the order in which they came; updates without anything to measure are not in

@@ -19,7 +19,7 @@ from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors
 from semisilo.common.payload.codec import ELEMENT_TYPES, exceeds
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest
-from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.reader import PayloadReader, check_finite
 from semisilo.common.payload.torch_tensors import bits_to_tensor, decode_group, decode_groups
 from semisilo.common.storage.store import hash_file
 
@@ -89,8 +89,10 @@ def check_file(path: Path, expected: Expected) -> CheckedFile:
                 held.append(group_digest(group))
                 continue
             squares: list[float] = []
-            for spec, bits in reader.tensors(name):  # decoding is half of the check
+            # Decoding is half of the check; an infinity or NaN is above the limit as well.
+            for spec, bits in reader.tensors(name, require_finite=False):
                 if exceeds(bits, ELEMENT_TYPES[spec.dtype], LARGEST_VALUE):
+                    check_finite(bits, spec, name)
                     raise _absurd(spec.name, name)
                 squares.append(_squares(bits_to_tensor(bits, spec)))
             norms[name] = math.sqrt(math.fsum(squares))
@@ -104,8 +106,15 @@ def group_norm(group: TensorGroup) -> float:
 
 def _squares(tensor: Tensor) -> float:
     """Sum of squares, in float64 and in pieces of equal size, so that it depends on no number of threads."""
-    pieces = torch.split(tensor.reshape(-1), _PIECE_ELEMENTS)
-    return math.fsum(float(np.square(piece.double().numpy()).sum()) for piece in pieces)
+    flat = tensor.reshape(-1)
+    pieces = torch.split(flat, _PIECE_ELEMENTS) if flat.numel() > _PIECE_ELEMENTS else (flat,)
+    return math.fsum(_sum_of_squares(piece) for piece in pieces)
+
+
+def _sum_of_squares(piece: Tensor) -> float:
+    values = piece.double().numpy()
+    scratch = values if piece.dtype is not torch.float64 else None  # else they are the tensor's own
+    return float(np.square(values, out=scratch).sum())
 
 
 def _absurd(tensor: str, group: str) -> BadPayload:

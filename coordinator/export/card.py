@@ -20,18 +20,20 @@ from semisilo.common import __version__
 from semisilo.common.config import ABSENT_AT_DEFAULT, Tables
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.calibration import BINS
+from semisilo.common.measures.findings import NOT_CHOSEN, FindingsMeasures
 from semisilo.common.measures.gain import Gain, ImageCounts, gain_of
 from semisilo.common.measures.intervals import LEVEL, Interval
 from semisilo.common.measures.site_evaluation import Estimate, SiteEvaluation, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord
+from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.models.exported import ModelFacts
 from semisilo.coordinator.export.choose_model import BEST_ON_TEST, STUDY_TEST, ChosenModel
-from semisilo.coordinator.export.findings import NOT_CHOSEN, FindingsMeasures
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.export.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
-from semisilo.coordinator.export.operating_point import CardOperatingPoint
+from semisilo.coordinator.export.operating_point import CardOperatingPoint, PointRates
+from semisilo.coordinator.export.thresholds import threshold_in_words
 from semisilo.coordinator.ledger.records import LABELS_ALONE
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
@@ -55,6 +57,7 @@ __all__ = [
     "CardSilos",
     "CardSite",
     "CardTest",
+    "CardThreshold",
     "CoordinatorImages",
     "EventChain",
     "LabelsAlone",
@@ -68,6 +71,7 @@ __all__ = [
     "card_silos",
     "card_sites",
     "card_test",
+    "card_thresholds",
     "limits_of",
     "settings_shown",
     "software_here",
@@ -258,6 +262,19 @@ class CardFindings(FindingsMeasures):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CardThreshold:
+    """From which probability on a class counts as shown, where images may have several labels or none."""
+
+    name: str
+    """The class."""
+    threshold: float
+    chosen_for: str
+    """In words, such as "largest F1" or "sensitivity 95 %"."""
+    validation: PointRates
+    """On the images that it was chosen on; those on test images are in `findings`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LabelsAlone:
     """The same network, trained on the coordinator's labels alone."""
 
@@ -391,8 +408,15 @@ class ModelCard:
     """What secure aggregation means, where the study has it; empty for labels alone."""
     findings: CardFindings | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
     """In the place of `test`, where images may have several labels or none; None without test images."""
+    thresholds: tuple[CardThreshold, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Likewise, of every class; () without validation images, by which they are chosen."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether images may have several labels or none."""
+        return is_multi_label(self.settings.get("study", {}))
 
     @property
     def shows_gain(self) -> bool:
@@ -420,14 +444,20 @@ class ModelCard:
 # From the study -------------------------------------------------------------------------------------------------------
 
 
-def settings_shown(config: Tables) -> dict[str, dict[str, object]]:
-    """All settings of a study; of an absolute path only its last part: the rest is the coordinator's affair."""
+def settings_shown(config: Tables, *, left_out_views: Sequence[str] = ()) -> dict[str, dict[str, object]]:
+    """All settings of a study; of an absolute path only its last part: the rest is the coordinator's affair.
+
+    Args:
+        left_out_views: what "auto" has come to in `[augmentation] without`.
+    """
     tables = {name: dict(table) for name, table in config.items()}
     for table, keys in _PATHS.items():
         for key in keys:
             value = tables.get(table, {}).get(key, "")
             if isinstance(value, str) and (value.startswith(("/", "~")) or PureWindowsPath(value).is_absolute()):
                 tables[table][key] = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    if left_out_views:
+        tables["augmentation"]["without"] = list(left_out_views)
     return tables
 
 
@@ -545,7 +575,29 @@ def card_findings(measures: FindingsMeasures, *, source: str, digest: str) -> Ca
         "threshold": f"of the class's probability, chosen by {measures.thresholds_from}",
         "sensitivity": "found / images", "specificity": "spared / others",
         "f1": "2 x found / (2 x found + missed + falsely found); macro: mean over classes",
-        "exact_match": "images of which every class is answered rightly at the thresholds / images"})
+        "f1_interval": "of found / (found + missed + falsely found), Wilson's, as F1 = 2 J / (1 + J); macro: as if all"
+                       " classes erred alike",
+        "exact_match": "images of which every class is answered rightly at the thresholds / images",
+        "micro": "all pairs of an image and a class together; intervals let the pairs of one image hang on one another"
+                 " (AUROC: Obuchowski; shares: Korn and Graubard, an effective number of trials)",
+        "expected_error": f"expected calibration error of a class: sum over {BINS} equal bins of its probability of"
+                          " (images in the bin / images) x |share that shows it - mean probability|; macro: mean over"
+                          " classes",
+        "brier": "mean over images of (probability - truth)^2, from 0 to 1",
+        "scaling": "sigmoid(slope x logit + offset), fitted on validation images (Platt)",
+        "together_shown": "images that show both classes; on the diagonal the class itself",
+        "together_found": "images that are answered with both"})
+
+
+def card_thresholds(facts: ModelFacts, rates: Sequence[PointRates]) -> tuple[CardThreshold, ...]:
+    """What each class's threshold was chosen for, and gives on the images that it was chosen on.
+
+    Args:
+        rates: of every class, in label order; () without validation images.
+    """
+    return tuple(CardThreshold(name=name, threshold=cut, validation=each,
+                               chosen_for=threshold_in_words(facts, name, shown=each.of_class))
+                 for name, cut, each in zip(facts.model.classes, facts.thresholds, rates, strict=True)) if rates else ()
 
 
 def card_onnx(check: OnnxCheck) -> CardOnnx:
@@ -581,13 +633,22 @@ def software_here() -> Software:
 def _limits_of_findings(findings: CardFindings) -> list[str]:
     found = ["Intervals treat every test image as independent. Several images of one patient, or from one device, make"
              " the true intervals wider.",
-             "Classes are asked by themselves; how findings hang together was not measured."]
+             "Classes are asked by themselves: the model does not know that some findings come together or exclude one"
+             " another."]
     if findings.source == STUDY_TEST:
         found.append("The test scores of every round were shown while the study ran; whoever chose settings by them has"
                      " made these numbers optimistic.")
     if findings.thresholds_from == NOT_CHOSEN:
         found.append("The thresholds are 0.5 for every class, since there are no validation images: for rare findings"
                      " that is seldom a good one.")
+    else:
+        found.append("The thresholds were chosen on the validation images, so the rates there are as chosen; those on"
+                     " the images of this card are the ones to expect.")
+    if findings.expected_error_macro_with_scaling is None:
+        found.append("No scaling was fitted: probabilities are those of the network. Rare classes, and losses that"
+                     " weigh or adjust classes, move them; --calibrate brings them back.")
+    else:
+        found.append("The scaling was fitted on the validation images, which may differ from those to come.")
     absent = [each.name for each in findings.classes if each.images == 0]
     if absent:
         found.append(f"No test image shows these classes, so nothing is known of them: {', '.join(absent)}.")
@@ -601,10 +662,11 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
     """What to bear in mind with just these numbers, and what was not measured."""
     found: list[str] = []
     test = card.test
+    worth = parse_measure(card.model.measure).title if card.multi_label else "accuracy"
     if test is None and card.findings is not None:
         found += _limits_of_findings(card.findings)
     elif test is None:
-        found.append("The accuracy was not measured: the coordinator has no test images.")
+        found.append(f"The {worth} was not measured: the coordinator has no test images.")
     else:
         found.append("Intervals treat every test image as independent. Several images of one patient, or from one"
                      " device, make the true intervals wider.")
@@ -635,7 +697,7 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
                      " others.")
     if card.cost.updates_accepted == 0 and card.model.round > 0:
         found.append("No update of any silo was accepted up to this round: no silo has contributed to this model,"
-                     " and its accuracy comes from the coordinator's training alone.")
+                     f" and its {worth} comes from the coordinator's training alone.")
     if card.model.chosen == LABELS_ALONE:
         found.append("This is the model of labels alone, the baseline: trained on the coordinator's labelled images"
                      " without any silo. No round, method or update of the study has contributed to it.")
@@ -653,9 +715,9 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
     elif card.cost.wire_estimated:
         found.append("Wire bytes are estimated from the messages: the kernel's counters could not be read.")
     if not any(each.images is not None for each in card.sites):
-        found.append("No site has sent the accuracy of this model on its own images.")
+        found.append(f"No site has sent the {worth} of this model on its own images.")
     elif silent := [each.silo for each in card.sites if each.images is None]:
-        found.append(f"These sites have not sent the accuracy of this model on their own images: {', '.join(silent)}.")
+        found.append(f"These sites have not sent the {worth} of this model on their own images: {', '.join(silent)}.")
     found.append("Counts of silos are what they have announced; nobody has checked them, and images at silos may be in"
                  " the test set as well.")
     found.append("Not measured: differences between patients (age, sex, origin), devices, sites or over time; behaviour"

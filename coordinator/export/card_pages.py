@@ -15,7 +15,9 @@ from html import escape
 from typing import ClassVar
 
 from semisilo.common.config import to_dict
-from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
+from semisilo.common.measures.finding_calibration import FindingCalibration
+from semisilo.common.measures.findings import FindingMeasures
+from semisilo.common.measures.gain import ImageCounts, gain_interval_text, gain_text, gain_verdict, interval_of
 from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.site_evaluation import BALANCED, estimate_text
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
@@ -30,6 +32,7 @@ from semisilo.common.text.describe import (
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.coordinator.export.card import CardFindings, CardModel, CardSilo, CardSilos, CardSite, CardTest, ModelCard
+from semisilo.coordinator.export.choose_model import STUDY_TEST
 from semisilo.coordinator.ledger.records import LABELS_ALONE
 
 __all__ = ["card_html", "card_markdown"]
@@ -108,7 +111,8 @@ def _title(card: ModelCard) -> str:
 def _subtitle(card: ModelCard) -> str:
     model, test, silos = card.model, card.test, card.data.silos
     measured = test or card.findings
-    worth = "accuracy not measured" if measured is None else _worth_in_short(measured, parse_measure(model.measure))
+    title = parse_measure(model.measure).title if card.multi_label else "accuracy"
+    worth = f"{title} not measured" if measured is None else _worth_in_short(measured, parse_measure(model.measure))
     how = "on labels alone" if model.chosen == LABELS_ALONE else f"with {model.method.name}"
     if model.chosen != LABELS_ALONE and silos.of:
         refused = f", {silos.refused_all} of which refused every round" if silos.refused_all else ""
@@ -230,30 +234,40 @@ def _worth(card: ModelCard) -> _Section:
 
 
 def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
-    alone = card.labelled_only
-
-    def area(value: float | None) -> str:
-        return _DASH if value is None else f"{value:.4f}"
-
-    def between(interval: Interval | None) -> str:
-        return _DASH if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
-
-    rows = [("AUROC, macro", area(findings.auroc_macro), between(findings.auroc_macro_interval)),
-            ("Average precision, macro", area(findings.average_precision_macro),
-             between(findings.average_precision_macro_interval)),
-            ("F1, macro", describe_percentage(findings.f1_macro), _DASH),
-            ("Exact match", describe_percentage(findings.exact_match), _interval(findings.exact_match_interval))]
-    for name, words in (("auroc", "AUROC, macro"), ("average_precision", "Average precision, macro")):
-        if alone is not None and name in alone.metrics:
-            rows.append((f"{words}, labels alone", area(alone.metrics[name]), _DASH))
+    alone, micro = card.labelled_only, findings.micro
+    classes = card.model.classes
+    images = ImageCounts(findings.images, tuple(each.images for each in findings.classes))
+    rows = [("AUROC, macro", _area(findings.auroc_macro), _area_between(findings.auroc_macro_interval)),
+            ("AUROC, micro", _area(micro.auroc), _area_between(micro.auroc_interval)),
+            ("Average precision, macro", _area(findings.average_precision_macro),
+             _area_between(findings.average_precision_macro_interval)),
+            ("Average precision, micro", _area(micro.average_precision),
+             _area_between(micro.average_precision_interval)),
+            ("F1, macro", describe_percentage(findings.f1_macro), _interval(findings.f1_macro_interval)),
+            ("F1, micro", describe_percentage(micro.f1), _interval(micro.f1_interval)),
+            ("Sensitivity, micro", describe_percentage(micro.sensitivity), _interval(micro.sensitivity_interval)),
+            ("Specificity, micro", describe_percentage(micro.specificity), _interval(micro.specificity_interval)),
+            ("Precision, micro", describe_percentage(micro.precision), _interval(micro.precision_interval)),
+            ("Exact match", describe_percentage(findings.exact_match), _interval(findings.exact_match_interval)),
+            ("Calibration error, macro", describe_percentage(findings.expected_error_macro), _DASH)]
+    if findings.expected_error_macro_with_scaling is not None:
+        rows.append(("Calibration error, macro, with scaling",
+                     describe_percentage(findings.expected_error_macro_with_scaling), _DASH))
+    for measure, words in ((StudyMeasure("auroc"), "AUROC, macro"),
+                           (StudyMeasure("average_precision"), "Average precision, macro")):
+        if alone is not None and measure.metric in alone.metrics:
+            between = interval_of(measure, classes=classes, images=images, metrics=alone.metrics) \
+                if findings.source == STUDY_TEST else None
+            rows.append((f"{words}, labels alone", _area(alone.metrics[measure.metric]), _area_between(between)))
     if (gain := card.gain) is not None:
         rows.append((f"Gain, {gain.measure.title}", ", ".join(filter(None, (gain_text(gain), gain_verdict(gain)))),
                      gain_interval_text(gain).removeprefix("95 % interval ")))
     blocks: list[_Block] = [
         _Text(f"Measured on {findings.images} images: {findings.source}. An image may show several classes or none, so"
               " every class is a question of its own, and there is no accuracy: who answers no to everything would be"
-              f" right most of the time. F1 and exact match are at the threshold of each class:"
-              f" {findings.thresholds_from}."),
+              " right most of the time. Macro is the mean over the classes; micro takes all answers together, so that"
+              " frequent classes count more. F1, sensitivity, specificity, precision and exact match are at the"
+              f" threshold of each class: {findings.thresholds_from}."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
         how = f" Recipe: {alone.recipe}." if alone.recipe else ""
@@ -263,22 +277,108 @@ def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
     return _Section("Result", tuple(blocks))
 
 
-def _findings(findings: CardFindings) -> _Section:
-    def area(value: float | None, interval: Interval | None) -> tuple[str, str]:
-        return (_DASH, _DASH) if value is None or interval is None else (
-            f"{value:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
+def _area(value: float | None) -> str:
+    return _DASH if value is None else f"{value:.4f}"
 
-    rows = tuple((each.name, str(each.images), *area(each.auroc, each.auroc_interval),
-                  *area(each.average_precision, each.average_precision_interval), f"{each.threshold:.4g}",
-                  describe_percentage(each.sensitivity), _interval(each.sensitivity_interval),
-                  describe_percentage(each.specificity), _interval(each.specificity_interval))
+
+def _area_between(interval: Interval | None) -> str:
+    return _DASH if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+
+
+def _findings(card: ModelCard, findings: CardFindings) -> list[_Section]:
+    alone = card.labelled_only
+    has_alone = alone is not None and any(name.startswith("auroc/") for name in alone.metrics)
+
+    def alone_of(name: str) -> tuple[str, ...]:
+        if alone is None or not has_alone:
+            return ()
+        return (describe_metric("auroc", alone.metrics.get(f"auroc/{name}")),)
+
+    rows = tuple((each.name, str(each.images), str(each.others), describe_metric("auroc", each.auroc),
+                  _area_between(each.auroc_interval), *alone_of(each.name),
+                  describe_metric("average_precision", each.average_precision),
+                  _area_between(each.average_precision_interval), describe_percentage(each.f1),
+                  _interval(each.f1_interval)) for each in findings.classes)
+    by_class = _Section("Every class", (
+        _table("Every class", ("Class", "Images", "Without it", "AUROC", "95 % interval",
+                               *(("AUROC, labels alone",) if has_alone else ()), "Average precision", "95 % interval",
+                               "F1", "95 % interval"), rows),
+        _Text("Average precision: guessing has the share of images that show the class.")))
+    return [by_class, _thresholds(card, findings), _confusion_of_findings(findings)]
+
+
+def _thresholds(card: ModelCard, findings: CardFindings) -> _Section:
+    chosen = {each.name: each for each in card.thresholds}
+
+    def validation(name: str) -> tuple[str, ...]:
+        if not chosen:
+            return ()
+        each = chosen[name]
+        return (each.chosen_for, _rate(each.validation.sensitivity), _rate(each.validation.specificity))
+
+    rows = tuple((each.name, f"{each.threshold:.4g}", *validation(each.name), _rate(each.sensitivity),
+                  _interval(each.sensitivity_interval), _rate(each.specificity), _interval(each.specificity_interval))
                  for each in findings.classes)
-    return _Section("Every class", (
-        _table("Every class", ("Class", "Images", "AUROC", "95 % interval", "Average precision", "95 % interval",
-                               "Threshold", "Sensitivity", "95 % interval", "Specificity", "95 % interval"), rows),
-        _Text("Average precision: guessing has the share of images that show the class. A class counts as shown where"
-              f" its probability is at least the threshold, chosen by {findings.thresholds_from}; semisilo predict uses"
-              " it.")))
+    columns = ("Class", "Threshold", *(("Chosen for", "Sensitivity, validation", "Specificity, validation")
+                                       if chosen else ()), "Sensitivity", "95 % interval", "Specificity",
+               "95 % interval")
+    text = ("A class counts as shown where its probability is at least the threshold, chosen by"
+            f" {findings.thresholds_from}; semisilo predict uses it.")
+    if chosen:
+        text += (" The rates on validation images are as chosen; those on the images of this card are the ones to"
+                 " expect.")
+    return _Section("Operating points", (_table("Operating points", columns, rows), _Text(text)))
+
+
+def _confusion_of_findings(findings: CardFindings) -> _Section:
+    rows = tuple((each.name, str(each.found), str(each.missed), str(each.falsely_found), str(each.spared),
+                  describe_percentage(each.precision), _interval(each.precision_interval))
+                 for each in findings.classes)
+    blocks: list[_Block] = [
+        _Text("Of every class, at its threshold: images that show it, found or missed; images that do not, falsely"
+              " found or rightly without. Precision is the share of the images answered with it that show it."),
+        _table("Confusion of every class", ("Class", "Found", "Missed", "Falsely found", "Rightly without",
+                                            "Precision", "95 % interval"), rows)]
+    names = [each.name for each in findings.classes]
+    if len(names) <= _MOST_CONFUSED:
+        blocks += [_Text("Classes that come together: images that show both / that are answered with both; on the"
+                         " diagonal the class itself."),
+                   _table("Together", ("Class", *names), tuple(
+                       (name, *(f"{shown} / {found}" for shown, found in zip(shown_K, found_K, strict=True)))
+                       for name, shown_K, found_K in zip(names, findings.together_shown, findings.together_found,
+                                                         strict=True)))]
+    else:
+        blocks.append(_Text("Which classes come together is in model_card.json."))
+    return _Section("Confusion", tuple(blocks))
+
+
+def _calibration_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
+    fitted = findings.expected_error_macro_with_scaling is not None
+
+    def numbers(of: FindingCalibration | None) -> tuple[str, str]:
+        return (_DASH, _DASH) if of is None else (f"{of.expected_error:.4f}", f"{of.brier:.4f}")
+
+    def after(each: FindingMeasures) -> tuple[str, ...]:
+        if not fitted:
+            return ()
+        if each.scaling is None:
+            return (_DASH,) * 4
+        return (f"{each.scaling.slope:.4g}", f"{each.scaling.offset:.4g}", *numbers(each.calibration_with_scaling))
+
+    rows = tuple((each.name, *numbers(each.calibration), *after(each)) for each in findings.classes)
+    columns = ("Class", "Expected calibration error", "Brier score",
+               *(("Slope", "Offset", "Error with scaling", "Brier with scaling") if fitted else ()))
+    text = ("Expected calibration error of a class: over 15 equal bins of its probability, the mean distance of the"
+            " share of images that show it and the mean probability, weighted by images. Brier score: mean over images"
+            " of (probability - truth)², from 0 to 1.")
+    if fitted:
+        text += (f" Slope and offset of each class's logit were fitted on the {card.data.coordinator.validation}"
+                 " validation images alone (Platt scaling); the order of images does not change with them. Whoever uses"
+                 " the model takes the sigmoid of slope x logit + offset, as semisilo predict does.")
+        if any(each.scaling is None for each in findings.classes):
+            text += " A dash: the validation images all show the class, or none does, so that nothing could be fitted."
+    return _Section("Calibration", (_table("Calibration", columns, rows), _Text(text), _Picture(
+        "reliability.png", "Share of images that show a class by its probability")))
 
 
 def _sites(card: ModelCard) -> list[_Section]:
@@ -343,7 +443,7 @@ def _rate(value: float | None) -> str:
 def _classes(card: ModelCard) -> list[_Section]:
     test = card.test
     if card.findings is not None:
-        return [_findings(card.findings)]
+        return _findings(card, card.findings)
     if test is None:
         return []
     alone = card.labelled_only
@@ -373,6 +473,8 @@ def _classes(card: ModelCard) -> list[_Section]:
 
 def _calibration(card: ModelCard) -> list[_Section]:
     test = card.test
+    if card.findings is not None:
+        return [_calibration_of_findings(card, card.findings)]
     if test is None:
         return []
     first, after = test.calibration, test.calibration_with_temperature

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from semisilo.common.learning import batch_norm
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.calibration import probabilities
+from semisilo.common.measures.findings import FindingsMeasures, measure_findings
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment, NumericsRecord
@@ -62,20 +63,14 @@ from semisilo.coordinator.export.card import (
     card_silos,
     card_sites,
     card_test,
+    card_thresholds,
     limits_of,
     settings_shown,
     software_here,
 )
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
 from semisilo.coordinator.export.choose_model import CHOSEN, STUDY_TEST, ChosenModel, choose_model
-from semisilo.coordinator.export.figures import reliability_figure
-from semisilo.coordinator.export.findings import (
-    CHOSEN_ON_VALIDATION,
-    NOT_CHOSEN,
-    FindingsMeasures,
-    measure_findings,
-    thresholds_for,
-)
+from semisilo.coordinator.export.figures import finding_reliability_figure, reliability_figure
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
 from semisilo.coordinator.export.operating_point import (
@@ -84,7 +79,9 @@ from semisilo.coordinator.export.operating_point import (
     operating_point_for,
     rates_at,
     wanted_point,
+    wanted_points,
 )
+from semisilo.coordinator.export.thresholds import choose_thresholds, thresholds_in_words
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE, LABELS_ALONE_MODEL, StudyRow, cut_short
 from semisilo.coordinator.ledger.roster import LedgerRoster
@@ -116,9 +113,11 @@ class ExportChoice:
     """Images to measure on, in any form that a study takes; empty: the study's own test images."""
     formats: Collection[str] = FORMATS
     calibrate: bool = False
-    """Whether to fit a temperature on the study's validation images."""
-    operating_point: str = ""
-    """Such as "sensitivity 95% for CLASS": a threshold chosen on the study's validation images; empty: none."""
+    """Whether to fit a temperature on the study's validation images; where images may have several labels, a slope and
+    an offset of each class's logit."""
+    operating_point: str | Sequence[str] = ()
+    """Such as "sensitivity 95% for CLASS": a threshold chosen on the study's validation images; empty: none. Where
+    images may have several labels, one for each class, or "... for every class"."""
     silo_names: bool = True
     """False: the card numbers the silos."""
     device: str = "auto"
@@ -155,6 +154,8 @@ class _Opened:
     seed: int
     at_point: PointRates | None = None
     """On the validation images; None without an operating point."""
+    on_validation: tuple[PointRates, ...] = ()
+    """Of every class at its threshold, on the same images; () where images have one class, or there are none."""
 
 
 def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | None = None,
@@ -175,16 +176,22 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
     name = LABELS_ALONE if chosen.rule == LABELS_ALONE else f"round-{chosen.round.number}"
     target = out or study_folder / f"export-{name}"
     _check_target(target)
+    asked = (choice.operating_point,) if isinstance(choice.operating_point, str) else tuple(choice.operating_point)
+    points = tuple(text for text in asked if text)
     opened = _open(chosen, study_folder, choice, lambda share, text: tell(0.3 * share, text))
     images, source = _test_images(opened, choice)
     measures: Measures | FindingsMeasures | None = None
     logits_NK = None
     if opened.facts.task == "multi_label":
-        opened = _with_thresholds(opened, choice)
-    if choice.calibrate:
-        opened = replace(opened, facts=replace(opened.facts, temperature=_fitted(opened)))
-    if choice.operating_point:
-        opened = _with_operating_point(opened, choice.operating_point)
+        opened = _with_thresholds(opened, points, calibrate=choice.calibrate)
+    else:
+        if choice.calibrate:
+            opened = replace(opened, facts=replace(opened.facts, temperature=_fitted(opened)))
+        if len(points) > 1:
+            raise UsageError("--operating-point is given more than once; an image has one class, and so the study one"
+                             " operating point.", remedy="Give one.")
+        if points:
+            opened = _with_operating_point(opened, points[0])
     if images is not None:
         assert images.labels_N is not None
         logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
@@ -192,8 +199,8 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
         measures = measure(logits_NK, labels_N, classes=classes, seed=opened.seed,
                            temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
-            logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds,
-            thresholds_from=CHOSEN_ON_VALIDATION if opened.facts.thresholds else NOT_CHOSEN)
+            logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
+            thresholds_from=thresholds_in_words(opened.facts))
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     work.mkdir()
@@ -240,7 +247,8 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
-        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
+        build_model=data.build_model, image=data.frozen.image,
+        augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(frozen.classes), device=device, trained_before=bool(frozen.weights_digest))
     kind = load_strategy(config.method.name)
     strategy = kind(config.method.settings, environment)
@@ -299,21 +307,22 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
     return found.images, f"other images ({name}{left_out})"
 
 
-def _with_thresholds(opened: _Opened, choice: ExportChoice) -> _Opened:
-    """With a threshold for each class, of validation images where there are any.
+def _with_thresholds(opened: _Opened, points: Sequence[str], *, calibrate: bool) -> _Opened:
+    """With a threshold for each class, of validation images where there are any, and a scaling of each if asked for.
 
-    Raises: UsageError for options of images with one class.
+    Raises: UsageError for a point or a scaling without validation images, or a point that cannot be had.
     """
-    for option, asked in (("--calibrate", choice.calibrate), ("--operating-point", bool(choice.operating_point))):
-        if asked:
-            raise UsageError(f"{option} is for images with one class; in this study an image may have several labels.",
-                             remedy="Leave it out: every class gets a threshold of its own, the one with the largest F1"
-                                    " on the validation images.")
+    classes = opened.facts.model.classes
+    wanted = wanted_points(points, classes)
     validation = opened.data.images.validation
-    if validation is None or len(validation) == 0:
+    if not (wanted or calibrate) and (validation is None or len(validation) == 0):
         return opened
-    logits_NK, rows_NK = _validation(opened, "", "")
-    return replace(opened, facts=replace(opened.facts, thresholds=thresholds_for(logits_NK, rows_NK)))
+    logits_NK, rows_NK = _validation(opened, "Probabilities are fitted on", "--calibrate") if calibrate else \
+        _validation(opened, "An operating point is chosen on", "--operating-point")
+    found = choose_thresholds(logits_NK, rows_NK, classes=classes, wanted=wanted, calibrate=calibrate)
+    return replace(opened, on_validation=found.rates,
+                   facts=replace(opened.facts, thresholds=found.thresholds, scaling=found.scaling,
+                                 operating_points=found.operating_points))
 
 
 def _fitted(opened: _Opened) -> float:
@@ -379,9 +388,11 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
         write_onnx(graph, opened.model, opened.facts)
         tell(0.6, "checking the ONNX graph")
         check = _checked(graph, opened, images)
-    if isinstance(measures, Measures):
+    if measures is not None:
         tell(0.8, "drawing")
-        write_durably(work / "reliability.png", reliability_figure(measures).light_png)
+        figure = reliability_figure(measures) if isinstance(measures, Measures) else \
+            finding_reliability_figure(measures)
+        write_durably(work / "reliability.png", figure.light_png)
     tell(0.9, "writing the card")
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
@@ -442,7 +453,7 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         if isinstance(measures, Measures) and images is not None else None,
         findings=card_findings(measures, source=source, digest=_digest_of(images))
         if isinstance(measures, FindingsMeasures) and images is not None else None,
-        operating_point=point,
+        operating_point=point, thresholds=card_thresholds(opened.facts, opened.on_validation),
         sites=card_sites(summary, site_evaluations(ledger, chosen.study.name, round=number,
                                                    labels_alone=labels_alone),
                          round=number, labels_alone=labels_alone, names=silo_names),
@@ -453,7 +464,7 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
-        settings=settings_shown(chosen.study.config))
+        settings=settings_shown(chosen.study.config, left_out_views=frozen.left_out_views))
     return replace(card, limits=limits_of(card))
 
 

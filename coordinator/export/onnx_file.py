@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from semisilo.common.config import canonical_json
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.errors import BadData, ComputeFailed, UsageError
+from semisilo.common.measures.multi_label import AVERAGE_CUT
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts
 from semisilo.common.text.installing import how_to_install
 
@@ -123,9 +124,7 @@ def write_onnx(path: Path, model: nn.Module, facts: ModelFacts) -> None:
     graph = onnx.load(str(path))
     for key, value in {METADATA_KEY: facts.to_json(), "classes": json.dumps(facts.model.classes, ensure_ascii=False),
                        "preprocessing": preprocessing_of(form),
-                       "output": "logits; divide by `temperature`, then softmax, for probabilities"
-                       if facts.task == "single_label" else "logits; the sigmoid of each is the class's probability",
-                       "temperature": repr(facts.temperature)}.items():
+                       **_answers_in_words(facts)}.items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = key, value
     # What the exporter notes of its own sources: paths of this machine.
@@ -136,6 +135,21 @@ def write_onnx(path: Path, model: nn.Module, facts: ModelFacts) -> None:
         del value.metadata_props[:]
     graph.doc_string = f"semisilo: study {facts.study}, round {facts.round}. {preprocessing_of(form)}"
     onnx.save(graph, str(path))
+
+
+def _answers_in_words(facts: ModelFacts) -> dict[str, str]:
+    """What is to be done with the logits: entries of the metadata, the numbers as JSON."""
+    temperature = {"temperature": repr(facts.temperature)}
+    if facts.task == "single_label":
+        return {"output": "logits; divide by `temperature`, then softmax, for probabilities", **temperature}
+    scaling = {} if not facts.scaling else {
+        "slopes": json.dumps([each.slope for each in facts.scaling]),
+        "offsets": json.dumps([each.offset for each in facts.scaling])}
+    how = "the sigmoid of slopes x logits + offsets" if scaling else "the sigmoid of each"
+    cuts = facts.thresholds or (AVERAGE_CUT,) * len(facts.model.classes)
+    return {"output": f"logits; {how} is the class's probability; a class counts as shown where it is at least its"
+                      " number in `thresholds`",
+            "task": facts.task, "thresholds": json.dumps(cuts), **scaling, **temperature}
 
 
 def check_onnx(path: Path, logits_NK: NDArray[np.float32], images_NCHW: NDArray[np.uint8], *, source: str) -> OnnxCheck:

@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -19,8 +19,11 @@ from semisilo.common.errors import UsageError
 from semisilo.common.measures.intervals import Interval, wilson
 from semisilo.common.models.exported import OperatingPoint
 
-__all__ = ["CardOperatingPoint", "PointRates", "WantedPoint", "choose_threshold", "operating_point_for", "rates_at",
-           "wanted_point"]
+__all__ = ["EVERY_CLASS", "CardOperatingPoint", "PointRates", "WantedPoint", "choose_threshold", "operating_point_for",
+           "point_of_class", "rates_at", "wanted_point", "wanted_points"]
+
+EVERY_CLASS = "every class"
+"""In the place of a class, where images may have several labels."""
 
 _TEXT = re.compile(r"^\s*(sensitivity|specificity)\s+(\d+(?:\.\d+)?)\s*%\s+for\s+(.+?)\s*$")
 _EXAMPLE = 'Write for example: --operating-point "sensitivity 95% for melanoma".'
@@ -35,6 +38,8 @@ class WantedPoint:
     level: float
     """Above 0, at most 1."""
     label: str
+    asked_of_all: bool = False
+    """Whether it was asked for every class, so that a class that it cannot be had of is left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,30 @@ def wanted_point(text: str, classes: Sequence[str]) -> WantedPoint:
     return WantedPoint(measure=cast(Literal["sensitivity", "specificity"], match[1]), level=level, label=label)
 
 
+def wanted_points(texts: Sequence[str], classes: Sequence[str]) -> tuple[WantedPoint, ...]:
+    """What `texts` ask for where images may have several labels: of each class at most one, in label order.
+
+    "sensitivity 90% for every class" is of all classes that no other text names.
+    Raises: UsageError as `wanted_point`, and for a class that is named twice.
+    """
+    by_class: dict[str, WantedPoint] = {}
+    for text in texts:
+        match = _TEXT.match(text)
+        if match is not None and match[3] == EVERY_CLASS and EVERY_CLASS not in classes:
+            each = wanted_point(text, (EVERY_CLASS,))
+            found = [replace(each, label=name, asked_of_all=True) for name in classes]
+        else:
+            found = [wanted_point(text, classes)]
+        for point in found:
+            before = by_class.get(point.label)
+            if before is None or (before.asked_of_all and not point.asked_of_all):
+                by_class[point.label] = point
+            elif before.asked_of_all == point.asked_of_all:
+                raise UsageError(f"--operating-point: '{EVERY_CLASS if point.asked_of_all else point.label}' is named"
+                                 " twice.", remedy="Give each class one operating point.")
+    return tuple(by_class[name] for name in classes if name in by_class)
+
+
 def choose_threshold(p_N: NDArray[np.float64], is_class_N: NDArray[np.bool_], *,
                      measure: Literal["sensitivity", "specificity"], level: float) -> float:
     """The threshold t at which p >= t has at least this sensitivity, or specificity, and the most of the other.
@@ -130,13 +159,17 @@ def operating_point_for(wanted: WantedPoint, probabilities_NK: NDArray[np.float6
     Raises: UsageError where they lack the class or the rest, or where certain mistakes leave no such threshold.
     """
     label = list(classes).index(wanted.label)
-    is_class_N = labels_N == label
+    return point_of_class(wanted, probabilities_NK[:, label], labels_N == label)
+
+
+def point_of_class(wanted: WantedPoint, p_N: NDArray[np.float64], is_class_N: NDArray[np.bool_]) -> OperatingPoint:
+    """`operating_point_for` by the probabilities of the class alone, of images of which it is known."""
     if not is_class_N.any() or is_class_N.all():
         what = "none is" if not is_class_N.any() else "all are"
         raise UsageError(f"An operating point needs validation images of '{wanted.label}' and of the rest; {what} of"
                          " it.", remedy="Add some to [data] validation of a study, or choose another class.")
-    threshold = choose_threshold(probabilities_NK[:, label], is_class_N, measure=wanted.measure, level=wanted.level)
-    found = rates_at(probabilities_NK[:, label], is_class_N, threshold)
+    threshold = choose_threshold(p_N, is_class_N, measure=wanted.measure, level=wanted.level)
+    found = rates_at(p_N, is_class_N, threshold)
     reached = found.sensitivity if wanted.measure == "sensitivity" else found.specificity
     if reached is None or reached < wanted.level - _ROUNDING:
         raise UsageError(f"No threshold gives {wanted.measure} {100 * wanted.level:g} % for '{wanted.label}': the model"

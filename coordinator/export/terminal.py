@@ -45,11 +45,15 @@ def show_export(folder: Path, card: ModelCard, console: Console | None = None) -
         between = "" if around is None else f" ({around.low:.3f} to {around.high:.3f})"
         rows += [(measure.title, f"{describe_metric(measure.metric, findings.value_of(measure))}{between} of"
                                  f" {findings.images} images"),
-                 ("F1, macro", describe_percentage(findings.f1_macro)),
+                 ("F1, macro, micro", f"{describe_percentage(findings.f1_macro)},"
+                                      f" {describe_percentage(findings.micro.f1)}"),
                  ("exact match", describe_percentage(findings.exact_match)),
+                 ("calibration error", f"{describe_percentage(findings.expected_error_macro)}, mean over classes"),
+                 *([] if findings.expected_error_macro_with_scaling is None else
+                   [("  with scaling", describe_percentage(findings.expected_error_macro_with_scaling))]),
                  ("thresholds", findings.thresholds_from)]
     elif test is None:
-        rows.append(("accuracy", "not measured: no test images"))
+        rows.append((measure.title if card.multi_label else "accuracy", "not measured: no test images"))
     else:
         interval = describe_range(test.accuracy_interval.low, test.accuracy_interval.high)
         if measure != ACCURACY:

@@ -453,7 +453,9 @@ class Ledger(LedgerFile):
         update is in the sum whatever its silo does afterwards.
 
         Args:
-            confusion: (K, K), confusion[true][predicted], in test images; () where it is not known.
+            confusion: (K, K), confusion[true][predicted], in test images; where images may have several labels (K, 4),
+                of each class true positives, false negatives, false positives and true negatives; () where it is not
+                known.
         """
         with self.transaction() as db:
             self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)

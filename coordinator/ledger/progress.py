@@ -163,7 +163,8 @@ def silo_totals(ledger: Ledger, study: str) -> dict[str, SiloTotal]:
 
 
 def confusion_of(ledger: Ledger, study: str, number: int) -> tuple[tuple[int, ...], ...]:
-    """(K, K), confusion[true][predicted], in test images, of the model of a committed round; () where none is kept."""
+    """(K, K), confusion[true][predicted], in test images, of the model of a committed round; () where none is kept.
+    Where images may have several labels (K, 4): true positives, false negatives, false positives, true negatives."""
     rows = ledger.query("SELECT counts_json FROM confusion WHERE study = ? AND round = ?", study, number)
     return tuple(tuple(map(int, row)) for row in json.loads(rows[0]["counts_json"])) if rows else ()
 

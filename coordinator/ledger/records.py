@@ -86,6 +86,11 @@ class FrozenStudy:
     Where images may have several labels or none they add up to another number."""
     task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
     """What an image's label is."""
+    left_out_views: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Operations of RandAugment that the study leaves out because of its labelled images ([augmentation] without =
+    "auto")."""
+    left_out_views_reason: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """Why, for a person; empty where none is left out."""
 
     @property
     def study_measure(self) -> StudyMeasure:
@@ -96,6 +101,11 @@ class FrozenStudy:
     def test_counts(self) -> ImageCounts:
         """The test images, which models are compared on."""
         return ImageCounts(self.num_test, self.test_images)
+
+    @property
+    def findings_of(self) -> int | None:
+        """How many test images there are, where they may have several labels or none; None with one class for each."""
+        return self.num_test if self.task == "multi_label" else None
 
     @property
     def choice_line(self) -> str:

@@ -307,6 +307,7 @@ def measures_beside(row: StudyRow, federated: Mapping[str, float], classes: Sequ
         names = _MEASURES | {f"recall/{each}": f"recall of {each}" for each in classes}
         names |= {f"auroc/{each}": f"AUROC of {each}" for each in classes}
         names |= {f"average_precision/{each}": f"average precision of {each}" for each in classes}
+        names |= {f"calibration_error/{each}": f"calibration error of {each}" for each in classes}
         for name, words in names.items():
             key = f"{prefix}{name}"
             if key in alone or (key in federated and prefix != "crossfit_"):

@@ -27,6 +27,7 @@ __all__ = ["DIAGNOSTIC_FIGURES", "describe_diagnostic", "method_metrics", "pseud
 
 _HISTOGRAM = "pseudo_labels/"
 _RECALL = "recall/"
+_AUROC = "auroc/"
 _LOCAL = "local_accuracy"
 _KNOWN = (*MODEL_METRICS, _LOCAL, "labelled_accuracy_before", "labelled_accuracy_after", "stationarity_gap",
           "stationarity_gradient", "stationarity_labels")
@@ -73,12 +74,25 @@ def _pseudo_label_classes(axes: Axes, study: StudySummary, theme: Theme) -> bool
 
 
 def _recall_by_class(axes: Axes, study: StudySummary, theme: Theme) -> bool:
-    rounds = [entry for entry in measured_rounds(study) if any(name.startswith(_RECALL) for name in entry.metrics)]
+    return not _is_multi_label(study) and _by_class(axes, study, theme, prefix=_RECALL, what="recall (%)")
+
+
+def _auroc_by_class(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    """Where images may have several labels or none: what a recall at 0.5 says hangs on the threshold."""
+    return _is_multi_label(study) and _by_class(axes, study, theme, prefix=_AUROC, what="AUROC (hundredths)")
+
+
+def _is_multi_label(study: StudySummary) -> bool:
+    return study.row.frozen is not None and study.row.frozen.task == "multi_label"
+
+
+def _by_class(axes: Axes, study: StudySummary, theme: Theme, *, prefix: str, what: str) -> bool:
+    rounds = [entry for entry in measured_rounds(study) if any(name.startswith(prefix) for name in entry.metrics)]
     names = _class_names(study)
     if not rounds or not names or len(names) > _MAX_CLASSES:
         return False
-    shares = [[100 * entry.metrics.get(_RECALL + name, math.nan) for entry in rounds] for name in names]
-    _heat_map(axes, shares, [entry.number for entry in rounds], names, theme, top=100.0, what="recall (%)")
+    shares = [[100 * entry.metrics.get(prefix + name, math.nan) for entry in rounds] for name in names]
+    _heat_map(axes, shares, [entry.number for entry in rounds], names, theme, top=100.0, what=what)
     return True
 
 
@@ -213,6 +227,7 @@ DIAGNOSTIC_FIGURES: dict[str, tuple[str, Callable[[Axes, Any, Theme], bool]]] = 
     "pseudo_label_classes": ("Classes of the pseudo-labels", _pseudo_label_classes),
     "pseudo_label_accuracy": ("How right the pseudo-labels are", _pseudo_label_accuracy),
     "recall_by_class": ("Recall of every class", _recall_by_class),
+    "auroc_by_class": ("AUROC of every class", _auroc_by_class),
     "local_accuracy": ("Local and global accuracy", _local_accuracy),
     "forgetting": ("Labelled images: what is remembered", _forgetting),
     "stationarity": ("Stationarity gap", _stationarity),
@@ -235,6 +250,10 @@ def describe_diagnostic(name: str, study: StudySummary) -> str:
         recalls = ", ".join(f"{key.removeprefix(_RECALL)} {percent(value)}" for key, value in last.metrics.items()
                             if key.startswith(_RECALL))
         return f"Heat map: recall of each class, by round. In round {last.number}: {recalls}."
+    if name == "auroc_by_class" and last is not None:
+        areas = ", ".join(f"{key.removeprefix(_AUROC)} {value:.3f}" for key, value in last.metrics.items()
+                          if key.startswith(_AUROC))
+        return f"Heat map: AUROC of each class, by round. In round {last.number}: {areas}."
     if name == "pseudo_label_accuracy":
         ends = {key: _mean_over_silos(study, key) for key in ("pseudo_label_accuracy", "threshold_accuracy")}
         said = "; ".join(f"{key.replace('_', ' ')} {percent(points[-1][1])}" for key, points in ends.items() if points)

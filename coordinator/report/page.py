@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from semisilo.common import __version__
 from semisilo.common.config import to_dict
 from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.common.text.describe import (
@@ -117,6 +118,8 @@ class _Page:
     confusion_note: str
     beside: Table | None
     """All numbers beside those of labels alone; None before these are trained."""
+    beside_by_class: Table | None
+    """Likewise, of every class."""
     alone: str
     """How labels alone were trained; empty where that is not known."""
     round_notes: tuple[str, ...]
@@ -171,7 +174,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
                       for each in figures),
         rounds=_rounds(study), classes=_classes(study.by_class), classes_of=_classes_of(study.by_class),
         confusion=_confusion(study.by_class), confusion_note=_confusion_note(study.by_class),
-        left=_left(study), beside=_beside(study),
+        left=_left(study), beside=_beside(study, by_class=False), beside_by_class=_beside(study, by_class=True),
         alone="" if row.baseline is None else row.baseline.description,
         round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
         costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
@@ -247,31 +250,66 @@ def _duration_note(study: StudySummary) -> str:
     return f"{describe_seconds(sum(lengths) / len(lengths))} a round" if lengths else "no round yet"
 
 
-def _beside(study: StudySummary) -> Table | None:
-    if not study.beside:
-        return None
+def _beside(study: StudySummary, *, by_class: bool) -> Table | None:
     rows = tuple((each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
-                 for each in study.beside)
-    return Table("Compared with labels alone", ("Measure", "Federated, last round", "Labels alone"), rows)
+                 for each in study.beside if by_class == ("/" in each.name))
+    return Table(f"Compared with labels alone{', every class' if by_class else ''}",
+                 ("Measure", "Federated, last round", "Labels alone"), rows) if rows else None
 
 
 def _classes(found: ByClass | None) -> Table | None:
     if found is None:
         return None
+    if found.findings:
+        return _findings(found)
     rows = [[each.name, _DASH if each.images is None else str(each.images), describe_percentage(each.recall),
              _DASH if each.interval is None else
              describe_range(each.interval.low, each.interval.high)] for each in found.classes]
     return Table("Recall of each class", ("Class", "Test images", "Recall", "95 % interval"), rows)
 
 
+def _findings(found: ByClass) -> Table:
+    def between(interval: Interval | None) -> str:
+        return _DASH if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+
+    rows = [[each.name, _count(each.images), describe_metric("auroc", each.auroc), between(each.auroc_interval),
+             describe_metric("average_precision", each.average_precision), between(each.average_precision_interval),
+             describe_percentage(each.calibration_error)] for each in found.findings]
+    return Table("Every class", ("Class", "Test images", "AUROC", "95 % interval", "Average precision", "95 % interval",
+                                 "Calibration error"), rows)
+
+
+def _confusion_of_findings(found: ByClass) -> Table | None:
+    if all(each.found is None for each in found.findings):
+        return None
+
+    def share(value: float | None, interval: Interval | None) -> tuple[str, str]:
+        return describe_percentage(value), _DASH if interval is None else describe_range(interval.low, interval.high)
+
+    rows = [[each.name, _count(each.found), _count(each.missed), _count(each.falsely_found), _count(each.spared),
+             *share(each.sensitivity, each.sensitivity_interval), *share(each.specificity, each.specificity_interval)]
+            for each in found.findings]
+    return Table("Confusion of every class", ("Class", "Found", "Missed", "Falsely found", "Rightly without",
+                                              "Sensitivity", "95 % interval", "Specificity", "95 % interval"), rows)
+
+
+def _count(value: int | None) -> str:
+    return _DASH if value is None else str(value)
+
+
 def _classes_of(found: ByClass | None) -> str:
     if found is None:
         return ""
     which = ", which is handed over" if found.handed_over else ""
+    if found.findings:
+        return (f"The model of round {found.round}{which}, on {found.images} test images, which may show several"
+                " classes or none: every class is a question of its own.")
     return f"The model of round {found.round}{which}, on the test images: which share of each class it finds."
 
 
 def _confusion(found: ByClass | None) -> Table | None:
+    if found is not None and found.findings:
+        return _confusion_of_findings(found)
     if found is None or not found.confusion:
         return None
     names = [each.name for each in found.classes]
@@ -284,6 +322,9 @@ def _confusion(found: ByClass | None) -> Table | None:
 
 
 def _confusion_note(found: ByClass | None) -> str:
+    if found is not None and found.findings:
+        return ("At a probability of 0.5, which is seldom the best: the model that is exported has a threshold for each"
+                " class, chosen on validation images.")
     return "" if found is None or len(found.classes) > _MOST_IN_MATRIX else \
         "A row is what the images are, a column what the model says; in images."
 
@@ -445,6 +486,9 @@ def _provenance(study: StudySummary, state_digest: str) -> Table:
                  map(str, (frozen.num_labelled, frozen.num_validation, frozen.num_test)))),
              ("Rounds are compared by", " ".join(filter(None, (
                  study.choice.title, study.choice.measure_reason and f"({study.choice.measure_reason})")))),
+             *([] if frozen is None or not frozen.left_out_views else [
+                 ("Strong views are made without", f"{', '.join(frozen.left_out_views)}"
+                                                   f" ({frozen.left_out_views_reason})")]),
              ("Queued", _moment(row.queued_unix)), ("Started", _moment(row.started_unix)),
              ("Ended", _moment(row.ended_unix)), ("Page written", _moment(time.time()))]
     return Table("Provenance", ("Fact", "Value"), facts, words=2)

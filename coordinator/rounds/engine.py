@@ -381,8 +381,9 @@ class Engine:
             rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
             settings=task.settings,
             model=model.sent(study.frozen.classes),
-            image=study.frozen.image, augmentation=study.config.augmentation, numerics=study.config.numerics,
-            payloads=task.payloads,
+            image=study.frozen.image,
+            augmentation=study.config.augmentation.decided(study.frozen.left_out_views),
+            numerics=study.config.numerics, payloads=task.payloads,
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
             model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure),
@@ -446,7 +447,8 @@ class Engine:
         quorum = 0
         if phase.quorum == "study" and phase.step in ("", "keys", "shares", "mask"):
             aside = self._roster.aside()
-            quorum = max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
+            there_are = sum(silo not in aside for silo in row.sample) if aside else len(row.sample)
+            quorum = max(1, study.config.participation.quorum_of(there_are))
         return max(quorum, self._sums.fewest(row, phase, num_asked)) if phase.step else quorum
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TensorSpec
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, noise_shares, shares_noise
+from semisilo.common.methods.parts.privacy import PrivacySettings, shares_noise
 from semisilo.common.methods.parts.secure_sum import WORD_BITS, threshold_of
-from semisilo.common.secure_aggregation.clipped import bits_of_clip, bits_of_step, bound_of_clip, bound_of_step
 from semisilo.common.secure_aggregation.conversion import SumQuestion, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import (
     MOMENT_BOUND,
@@ -44,6 +43,7 @@ from semisilo.coordinator.ledger.secure_sums.sums import (
     sum_row,
 )
 from semisilo.coordinator.secure_aggregation.groups import MaskedGroup, largest_group, split
+from semisilo.coordinator.secure_aggregation.scale import form_with_noise
 
 __all__ = ["STEP_SECONDS", "Ready", "Sums", "elements_of", "masked_layout", "method_phase", "with_steps", "word_count"]
 
@@ -166,9 +166,9 @@ class Sums:
                 of its update at most.
         """
         dp, silos = self._settings.dp, self._room(row, phase, asked)
-        if dp is not None and shares_noise(dp, secure=True):
-            found = self._form_of_clipped(row, phase, dp, elements=elements, silos=silos) if dp.unit == "silo" else \
-                self._form_of_step(row, phase, dp, images=images, contribution=contribution, silos=silos)
+        if shares_noise(dp, secure=True):
+            found = form_with_noise(self._settings, elements=elements, silos=silos, images=images,
+                                    contribution=contribution, threshold=self._row(row, phase).threshold)
             return self._noted(row, phase, replace(found, bounds=found.bounds * len(largest_weights)))
         return self._noted(row, phase, MaskForm(
             bits=self._settings.word_bits, bounds=self._bounds(row, phase, first_bounds(largest_weights), next_bounds),
@@ -226,24 +226,6 @@ class Sums:
         if before is None or before.form is None or before.outcome is None or len(before.form.bounds) != len(first):
             return first
         return after(before.form.bounds, before.outcome)
-
-    def _form_of_clipped(self, row: RoundRow, phase: Phase, dp: DifferentialPrivacy, *, elements: int,
-                         silos: int) -> MaskForm:
-        """The one scale of all tensors, with room for the noise of all silos; bits as many as rounding needs."""
-        bound = bound_of_clip(dp.clip_norm, noise_multiplier=dp.noise_multiplier, silo_count=silos,
-                              shares=noise_shares(dp, self._row(row, phase).threshold))
-        bits = bits_of_clip(self._settings.word_bits, elements, clip_norm=dp.clip_norm, bound=bound, silo_count=silos)
-        return MaskForm(bits=bits, bounds=(bound,), silo_count=silos)
-
-    def _form_of_step(self, row: RoundRow, phase: Phase, dp: DifferentialPrivacy, *, images: int, contribution: float,
-                      silos: int) -> MaskForm:
-        """The same of a step in which silos share the noise of their images; bits as many as the noise needs."""
-        shares = noise_shares(dp, self._row(row, phase).threshold)
-        bound = bound_of_step(contribution, images=images, noise_multiplier=dp.noise_multiplier, silo_count=silos,
-                              shares=shares)
-        return MaskForm(bounds=(bound,), silo_count=silos, bits=bits_of_step(
-            self._settings.word_bits, contribution=contribution, bound=bound, noise_multiplier=dp.noise_multiplier,
-            silo_count=silos, shares=shares))
 
     def _room(self, row: RoundRow, phase: Phase, asked: Sequence[str]) -> int:
         """Silos that a sum may have."""

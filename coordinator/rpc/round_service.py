@@ -8,6 +8,7 @@ expired or was revoked after the handshake. An RPC in flight is ended when its c
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -81,8 +82,10 @@ _MAX_POLL_SECONDS = 60.0
 _REPORT_SECONDS = 3.0
 """How often silos are to tell how far they are: the terminal and the page follow the work, and the answer to a report
 is how a silo hears that its task is over. Three reports may be lost before it looks away (`PRESENT_SECONDS`)."""
+_FEW_SILOS = 20
 _REPORT_SECONDS_PER_SILO = 0.01
-"""Of many silos more seldom: so a hundred reports come in a second at most."""
+"""Of more silos than a few more seldom, and not whenever a stage begins (`silo/agent/watch.py`): reports would be a
+third of all calls of a round."""
 _LONGEST_REPORT_SECONDS = 7.0
 """One report may still be lost before a silo looks away."""
 _CHECK_EVERY_CHUNKS = 32
@@ -95,6 +98,8 @@ _MAX_PROCESS_BYTES = 32
 _MAX_EVALUATIONS = 8
 _MAX_CAPABILITIES = 64
 """Of one call. A silo evaluates a model of each round, and calls several times in one."""
+_IDENTITIES = 4096
+"""Of which the proof is not checked again: every silo shows its own whenever it asks for a task."""
 _QUICK_DOWNLOADS = 2
 """Downloads to quick lines that are served at the same time: eight at once keep two cores busier than two after two.
 Slow lines need no slot."""
@@ -193,8 +198,8 @@ class RoundServicer:
             if len(request.process) > _MAX_PROCESS_BYTES:
                 raise BadPayload(f"At most {_MAX_PROCESS_BYTES} bytes name a process.")
             if request.secure_identity:
-                check_identity(request.secure_identity, request.secure_identity_proof, federation=self._federation,
-                               silo=silo)
+                _check_identity(request.secure_identity, request.secure_identity_proof, federation=self._federation,
+                                silo=silo)
             if len(request.evaluations) > _MAX_EVALUATIONS:
                 raise BadPayload(f"At most {_MAX_EVALUATIONS} evaluations.")
             hello = Hello(version=printable(request.version, limit=64),
@@ -216,8 +221,8 @@ class RoundServicer:
             warning = self._task_service.warnings.text(silo)
             if isinstance(answer, TaskSpec):
                 head = self._audit_head()
-                interval = min(_LONGEST_REPORT_SECONDS,
-                               max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))
+                more = max(0, len(self._runtime.held) - _FEW_SILOS)
+                interval = min(_LONGEST_REPORT_SECONDS, _REPORT_SECONDS + more * _REPORT_SECONDS_PER_SILO)
                 return pb.AwaitTaskResponse(warning=warning, audit_head=None if head is None else head_to_proto(head),
                                             task=task_to_proto(answer, report_interval_seconds=interval))
             return pb.AwaitTaskResponse(warning=warning, standby=pb.Standby(
@@ -498,6 +503,10 @@ class RoundServicer:
         finally:
             call.done()
             log_call(rpc, f"{rpc}: {ended}", seconds=time.monotonic() - began)
+
+
+_check_identity = functools.lru_cache(maxsize=_IDENTITIES)(check_identity)
+"""A proof that holds, holds the next time as well; one that does not is looked at anew, and is remembered nowhere."""
 
 
 def _submitted(message: bytes) -> tuple[str, Piece | None]:

@@ -21,8 +21,9 @@ def card_of(name: str, config: StudyConfig, frozen: FrozenStudy) -> StudyCard:
         study=name, rounds=config.study.rounds, method=spec.name,
         settings=settings_for_card(spec, to_dict(config.method.settings)),
         model=model.sent(frozen.classes),
-        image=frozen.image, augmentation=config.augmentation, numerics=config.numerics, seed=config.study.seed,
-        uplink=config.wire.uplink_form(), measure=str(frozen.study_measure), privacy=config.privacy,
+        image=frozen.image, augmentation=config.augmentation.decided(frozen.left_out_views), numerics=config.numerics,
+        seed=config.study.seed, uplink=config.wire.uplink_form(), measure=str(frozen.study_measure),
+        privacy=config.privacy,
         receives={group: str(meaning.value) for group, meaning in spec.receives.items()},
         sends={group: str(meaning.value) for group, meaning in spec.up.items()}, numbers=spec.tells,
         discloses=spec.discloses)

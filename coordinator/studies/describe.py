@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods.contract import ModelSettings
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, contribution_of, shares_noise
+from semisilo.common.methods.parts.secure_sum import MAX_SILOS, threshold_of, totals_of
 from semisilo.common.methods.uplink import Uplink
-from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, share_count
+from semisilo.common.secure_aggregation.mask_form import MaskForm, share_count
 from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.coordinator.ledger.costs import rounds_with_payload, silo_round_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState
 from semisilo.coordinator.ledger.tasks import sizes_of_last_updates, training_seconds
-from semisilo.coordinator.studies.study_file import ImageSettings, config_from_dict
+from semisilo.coordinator.secure_aggregation.groups import largest_group
+from semisilo.coordinator.secure_aggregation.scale import form_with_noise
+from semisilo.coordinator.studies.study_file import ImageSettings, StudyConfig, config_from_dict
 
 __all__ = ["OwnRound", "StudyDescription", "describe_study"]
 
@@ -91,7 +95,8 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         method=config.method.name, settings=config.method.settings, model=model,
         image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(), dp=config.privacy.dp,
         secure_silos=config.privacy.min_silos if config.privacy.secure_aggregation else 0,
-        masked_update_bytes=0 if frozen is None else _masked_bytes(config.privacy, frozen.dense_bytes),
+        masked_update_bytes=0 if frozen is None else _masked_bytes(
+            config, frozen.dense_bytes // 4, num_silos=len(LedgerRoster(ledger).members())),
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         normalisation_images=_normalisation_images(config.data.image, frozen),
@@ -108,11 +113,28 @@ def _normalisation_images(image: ImageSettings, frozen: FrozenStudy | None) -> i
     return fewest if fewest >= _FEWEST_IMAGES else 0
 
 
-def _masked_bytes(privacy: PrivacySettings, dense_bytes: int) -> int:
-    """Of the words of an update of so many bytes in float32; what is beside its tensors is a few words."""
+def _masked_bytes(config: StudyConfig, elements: int, *, num_silos: int) -> int:
+    """Of the words of an update of so many numbers; 0 where updates go in the clear.
+
+    Args:
+        num_silos: that have joined; fewer than the study begins with will not be asked.
+    """
+    privacy, settings = config.privacy, config.method.settings
     if not privacy.secure_aggregation:
         return 0
-    return packed_bytes(share_count(privacy.random_share, dense_bytes // 4) + EXTRA_WORDS, privacy.word_bits)
+    asked = config.participation.sample_size(max(num_silos, config.study.start_with))
+    silos = min(MAX_SILOS, largest_group(asked, privacy.group_size))
+    if privacy.dp is not None and shares_noise(privacy.dp, secure=True):
+        images = settings.expected_images if privacy.dp.unit == "example" else 0
+        form = form_with_noise(
+            privacy, elements=elements, silos=silos, images=images,
+            threshold=threshold_of(privacy.threshold, privacy.min_silos, silos),
+            # words grow with the noise over what an image moves, on which the learning rate has no part
+            contribution=contribution_of(privacy.dp, settings, lr=1.0) if images else 0.0)
+    else:
+        form = MaskForm(bits=privacy.word_bits, bounds=(), silo_count=silos, random_k=privacy.random_share,
+                        totals=totals_of(settings))
+    return packed_bytes(share_count(form.random_k, elements) + form.extra_words, form.bits)
 
 
 def _own_rounds(ledger: Ledger, study: str, silo: str) -> tuple[OwnRound, ...]:

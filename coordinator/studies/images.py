@@ -28,6 +28,7 @@ from semisilo.common.models.own.model_file import code_of, with_digest
 from semisilo.common.models.starting_point import StartingPoint, starting_point
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.records import FrozenStudy
+from semisilo.coordinator.studies.colour_views import left_out_views
 from semisilo.coordinator.studies.held_out import (
     check_apart,
     check_patients_apart,
@@ -66,7 +67,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     Raises: BadData, naming the file; BadConfiguration when the settings do not fit the images or what is frozen.
     """
     data, image = config.data, config.data.image
-    check_settings(config.augmentation)
+    check_settings(config.augmentation.decided(()))
     if frozen is not None:
         _check_unchanged(config, frozen)
     classes = frozen.classes if frozen is not None else data.classes
@@ -109,6 +110,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                                f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
                                " unasked.", remedy=NEEDS_VALIDATION.format(setting="patience"))
     form = frozen.image if frozen is not None else _form(config, images)
+    left_out, left_out_reason = _left_out_views(config, images, frozen, num_classes=len(classes))
     start, num_parameters = _network(config, replace(config.model, classes=classes), form, folder, progress)
     group = TensorGroup(start.frozen, digest=digest(start.frozen)) if start.frozen else None
     now = FrozenStudy(
@@ -118,12 +120,15 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
         measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)),
-        task=config.study.task, skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
+        task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
+        skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random)
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
+        if left_out:
+            _LOG.info("strong views without %s: %s", ", ".join(left_out), left_out_reason)
     elif _comparable(now, frozen) != frozen:
         _check_same_network(config, now, frozen)
         _LOG.warning("the coordinator's images have changed since the study started (labelled %d -> %d, validation"
@@ -189,6 +194,14 @@ def _measure(config: StudyConfig, classes: tuple[str, ...], images_K: tuple[int,
     whose = "labelled" if config.data.labelled else "validation"
     spread = f"{max(images_K)} images of the largest class to {min(images_K)} of the smallest"
     return measure, f"the {whose} images are {'balanced' if measure == ACCURACY else 'imbalanced'}, {spread}"
+
+
+def _left_out_views(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | None, *,
+                    num_classes: int) -> tuple[tuple[str, ...], str]:
+    """Operations that strong views leave out because of the labelled images, and why; what is frozen stays."""
+    if frozen is not None:
+        return frozen.left_out_views, frozen.left_out_views_reason
+    return left_out_views(images.labelled, num_classes=num_classes) if config.augmentation.decides else ((), "")
 
 
 def _by_class(images: ImageSet | None, *, num_classes: int) -> tuple[int, ...]:

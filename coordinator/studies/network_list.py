@@ -26,6 +26,11 @@ __all__ = ["ListedNetwork", "NetworkList", "listed_networks", "matching"]
 _OWN = ("small_cnn", "wide_resnet_28_2", "wide_resnet_28_8", "resnet9", "alexnet_like", "mlp_5000", "cnn13",
         "cnn13_no_bias")
 """Of `semisilo.common.models.factory`, which imports torch; a test holds them equal."""
+_MONAI = (*(f"densenet{depth}" for depth in (121, 169, 201, 264)), "senet154",
+          *(f"seresnet{depth}" for depth in (50, 101, 152)),
+          *(f"resnet{depth}" for depth in (10, 18, 34, 50, 101, 152, 200)),
+          *(f"efficientnet-b{number}" for number in range(9)))
+"""Of `semisilo.common.models.libraries.monai_models`, which imports torch; a test holds them equal."""
 _REGISTERED = re.compile(r"^@register_model(?:\((?:name=)?(?:\"(?P<name>\w+)\")?\))?$(?:\n(?!def ).*)*?\n"
                          r"def (?P<function>\w+)", re.MULTILINE)
 """The decorator alone on its line, with or without a name of its own, up to the function under it."""
@@ -36,7 +41,7 @@ class ListedNetwork:
     """A network by name."""
 
     name: str
-    of: Literal["semisilo", "torchvision", "timm"]
+    of: Literal["semisilo", "torchvision", "timm", "monai"]
     """Whose it is."""
 
 
@@ -46,16 +51,20 @@ class NetworkList:
 
     networks: tuple[ListedNetwork, ...]
     has_timm: bool
+    has_monai: bool
 
 
 def listed_networks() -> NetworkList:
-    """The built-in networks, torchvision's, and timm's where it is installed; in the order of those packages."""
+    """The built-in networks, torchvision's, and those of timm and MONAI where these are installed; in that order."""
     theirs = sorted(_registered("torchvision")) or _asked_torchvision()
     has_timm = importlib.util.find_spec("timm") is not None
+    has_monai = importlib.util.find_spec("monai") is not None
     timm = sorted(_registered("timm"), key=_natural) or _asked_timm() if has_timm else []
     return NetworkList((*(ListedNetwork(name, "semisilo") for name in _OWN),
                         *(ListedNetwork(name, "torchvision") for name in theirs),
-                        *(ListedNetwork(f"timm/{name}", "timm") for name in timm)), has_timm)
+                        *(ListedNetwork(f"timm/{name}", "timm") for name in timm),
+                        *(ListedNetwork(f"monai/{name}", "monai") for name in _MONAI if has_monai)),
+                       has_timm, has_monai)
 
 
 def matching(networks: Sequence[ListedNetwork], pattern: str) -> tuple[ListedNetwork, ...]:
@@ -67,9 +76,17 @@ def matching(networks: Sequence[ListedNetwork], pattern: str) -> tuple[ListedNet
     found = tuple(each for each in networks if fnmatchcase(each.name, wanted))
     if not found:
         raise UnknownName(f"There is no network like '{pattern}'.",
-                          remedy="All of them: coordinator models. Those of timm need more."
-                                 f" {how_to_install('semisilo[timm]')}")
+                          remedy=f"All of them: coordinator models.{_more(wanted)}")
     return found
+
+
+def _more(pattern: str) -> str:
+    """What would bring networks that are not listed: those of packages that are not here, and could be meant."""
+    missing = [package for package in ("timm", "monai") if importlib.util.find_spec(package) is None]
+    there = [each for each in missing if each != "monai" or any(fnmatchcase(f"monai/{name}", pattern)
+                                                               for name in _MONAI)]
+    return "".join(f" Those of {name} need more. {how_to_install(f'semisilo[{each}]')}" for each, name in
+                   (("monai", "MONAI"), ("timm", "timm")) if each in there)
 
 
 def _registered(package: str) -> set[str]:

@@ -14,6 +14,7 @@ from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, from_dict, load_to
 from semisilo.common.data.form import (
     LABELLED,
     UNLABELLED,
+    AugmentationPolicy,
     AugmentationSettings,
     DicomRules,
     OnError,
@@ -324,6 +325,40 @@ class WireSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AugmentationTable:
+    """Table [augmentation]: `AugmentationSettings`, with what is decided when the study starts."""
+
+    policy: AugmentationPolicy = "small"
+    """Pair of a weak and a strong augmentation."""
+    horizontal_flip: bool = False
+    """Whether a left-right flip keeps the meaning of an image."""
+    vertical_flip: bool = False
+    """Whether an up-down flip keeps the meaning of an image."""
+    without: tuple[str, ...] | str = "auto"
+    """Operations of RandAugment to leave out, for example ["Invert"]. "auto": with the policy "small" those that change
+    colours, where colour alone tells classes of the coordinator's labelled images apart; else none."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.without, str) and self.without != "auto":
+            raise ValueError(f'without = "{self.without}": give "auto" or a list of operations, ["{self.without}"].')
+
+    @property
+    def decides(self) -> bool:
+        """Whether the images decide which operations are left out."""
+        return self.without == "auto" and self.policy == "small"
+
+    def decided(self, left_out: tuple[str, ...]) -> AugmentationSettings:
+        """What tasks and trainings are given.
+
+        Args:
+            left_out: the operations that were found with "auto" (`FrozenStudy.left_out_views`).
+        """
+        without = left_out if self.decides else () if isinstance(self.without, str) else self.without
+        return AugmentationSettings(policy=self.policy, horizontal_flip=self.horizontal_flip,
+                                    vertical_flip=self.vertical_flip, without=without)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig:
     """A whole study file."""
 
@@ -332,7 +367,7 @@ class StudyConfig:
     data: DataSettings
     method: MethodSettings
     participation: ParticipationSettings = field(default_factory=ParticipationSettings)
-    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    augmentation: AugmentationTable = field(default_factory=AugmentationTable)
     wire: WireSettings = field(default_factory=WireSettings)
     robust: RobustSettings = field(default_factory=RobustSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
@@ -372,7 +407,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: table [data] is missing.",
                                remedy="Add it, with the form of the images: image = { size = 28, channels = 3 }.")
     images, participation = table(DataSettings, "data"), table(ParticipationSettings, "participation")
-    augmentation, wire = table(AugmentationSettings, "augmentation"), table(WireSettings, "wire")
+    augmentation, wire = table(AugmentationTable, "augmentation"), table(WireSettings, "wire")
     robust, numerics = table(RobustSettings, "robust"), table(Numerics, "numerics")
     privacy = table(PrivacySettings, "privacy")
     if not 0 <= numerics.threads <= _MAX_THREADS:

@@ -23,7 +23,7 @@ from semisilo.common.measures.gain import (
     mean_gain,
 )
 from semisilo.common.measures.intervals import Interval
-from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, common_measure, parse_measure
 from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -192,7 +192,8 @@ class Run:
     def export(self, out: Path | str | None = None, *,
                round: int | Literal["chosen", "last", "best-on-test"] = "chosen", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
-               operating_point: str = "", progress: Callable[[float, str], None] | None = None) -> Exported:
+               operating_point: str | Sequence[str] = (),
+               progress: Callable[[float, str], None] | None = None) -> Exported:
         """Writes the model with its card: see `semisilo export`.
 
         Args:
@@ -200,8 +201,10 @@ class Run:
             round: "chosen" on validation images, without any the last; "last"; a number; or "best-on-test", after which
                 the test images no longer measure the model.
             formats: "safetensors" is always written; "onnx" needs an extra.
-            calibrate: whether to fit a temperature on the validation images.
-            operating_point: such as "sensitivity 95% for CLASS", chosen on the validation images.
+            calibrate: whether to fit a temperature on the validation images; where images may have several labels, a
+                slope and an offset for each class.
+            operating_point: such as "sensitivity 95% for CLASS", chosen on the validation images; where images may have
+                several labels also several, or "sensitivity 95% for every class".
         Returns: `.folder`, and `.card` with what stands in model_card.json.
         Raises: UsageError for the run of a federation, where it is `coordinator export`; what that raises.
         """
@@ -360,9 +363,10 @@ def _round(entry: RoundSummary, *, simulated: bool) -> Round:
 
 
 def _measure_of(runs: Sequence[Run]) -> StudyMeasure:
-    """What the runs are compared by: their studies' measure; accuracy where these do not agree."""
-    found = {run.choice.measure for run in runs}
-    return parse_measure(found.pop()) if len(found) == 1 else ACCURACY
+    """What the runs are compared by: their studies' measure; where these do not agree accuracy, or AUROC where a run
+    has no accuracy."""
+    return common_measure([parse_measure(run.choice.measure) for run in runs], has_accuracy=all(
+        run.accuracy is not None or not run.completed for run in runs))
 
 
 def _labelled_only(runs: Sequence[Run], measure: StudyMeasure) -> float | None:
@@ -426,15 +430,19 @@ def _mean(values: Collection[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _columns(measure: StudyMeasure) -> tuple[str, ...]:
-    """With accuracy beside another measure."""
-    beside = () if measure == ACCURACY else (ACCURACY.title,)
+def _with_accuracy(lines: Sequence[Summary]) -> bool:
+    """Whether accuracy stands beside the measure: where it is another, and any run has an accuracy."""
+    return parse_measure(lines[0].measure) != ACCURACY and any(each.accuracy is not None for each in lines)
+
+
+def _columns(measure: StudyMeasure, *, accuracy: bool) -> tuple[str, ...]:
+    beside = (ACCURACY.title,) if accuracy else ()
     return ("method", "seeds", measure.title, *beside, "gain", "95 % interval", "payload", "of dense", "label ratio")
 
 
-def _cells(each: Summary) -> tuple[str, ...]:
+def _cells(each: Summary, *, accuracy: bool) -> tuple[str, ...]:
     measure = parse_measure(each.measure)
-    beside = () if measure == ACCURACY else (_mean_text(ACCURACY, each.accuracy, each.accuracy_std),)
+    beside = (_mean_text(ACCURACY, each.accuracy, each.accuracy_std),) if accuracy else ()
     gain = interval = "–"
     if each.gain is not None:  # a mean over runs
         of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval)
@@ -468,8 +476,9 @@ def _note(lines: Sequence[Summary]) -> str:
 
 
 def _text_table(lines: Sequence[Summary]) -> str:
-    columns = _columns(parse_measure(lines[0].measure))
-    rows = [columns, *map(_cells, lines)]
+    accuracy = _with_accuracy(lines)
+    columns = _columns(parse_measure(lines[0].measure), accuracy=accuracy)
+    rows = [columns, *(_cells(each, accuracy=accuracy) for each in lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     text = ["  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
                       for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
@@ -491,6 +500,8 @@ class _Shown:
 def _html(lines: Sequence[Summary], figure: Figure | None) -> str:
     from semisilo.api.plot import picture_uri
 
-    table = Table("methods", _columns(parse_measure(lines[0].measure)), [_cells(each) for each in lines])
+    accuracy = _with_accuracy(lines)
+    table = Table("methods", _columns(parse_measure(lines[0].measure), accuracy=accuracy),
+                  [_cells(each, accuracy=accuracy) for each in lines])
     return render_html(__name__, _Shown(table, _note(lines), parse_measure(lines[0].measure).title,
                                         "" if figure is None else picture_uri(figure)))

@@ -40,11 +40,13 @@ def export(
     formats: Annotated[str, typer.Option("--format", metavar="LIST",
                                          help="What to write, with commas: safetensors, onnx.")] = "safetensors,onnx",
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the validation images, never on"
-                                                                " test images.")] = False,
-    operating_point: Annotated[str, typer.Option(
+                                                                " test images. Where images may have several labels: a"
+                                                                " slope and an offset for each class.")] = False,
+    operating_point: Annotated[list[str] | None, typer.Option(
         "--operating-point", metavar="TEXT", show_default=False,
         help='Such as "sensitivity 95% for CLASS": a threshold for one class, chosen on the validation images, never on'
-             " test images.")] = "",
+             ' test images. Where images may have several labels it may be repeated, and be "... for every class".')]
+    = None,
     device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
@@ -68,7 +70,7 @@ def export(
     set_up_logging(quiet=True)
     with interrupt_on_termination(), progress_bar() as progress:
         found = export_run(run, out=out, round=round, test=test, calibrate=calibrate, device=device,
-                           operating_point=operating_point,
+                           operating_point=operating_point or (),
                            formats=tuple(part.strip() for part in formats.split(",") if part.strip()),
                            progress=progress)
     if json_:
@@ -109,12 +111,17 @@ def predict(
     source has classes that the model knows (class folders, labels), the accuracy is shown as well. Files that cannot be
     read are left out and listed.
 
+    Where an image may show several classes or none, the CSV has file, findings, and of every class p_CLASS and
+    shown_CLASS, 1 or 0 by the model's threshold. If the source is a table of labels ("A|B", or columns of 0 and 1),
+    true_CLASS follows, and AUROC, average precision, F1, sensitivity and specificity of every class are shown.
+
     \b
     Examples:
       semisilo predict studies/first/export-round-100 /scans/new --out predictions.csv
       semisilo predict model.onnx scans.npz --top 3
       semisilo predict hand-over digits#test --json
       semisilo predict hand-over /scans/new --prevalence melanoma=0.02
+      semisilo predict hand-over /scans/labels.csv --out predictions.csv
     """
     import json
 
@@ -125,6 +132,7 @@ def predict(
     from semisilo.common.text.logs import printable
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.prediction.predictor import predict as run
+    from semisilo.prediction.terminal import show_measures
 
     console = Console(stderr=True, highlight=False)
     with interrupt_on_termination(), progress_bar(console) as progress:
@@ -141,7 +149,10 @@ def predict(
         console.print(Text(printable(f"left out: {each.name}: {each.reason}", limit=500)), soft_wrap=True)
     for note in found.notes():
         console.print(Text(printable(note, limit=2000)), soft_wrap=True)
-    share = "" if found.accuracy is None else \
+    if found.measures is not None:
+        show_measures(found.measures, console)
+    known = f", {found.labelled} with known labels" if found.measures is not None else ""
+    share = known if found.accuracy is None else \
         f", {found.right} of {found.labelled} with a known class are right:" \
         f" accuracy {describe_percentage(found.accuracy, decimals=2)}"
     where = "" if out is None else f"; written to {out}"

@@ -2,7 +2,8 @@
 
 Folders, tables and Parquet files are decoded as they are needed, so that they may be larger than memory; arrays are
 read whole. Files are listed, decoded and brought to the model's form by the readers of a study. The classes of a source
-count if the model knows all of them; what has none is predicted all the same.
+count if the model knows all of them; what has none is predicted all the same. Where images may have several labels,
+those that the model knows count, and what else the source names is told.
 
 Tests: tests/semisilo/prediction/test_predict.py.
 """
@@ -22,12 +23,14 @@ from semisilo.common.data.formats import archive, decoding, parquet, pixels
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
 from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.multi_hot import to_rows
 from semisilo.common.data.readers import kind_of, listing_of, parse_source
 from semisilo.common.errors import BadData
 
 __all__ = ["Batch", "Source", "open_source"]
 
 OnError = Literal["skip", "stop"]
+_MOST_UNKNOWN = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,36 +43,45 @@ class Batch:
     """-1 where no class is known."""
     share: float
     """Of the source that has been read."""
+    rows_BK: NDArray[np.int8] | None = None
+    """Where images may have several labels, of the model's classes: 1 shown, 0 not shown, -1 not known. Else None."""
 
 
 class Source:
     """An iterable of batches, all of one size but the last; afterwards `skipped` is complete."""
 
-    def __init__(self, parts: Iterator[Batch], batch_size: int, skipped: list[Skipped]) -> None:
+    def __init__(self, parts: Iterator[Batch], batch_size: int, skipped: list[Skipped], *, not_compared: str = ""
+                 ) -> None:
         self._parts = parts
         self._batch_size = batch_size
         self.skipped = skipped
+        self.not_compared = not_compared
+        """Which of the source's labels do not count, and why, where images may have several; else empty."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches cut anew, so that left out files shift no boundary."""
         held: list[NDArray[np.uint8]] = []
+        rows: list[NDArray[np.int8]] = []
         files: list[str] = []
         labels: list[int] = []
         share = 0.0
         for part in self._parts:
             held.append(part.images_BCHW)
+            rows += [] if part.rows_BK is None else [part.rows_BK]
             files, labels, share = files + part.files, labels + part.labels, part.share
             if len(files) < self._batch_size:
                 continue
-            whole = np.concatenate(held)
+            whole, rows_NK = np.concatenate(held), np.concatenate(rows) if rows else None
             cut = 0
             while len(whole) - cut >= self._batch_size:
                 end = cut + self._batch_size
-                yield Batch(whole[cut:end], files[cut:end], labels[cut:end], share)
+                yield Batch(whole[cut:end], files[cut:end], labels[cut:end], share,
+                            None if rows_NK is None else rows_NK[cut:end])
                 cut = end
             held, files, labels = [whole[cut:]], files[cut:], labels[cut:]
+            rows = [] if rows_NK is None else [rows_NK[cut:]]
         if files:
-            yield Batch(np.concatenate(held), files, labels, share)
+            yield Batch(np.concatenate(held), files, labels, share, np.concatenate(rows) if rows else None)
 
 
 def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_error: OnError, batch_size: int,
@@ -78,30 +90,67 @@ def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_er
 
     Args:
         source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
-        multi_label: whether the model's images may have several labels or none: those of the source are not looked at.
+        multi_label: whether the model's images may have several labels or none.
     Raises: BadData, naming the source or file.
     """
     skipped: list[Skipped] = []
     if not isinstance(source, (str, Path)):
-        if multi_label and isinstance(source, tuple) and len(source) == 2:
-            source = source[0]
-        return Source(_arrays(source, form, classes), batch_size, skipped)
+        return Source(_arrays(source, form, classes, multi_label=multi_label), batch_size, skipped)
     path, part = parse_source(str(source))
     kind = kind_of(path)
     if path is not None and kind in ("folder", "table"):
         listing = listing_of(path, part, source=str(source), classes=classes, multi_label=multi_label)
         skipped += listing.skipped
         index = {} if multi_label else _index(listing.folders, classes)
-        parts = _files(listing.images, listing.images, len(listing.images), index, form, on_error, str(source), skipped)
+        rows, not_compared = _Rows(classes) if multi_label else None, ""
+        if rows is not None and kind == "table":
+            not_compared = "" if listing.question is None else f"labels are not compared: {listing.question.line()}"
+            rows = _Rows(classes, asked=listing.asked, usable=listing.question is None)
+            not_compared = not_compared or _unknown(listing.folders, classes)
+        parts = _files(listing.images, listing.images, len(listing.images), index, form, on_error, str(source), skipped,
+                       rows=rows)
+        return Source(parts, batch_size, skipped, not_compared=not_compared)
     elif path is not None and kind == "parquet":
-        rows = parquet.open_rows(parquet.parquet_files(path), part, source=str(source), multi_label=multi_label)
-        everything = np.ones(rows.number, dtype=bool)
-        parts = _files(parquet.files_of(rows, everything), parquet.files_of(rows, everything), rows.number,
-                       {} if multi_label else _index(rows.classes, classes, named=rows.classes_named), form, on_error,
-                       str(source), skipped)
+        held = parquet.open_rows(parquet.parquet_files(path), part, source=str(source), multi_label=multi_label)
+        everything = np.ones(held.number, dtype=bool)
+        parts = _files(parquet.files_of(held, everything), parquet.files_of(held, everything), held.number,
+                       {} if multi_label else _index(held.classes, classes, named=held.classes_named), form, on_error,
+                       str(source), skipped, rows=_Rows(classes, asked=held.asked) if multi_label else None)
+        return Source(parts, batch_size, skipped,
+                      not_compared=_unknown(held.classes, classes) if multi_label else "")
+    elif multi_label:
+        return _npz_of_findings(path, part, form, classes, str(source), batch_size, skipped)
     else:
-        parts = _npz(path, part, form, classes, str(source), labels="no" if multi_label else "if there")
+        parts = _npz(path, part, form, classes, str(source))
     return Source(parts, batch_size, skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How the labels of files become rows of the model's classes."""
+
+    classes: tuple[str, ...]
+    asked: tuple[str, ...] | None = None
+    """As `semisilo.common.data.formats.folder.Listing.asked`."""
+    usable: bool = True
+
+    def of(self, findings: tuple[str, ...] | None) -> NDArray[np.int8]:
+        """(K,), of the findings of a file; None: it has no label."""
+        if findings is None or not self.usable:
+            return np.full(len(self.classes), -1, dtype=np.int8)
+        row_K: NDArray[np.int8] = to_rows([[name for name in findings if name in self.classes]], self.classes,
+                                          asked=self.asked)[0]
+        return row_K
+
+
+def _unknown(found: Sequence[str], classes: tuple[str, ...]) -> str:
+    """Which of a source's classes the model does not know; empty where it knows all."""
+    unknown = [name for name in found if name not in classes]
+    if not unknown:
+        return ""
+    first = ", ".join(f"'{name}'" for name in unknown[:_MOST_UNKNOWN])
+    more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
+    return f"not compared, since the model has no such class: {first}{more}; its classes are {', '.join(classes)}"
 
 
 def _index(found: Sequence[str], classes: tuple[str, ...], *, named: bool = True) -> dict[str, int]:
@@ -116,10 +165,11 @@ def _index(found: Sequence[str], classes: tuple[str, ...], *, named: bool = True
 
 
 def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, index: dict[str, int], form: ImageForm,
-           on_error: OnError, source: str, skipped: list[Skipped]) -> Iterator[Batch]:
+           on_error: OnError, source: str, skipped: list[Skipped], *, rows: _Rows | None = None) -> Iterator[Batch]:
     """A batch for each file.
 
     Args:
+        rows: where images may have several labels.
         again: the same files as `files`: of values above 8 bits the range of the whole source is known beforehand.
     """
     geometry = pixels.Geometry(size=form.size, channels=form.channels, resize=form.resize)
@@ -134,30 +184,66 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
             continue
         names = [file.name if each.part is None else f"{file.name}[{each.part}]" for each in found]
         yield Batch(np.stack([each.square for each in found]), names, [index.get(file.class_name, -1)] * len(found),
-                    min(1.0, done / max(1, number)))
+                    min(1.0, done / max(1, number)),
+                    None if rows is None else np.tile(rows.of(file.findings), (len(found), 1)))
 
 
-def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str, *,
-         labels: Literal["if there", "no"]) -> Iterator[Batch]:
+def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str,
+                     batch_size: int, skipped: list[Skipped]) -> Source:
+    """Where images may have several labels or none."""
+    arrays = _array_source(path, part, source, multi_label=None)
+    assert arrays.images is not None
+    labels_N, own, not_compared = arrays.labels_N, arrays.classes, ""
+    rows_NK = np.full((len(arrays.images), len(classes)), -1, dtype=np.int8)
+    if labels_N is not None and labels_N.ndim != 2:
+        not_compared = "labels are not compared: they are one class for an image, and the model's are several or none"
+    elif labels_N is not None and not arrays.classes_named and len(own) != len(classes):
+        not_compared = (f"labels are not compared: they have {len(own)} columns without names, and the model has"
+                        f" {len(classes)} classes")
+    elif labels_N is not None:
+        names = own if arrays.classes_named else classes
+        for column, name in enumerate(names):
+            if name in classes:
+                rows_NK[:, classes.index(name)] = labels_N[:, column]
+        not_compared = _unknown(names, classes)
+    parts = _squares(arrays.images, form, [f"{arrays.prefix}[{index}]" for index in range(len(rows_NK))],
+                     [-1] * len(rows_NK), f"{source}: its images", rows_NK=rows_NK)
+    return Source(parts, batch_size, skipped, not_compared=not_compared)
+
+
+def _array_source(path: Path | None, part: str, source: str, *, multi_label: bool | None = False) -> archive.Arrays:
     if path is not None and (not has_suffix(path, NPZ) or not path.exists()):
         raise BadData(f"{source}: no such folder or file, or none that is read.",
                       remedy=SOURCES)
-    arrays = archive.digits(part, source=source) if path is None else \
-        archive.npz(path, part, source=source, labels=labels)
+    return archive.digits(part, source=source) if path is None else \
+        archive.npz(path, part, source=source, labels="if there", multi_label=multi_label)
+
+
+def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str) -> Iterator[Batch]:
+    arrays = _array_source(path, part, source)
     assert arrays.images is not None
     known = [-1] * len(arrays.images)
-    if arrays.labels_N is not None and labels != "no":
+    if arrays.labels_N is not None:
         index = _index(arrays.classes, classes, named=arrays.classes_named)
         known = [index.get(arrays.classes[label], -1) if label >= 0 else -1 for label in arrays.labels_N.tolist()]
     yield from _squares(arrays.images, form, [f"{arrays.prefix}[{index}]" for index in range(len(known))], known,
                         f"{source}: its images")
 
 
-def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...]) -> Iterator[Batch]:
+def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], *, multi_label: bool) -> Iterator[Batch]:
     images, labels = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
     images = np.asarray(images)
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)) or not len(images):
         raise BadData(f"The images have the shape {images.shape}.", remedy="Give N x H x W, or N x H x W x 3.")
+    if multi_label:
+        rows_NK = np.full((len(images), len(classes)), -1) if labels is None else np.asarray(labels)
+        if rows_NK.shape != (len(images), len(classes)) or not bool(np.isin(rows_NK, (-1, 0, 1)).all()):
+            raise BadData(f"The labels have the shape {rows_NK.shape}, or hold something other than 0, 1 and -1.",
+                          remedy=f"Give {len(images)} x {len(classes)}: 1 where the image shows the class, 0 where it"
+                                 " does not, -1 where that is not known.")
+        yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], [-1] * len(images),
+                            "The images", rows_NK=rows_NK.astype(np.int8))
+        return
     known = [-1] * len(images) if labels is None else [int(label) for label in np.asarray(labels).ravel()]
     if len(known) != len(images) or max(known) >= len(classes) or min(known) < -1:
         raise BadData(f"The labels are not one per image, from 0 to {len(classes) - 1}.",
@@ -165,11 +251,12 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...]) -> Iterator[
     yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], known, "The images")
 
 
-def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str) -> Iterator[Batch]:
+def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str, *,
+             rows_NK: NDArray[np.int8] | None = None) -> Iterator[Batch]:
     try:
         squares = pixels.squares(images, size=form.size, channels=form.channels, resize=form.resize,
                                  reading=form.reading)
     except pixels.UnusableError as error:
         raise BadData(f"{what} cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
-    yield Batch(squares, names, labels, 1.0)
+    yield Batch(squares, names, labels, 1.0, rows_NK)

@@ -25,15 +25,17 @@ from semisilo.common.config import to_dict
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
-from semisilo.common.measures.multi_label import AVERAGE_CUT, sigmoid
+from semisilo.common.measures.finding_calibration import finding_probabilities
+from semisilo.common.measures.findings import FindingsMeasures, measure_findings
+from semisilo.common.measures.multi_label import AVERAGE_CUT
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingPoint, facts_from_json
 from semisilo.common.models.own.given import GIVEN, Network, give
 from semisilo.common.models.own.model_file import ModelFile, names_file
 from semisilo.common.storage.durable import write_durably
-from semisilo.common.text.describe import describe_percentage
+from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.installing import how_to_install
-from semisilo.prediction.images import open_source
+from semisilo.prediction.images import Source, open_source
 from semisilo.prediction.prevalence import Prevalence, at_prevalence
 
 __all__ = ["Cell", "Predictions", "Predictor", "open_predictor", "predict"]
@@ -81,6 +83,13 @@ class Predictions:
     """Where an image may show several classes or none: what each class's probability must reach to count as shown, in
     the order of `classes`; () where an image has one class. `predicted` is then the class that exceeds its own by
     most."""
+    truth: NDArray[np.int8] | None = None
+    """Likewise, (N, K): 1 where the source says that the image shows the class, 0 where it does not, -1 where it does
+    not say; None where an image has one class."""
+    measures: FindingsMeasures | None = None
+    """Likewise, of the images of which a class is known, at the thresholds; None without any."""
+    not_compared: str = ""
+    """Which labels of the source do not count, and why; empty where all do."""
 
     def notes(self) -> tuple[str, ...]:
         """What whoever reads the predictions must know, a line each."""
@@ -93,6 +102,8 @@ class Predictions:
                          + (" on the probability before --prevalence" if self.prevalence is not None else ""))
         if self.prevalence is not None:
             found.append(self.prevalence.describe(self.classes))
+        if self.not_compared:
+            found.append(self.not_compared)
         return tuple(found)
 
     @property
@@ -118,8 +129,8 @@ class Predictions:
 
     @property
     def labelled(self) -> int:
-        """Images whose class is known."""
-        return int((self.true >= 0).sum())
+        """Images whose class is known; where an image may show several, those of which any class is known."""
+        return int((self.true >= 0).sum()) if self.truth is None else int((self.truth >= 0).any(axis=1).sum())
 
     @property
     def right(self) -> int:
@@ -128,15 +139,16 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """right / labelled; None where no class is known."""
-        return self.right / self.labelled if self.labelled else None
+        """right / labelled; None where no class is known, and where an image may show several: see `measures`."""
+        return self.right / self.labelled if self.labelled and not self.multi_label else None
 
     def rows(self, *, top: int | None = None) -> list[dict[str, Cell]]:
         """A dictionary for each image: file, predicted, probability, perhaps true, and the probabilities of all classes
         ("p_CLASS"), or the `top` likeliest ("class_1", "probability_1", ...).
 
         Where an image may show several classes or none: file, findings (names with "|" between them, "" for none), and
-        of every class "p_CLASS" and "shown_CLASS", 1 where it counts as shown, else 0.
+        of every class "p_CLASS" and "shown_CLASS", 1 where it counts as shown, else 0; where the source knows labels
+        also "true_CLASS", 1, 0 or "" where it does not know this one.
         """
         if self.multi_label:
             return self._rows_of_findings(top)
@@ -156,9 +168,13 @@ class Predictions:
 
     def _rows_of_findings(self, top: int | None) -> list[dict[str, Cell]]:
         found = []
+        known = self.truth is not None and self.labelled > 0
         for index, (name, p_K, is_shown_K) in enumerate(zip(self.files, self.probabilities, self.shown.tolist(),
                                                             strict=True)):
             row: dict[str, Cell] = {"file": name, "findings": "|".join(self.findings(index))}
+            if known and self.truth is not None:
+                row |= {f"true_{each}": truth if truth >= 0 else ""
+                        for each, truth in zip(self.classes, self.truth[index].tolist(), strict=True)}
             if top is None:
                 for each, p, is_shown in zip(self.classes, p_K.tolist(), is_shown_K, strict=True):
                     row |= {f"p_{each}": p, f"shown_{each}": int(is_shown)}
@@ -171,9 +187,11 @@ class Predictions:
     def to_dict(self, *, top: int | None = None) -> dict[str, object]:
         """Everything as plain JSON types."""
         return {"classes": list(self.classes), "images": len(self), "labelled": self.labelled,
-                "right": self.right if self.labelled else None, "accuracy": self.accuracy,
+                "right": self.right if self.labelled and not self.multi_label else None, "accuracy": self.accuracy,
                 "operating_point": to_dict(self.operating_point), "prevalence": to_dict(self.prevalence),
-                **({"thresholds": dict(zip(self.classes, self.thresholds, strict=True))} if self.multi_label else {}),
+                **({"thresholds": dict(zip(self.classes, self.thresholds, strict=True)),
+                    "measures": to_dict(self.measures), "not_compared": self.not_compared}
+                   if self.multi_label else {}),
                 "predictions": self.rows(top=top),
                 "skipped": [{"file": each.name, "reason": each.reason, "broken": each.broken} for each in self.skipped]}
 
@@ -197,6 +215,9 @@ class Predictions:
         """A table of the first images, for notebooks."""
         share = "" if self.accuracy is None else \
             f", {self.right} of {self.labelled} right ({describe_percentage(self.accuracy)})"
+        if self.measures is not None:
+            share = f", macro AUROC {describe_metric('auroc', self.measures.auroc_macro)} of {self.measures.images}" \
+                " with known labels"
         rows = [(name, "|".join(self.findings(index)) or "no finding" if self.multi_label else self.classes[label],
                  f"{p_K[label]:.3f}")
                 for index, (name, label, p_K) in enumerate(zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
@@ -237,7 +258,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     Args:
         model: an export's folder, its model.safetensors or its model.onnx, or an opened predictor.
         source: whatever a study reads (a folder, an .npz file, "digits", ...); or images uint8 (N, H, W) or
-            (N, H, W, 3); or (images, labels), labels being indices into the model's classes.
+            (N, H, W, 3); or (images, labels), labels being indices into the model's classes, or where an image may show
+            several (N, K) of 1, 0 and -1 for what is not known.
         device: "auto" takes an accelerator where there is one.
         batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
@@ -258,11 +280,14 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     opened = open_predictor(model, device=device, allow_factories=allow_factories, network=network) \
         if isinstance(model, (str, Path)) else model
     facts = opened.facts
+    if facts.task == "multi_label":
+        _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
                          batch_size=batch_size, multi_label=facts.task == "multi_label")
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []
     true: list[int] = []
+    rows: list[NDArray[np.int8]] = []
     for batch in images:
         answer_BK = opened.logits(batch.images_BCHW)
         if answer_BK.shape != (len(batch.files), len(facts.model.classes)) or not bool(np.isfinite(answer_BK).all()):
@@ -270,6 +295,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         parts.append(answer_BK)
         files += batch.files
         true += batch.labels
+        rows += [] if batch.rows_BK is None else [batch.rows_BK]
         if progress is not None:
             progress(batch.share, f"{len(files)} images")
     if not files:
@@ -280,7 +306,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     logits_NK = np.concatenate(parts)
     classes = facts.model.classes
     if facts.task == "multi_label":
-        return _of_findings(logits_NK, facts, tuple(files), tuple(images.skipped), prevalence)
+        unknown_NK = np.full(logits_NK.shape, -1, dtype=np.int8)
+        return _of_findings(logits_NK, np.concatenate(rows) if rows else unknown_NK, facts, tuple(files), images)
     plain_NK = p_NK = probabilities(logits_NK, temperature=facts.temperature)
     predicted_N, brought_to = logits_NK.argmax(axis=1), None
     if prevalence:
@@ -297,18 +324,32 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
                        prevalence=brought_to)
 
 
-def _of_findings(logits_NK: NDArray[np.float32], facts: ModelFacts, files: tuple[str, ...],
-                 skipped: tuple[Skipped, ...], prevalence: str) -> Predictions:
-    """Predictions of a model whose images may show several classes or none. Raises: UsageError with --prevalence."""
+def _check_options_of_findings(*, operating_point: bool, prevalence: str) -> None:
+    """Raises: UsageError for options of models whose images have one class."""
     if prevalence:
         raise UsageError("--prevalence is for models whose images have one class; here an image may show several or"
                          " none.",
                          remedy="Leave it out.")
-    p_NK = sigmoid(logits_NK)
-    cuts = facts.thresholds or (AVERAGE_CUT,) * len(facts.model.classes)
-    return Predictions(classes=facts.model.classes, files=files, predicted=(p_NK - np.array(cuts)).argmax(axis=1),
-                       probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64), skipped=skipped,
-                       thresholds=cuts)
+    if not operating_point:
+        raise UsageError("--no-operating-point is for models whose images have one class; here every class has a"
+                         " threshold, in the place of the likeliest class.",
+                         remedy="Leave it out; the probabilities p_CLASS are without thresholds.")
+
+
+def _of_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], facts: ModelFacts, files: tuple[str, ...],
+                 images: Source) -> Predictions:
+    """Predictions of a model whose images may show several classes or none, compared with what the source knows."""
+    classes = facts.model.classes
+    p_NK = finding_probabilities(logits_NK, facts.scaling)
+    cuts = facts.thresholds or (AVERAGE_CUT,) * len(classes)
+    known_N = (rows_NK >= 0).any(axis=1)
+    measures = None if not known_N.any() else measure_findings(
+        logits_NK[known_N], rows_NK[known_N], classes=classes, thresholds=cuts, scaling=facts.scaling,
+        thresholds_from="those of the model")
+    return Predictions(classes=classes, files=files, predicted=(p_NK - np.array(cuts)).argmax(axis=1),
+                       probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64),
+                       skipped=tuple(images.skipped), thresholds=cuts, truth=rows_NK, measures=measures,
+                       not_compared=images.not_compared)
 
 
 def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = (),

@@ -25,6 +25,7 @@ from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.methods import silos_have_labels
+from semisilo.common.text.describe import counted
 from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
 from semisilo.simulation.splits.named_splits import WITHOUT_LABELS, deal
@@ -123,6 +124,33 @@ class Dealt:
         """Rounds that a step lasts; 1 without steps."""
         return (self.study.simulation.split.rounds_per_step or _ROUNDS_PER_STEP) if self.split.steps else 1
 
+    def patients_line(self) -> str:
+        """What it took that no patient is in two parts, for a person; "" where that took nothing."""
+        whole = self.split.patients
+        if whole is None:
+            return ""
+        others = [f"{now} {name} images, not {asked}" for name, asked, now in (
+            ("labelled", whole.labelled, len(self.split.coordinator)),
+            ("validation", whole.validation, len(self.split.validation)),
+            ("test", whole.test, len(self.split.test))) if asked != now]
+        return (f"no patient is in two parts: {counted(whole.num_patients, 'patient')} kept whole,"
+                f" {counted(whole.moved, 'image')} in another part than the split alone would put"
+                f" {'it' if whole.moved == 1 else 'them'}, {counted(whole.left_out, 'image')} left out"
+                f"{'; ' if others else ''}{', '.join(others)}")
+
+    def patient_numbers(self, name: str) -> NDArray[np.int64] | None:
+        """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every
+        set; None where no patient has several of the images that are dealt or tested with. The numbers stand for
+        nothing else."""
+        images, test = self.images.patients, () if self.test is None else self.test.patients
+        known = [patient for patient in (*images, *test) if patient]
+        number = {patient: index for index, patient in enumerate(dict.fromkeys(known))}
+        chosen = self.coordinator_set(name)
+        if len(number) == len(known) or chosen is None:
+            return None
+        return np.array([number.get(patient, -1) for patient in chosen.patients or ("",) * len(chosen)],
+                        dtype=np.int64)
+
     def silos_images(self) -> SilosImages:
         """What each silo trains on, by its index."""
         return SilosImages(images=self.images, split=self.split, rounds_per_step=self.rounds_per_step,
@@ -182,7 +210,8 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     assert images.labels_N is not None
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
-                     scenario=study.scenario, apart=apart, multi_label=images.labels_N.ndim == 2)
+                     scenario=study.scenario, apart=apart, multi_label=images.labels_N.ndim == 2,
+                     patients=images.patients, tested=set(test.patients) - {""} if test is not None else ())
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
     if len(split.test):

@@ -177,6 +177,8 @@ class SimulatedFederation:
         if self._study not in known:
             self._keep_secret(self._folder.studies / self._study)
             self._ledger.queue_study(self._study, config)
+            if line := self._dealt.patients_line():
+                self._ledger.event("study_note", study=self._study, text=line, by="simulation")
         elif known[self._study].state in (StudyState.FAILED, StudyState.STOPPED):
             self._ledger.requeue_study(self._study, config)
         hellos = [self._hello(index) for index in range(len(self._index))]

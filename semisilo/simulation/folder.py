@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from semisilo.common.config import Tables, canonical_json, from_dict, to_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import CoordinatorFolder
@@ -21,6 +21,7 @@ from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.parts import write_coordinator
 from semisilo.simulation.settings import SimulatedStudy
 from semisilo.simulation.source_stamp import source_stamp
+from semisilo.simulation.splits.splits import WholePatients
 
 __all__ = ["RecordSource", "SimulationFolder", "SimulationRecord", "begin", "holds"]
 
@@ -58,6 +59,8 @@ class SimulationRecord:
     """Of the images as they were dealt."""
     source: RecordSource | None = None
     """None in a folder of an earlier version."""
+    patients: WholePatients | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """What it took that no patient is in two parts; None where that took nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
     now = SimulationRecord(
         format=_FORMAT, study=study.name, config=to_dict(dealt.config),
         simulation=_without_diagnostics(to_dict(study.simulation)), digest=dealt.digest(),
-        source=_source(study, stamp=stamp))
+        source=_source(study, stamp=stamp), patients=dealt.split.patients)
     if folder.record.exists():
         before = json.loads(folder.record.read_bytes())
         before["simulation"] = _without_diagnostics(before.get("simulation", {}))

@@ -5,7 +5,7 @@ Tests: tests/semisilo/simulation/test_measuring.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, P
 
 def export_run(run: Path, *, out: Path | None = None, round: str = "chosen", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False, device: str = "auto",
-               operating_point: str = "",
+               operating_point: str | Sequence[str] = (),
                progress: Callable[[float, str], None] | None = None) -> Exported:
     """Exports a model of a simulation: see `semisilo.coordinator.export.export`, whose errors it raises.
 
@@ -138,6 +138,7 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
             f"{len(dealt.silos)} silos: {_range(unlabelled)} unlabelled, {_range(labelled)} labelled each"
             f" -> {out / 'silos'}",
             f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)",
+            *([line] if (line := dealt.patients_line()) else []),
             f"manifest: {manifest}"]
 
 

@@ -63,7 +63,7 @@ def write_coordinator(dealt: Dealt, folder: Path) -> None:
     for name in SETS:
         images = dealt.coordinator_set(name)
         if images is not None:
-            _write_npz(folder / set_file(name), _labelled_arrays(images, dealt.classes))
+            _write_npz(folder / set_file(name), _set_arrays(dealt, name, images))
     write_durably(folder / "study.toml", tomli_w.dumps(dealt.tables).encode())
 
 
@@ -82,16 +82,22 @@ def manifest(dealt: Dealt) -> dict[str, object]:
         images = dealt.coordinator_set(name)
         if images is not None:
             coordinator[name] = {**shared[name], "num_images": len(images), "file": f"coordinator/{set_file(name)}",
-                                 "sha256_arrays": _digests(_labelled_arrays(images, dealt.classes))}
+                                 "sha256_arrays": _digests(_set_arrays(dealt, name, images))}
     silos = {name: {**entries["silos"][name], "file": f"silos/{name}.npz",
                     "sha256_arrays": _digests(_silo_arrays(dealt, index))} for index, name in enumerate(dealt.silos)}
     return {**entries, "semisilo": __version__, "study": study.name, "seed": study.draft.study.seed,
-            "scenario": study.scenario, "digest": dealt.digest(), "coordinator": coordinator, "silos": silos}
+            "scenario": study.scenario, "digest": dealt.digest(), "coordinator": coordinator, "silos": silos,
+            **({} if dealt.split.patients is None else {"patients": to_dict(dealt.split.patients)})}
 
 
-def _labelled_arrays(images: ImageSet, classes: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def _set_arrays(dealt: Dealt, name: str, images: ImageSet) -> dict[str, NDArray[Any]]:
+    """What the file of a coordinator's set holds; `patients` where a patient has several images, so that the
+    coordinator, too, holds out whole patients."""
     assert images.labels_N is not None
-    return {"images": _pictures(images), "labels": images.labels_N.numpy(), "classes": np.array(classes)}
+    arrays: dict[str, NDArray[Any]] = {"images": _pictures(images), "labels": images.labels_N.numpy(),
+                                       "classes": np.array(dealt.classes)}
+    numbers_N = dealt.patient_numbers(name)
+    return arrays if numbers_N is None else {**arrays, "patients": numbers_N}
 
 
 def _silo_arrays(dealt: Dealt, index: int) -> dict[str, NDArray[Any]]:

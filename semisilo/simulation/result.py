@@ -19,6 +19,8 @@ from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.monitoring.summary import MeasureBeside, RoundSummary, summarise
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.simulation.folder import SimulationFolder
+from semisilo.simulation.splits.splits import WholePatients
 
 __all__ = ["RoundResult", "SiloResult", "SimulationResult", "read_result", "silo_results"]
 
@@ -80,6 +82,8 @@ class SimulationResult:
     """Of one dense model: 4 x its parameters."""
     seconds: float
     """From the start to the end, pauses included."""
+    patients: WholePatients | None = None
+    """What it took that no patient is in two parts; None where that took nothing, or patients are not known."""
 
     @property
     def accuracy(self) -> float | None:
@@ -138,7 +142,8 @@ def read_result(ledger: Ledger, study: str, folder: Path) -> SimulationResult:
         study=study, method=row.config["method"]["name"], seed=row.config["study"]["seed"], folder=folder,
         rounds=tuple(_round(each) for each in summary.rounds), silos=silo_results(ledger, study),
         labelled_only_accuracy=summary.labelled_only, choice=summary.choice, beside=summary.beside,
-        digest=ledger.committed_digest(study), dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0)
+        digest=ledger.committed_digest(study), dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0,
+        patients=SimulationFolder(folder).read_record().patients)
 
 
 def _round(entry: RoundSummary) -> RoundResult:

@@ -166,6 +166,8 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
         dealt = deal_study(study)
+        if line := dealt.patients_line():
+            watcher.step(line)
         begin(folder, dealt, stamp=stamp)
         with _moved(dealt, engine=engine, device=device, workers=workers) as (dealt, shared):
             ledger = Ledger(folder.ledger, waits=False)

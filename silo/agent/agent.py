@@ -66,6 +66,8 @@ _PROCESS_BYTES = 8
 """Of the number by which the coordinator tells this process from one with a copy of the identity."""
 _PROGRESS_SECONDS = 1.0
 """How far the work is stands in the status file, and is written this often."""
+_SHORT_STAGE_SECONDS = 0.25
+"""A stage that is over sooner is not written: nobody would have seen it, and a writing replaces a file."""
 _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
@@ -167,6 +169,9 @@ class Agent:
         self._unlabelled = 0
         self._contact_unix = self._status.now.last_contact_unix
         self._written = self._progress_written = 0.0
+        self._told = "", 0.0, ""
+        """The stage, and how far it is, as they were last told of."""
+        self._stage_timer: asyncio.TimerHandle | None = None
         self._in_trouble = False
         self._quick_answers = 0
         self._said_away = False
@@ -304,6 +309,10 @@ class Agent:
         where = " and ".join(each for each in (choice.source, choice.labelled) if each)
         self._display.event(f"silo {self._silo}: {counted(self._runner.num_images, 'image')} in {where} "
                             f"({self._labelled} with a label, {self._unlabelled} without{in_steps}{tested})")
+        if found.layout:
+            self._display.event(f"its folders are taken for {printable(found.layout, limit=600)}")
+        if found.question:
+            self._display.event(f"question: {printable(f'{found.question}. {found.remedy}', limit=600)}")
         self._save(labelled_count=self._labelled, unlabelled_count=self._unlabelled)
 
     def _hello(self) -> pb.AwaitTaskRequest:
@@ -513,13 +522,24 @@ class Agent:
     def _progressed(self, what: str, fraction: float, text: str) -> None:
         """How far the work is, for who looks at the status from elsewhere."""
         now, stage = self._clock(), printable(what, limit=100)
-        if stage != self._status.now.stage or not 0 <= now - self._progress_written < _PROGRESS_SECONDS:
-            self._progress_written = now
-            self._save(stage=stage, stage_fraction=min(1.0, max(0.0, fraction)), stage_text=printable(text, limit=200))
+        self._told = stage, min(1.0, max(0.0, fraction)), printable(text, limit=200)
+        if stage != self._status.now.stage:
+            if self._stage_timer is None:
+                self._stage_timer = asyncio.get_running_loop().call_later(_SHORT_STAGE_SECONDS, self._write_stage)
+        elif not 0 <= now - self._progress_written < _PROGRESS_SECONDS:
+            self._write_stage()
+
+    def _write_stage(self) -> None:
+        stage, fraction, text = self._told
+        self._progress_written = self._clock()
+        self._save(stage=stage, stage_fraction=fraction, stage_text=text)
 
     def _save(self, **changes: object) -> None:
         if "state" in changes:  # another state is another work
             changes = {"stage": "", "stage_fraction": 0.0, "stage_text": "", **changes}
+        if "stage" in changes and self._stage_timer is not None:
+            self._stage_timer.cancel()
+            self._stage_timer = None
         carried = self._traffic.total()
         self._written = self._clock()
         try:

@@ -15,7 +15,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, DailyBudget
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_bytes
@@ -91,6 +91,9 @@ class DayBudget:
         self._count = read_day(path, hours, now_unix)
         self._seen = Carried()
         self._written = self._count.bytes
+        self._on_disk: DayCount | None = None
+        """What this process has last written, and whether a loss of power cannot take it back."""
+        self._safe = False
         self._over_until = 0.0
 
     def carried(self, total: Carried, now_unix: float, *, durably: bool = False) -> DayCount:
@@ -148,11 +151,13 @@ class DayBudget:
             os.replace(temporary, path)
 
     def _write(self, *, durably: bool) -> None:
-        text = (json.dumps(asdict(self._count)) + "\n").encode()
+        if self._count == self._on_disk and (self._safe or not durably):
+            return
+        text = (json.dumps(to_dict(self._count)) + "\n").encode()
         if durably:
             write_durably(self._path, text)
         else:
             temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
             temporary.write_bytes(text)
             os.replace(temporary, self._path)
-        self._written = self._count.bytes
+        self._written, self._on_disk, self._safe = self._count.bytes, self._count, durably

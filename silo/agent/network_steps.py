@@ -107,9 +107,13 @@ class NetworkSteps:
                 await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived)
             before += reference.size_bytes
         self.took = replace(self.took, download_bytes=coming, download_seconds=time.monotonic() - started)
-        await asyncio.to_thread(self._cache.collect, digests)
-        await asyncio.to_thread(collect_tensors, self._tensors, task.payloads)
+        await asyncio.to_thread(self._collect, task, digests)
         return {digest: self._cache.path(digest) for digest in digests}
+
+    def _collect(self, task: TaskSpec, digests: list[str]) -> None:
+        """Lets go of what the task does not need."""
+        self._cache.collect(digests)
+        collect_tensors(self._tensors, task.payloads)
 
     async def _cached(self, reference: PayloadRef) -> bool:
         if not self._cache.has(reference.digest):

@@ -54,6 +54,7 @@ class Watch:
         self._fraction = 0.0
         self._text = ""
         self._changed = asyncio.Event()
+        self._told: tuple[pb.ReportProgressRequest.Stage, float] = (pb.ReportProgressRequest.STAGE_DOWNLOADING, 0.0)
 
     def stage(self, stage: pb.ReportProgressRequest.Stage) -> None:
         """The next stage begins; the coordinator hears of it at once, unless it is over at once or there are many
@@ -110,8 +111,9 @@ class Watch:
                         await self._changed.wait()
                 self._changed.clear()
                 await asyncio.sleep(_SHORT_STAGE_SECONDS)
-            if self._stage is None:
+            if self._stage is None or self._only_waits():
                 continue
+            self._told = self._stage, self._fraction
             try:
                 answer = await self._link.report_progress(pb.ReportProgressRequest(
                     task_id=self._task_id, stage=self._stage, fraction=min(1.0, max(0.0, self._fraction)),
@@ -126,6 +128,13 @@ class Watch:
                 return printable(answer.reason or "the coordinator asked to", limit=200)
 
 
+    def _only_waits(self) -> bool:
+        """Whether one of many silos waits for its turn to transfer: its call is in flight, by which the coordinator
+        knows that it is there, and a report would say nothing that it has not said."""
+        return (self._interval_seconds > _PROMPT_SECONDS and self._stage in _TRANSFERS
+                and self._told == (self._stage, self._fraction))
+
+
 async def _end(task: asyncio.Future[Any]) -> None:
     """Cancels a task until it has ended: a library on its way may have swallowed the first time."""
     while not task.done():
@@ -135,6 +144,7 @@ async def _end(task: asyncio.Future[Any]) -> None:
         task.exception()  # seen, so that nobody complains that it was not
 
 
+_TRANSFERS = (pb.ReportProgressRequest.STAGE_DOWNLOADING, pb.ReportProgressRequest.STAGE_UPLOADING)
 _STAGE_NAMES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",
                 pb.ReportProgressRequest.STAGE_TRAINING: "training",
                 pb.ReportProgressRequest.STAGE_UPLOADING: "uploading"}

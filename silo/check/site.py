@@ -159,11 +159,16 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
                        remedy="Put images there, or name another folder in [data] source of silo.toml."), (0, 0)
     counts = (found.labelled, found.unlabelled)
     try:
-        opened, broken = _headers(choice)
+        opened, broken, no_pictures = _headers(choice)
     except SemisiloError as error:  # a package is missing
         return bad("images", error), counts
-    facts |= {"headers_read": opened, "broken": list(broken)}
+    facts |= {"headers_read": opened, "broken": list(broken), "no_pictures": no_pictures}
     looks = f"silo data{home_option(home.folder)}"
+    if no_pictures:
+        text += f"; {no_pictures} of {opened} that were opened hold no picture and will be left out"
+    if opened and no_pictures == opened:
+        return Finding(what="images", state="bad", text=text, facts=facts, remedy="Name the folder that the images are"
+                                                                                  " in."), counts
     if broken:
         text += f"; {len(broken)} of {opened} that were opened cannot be read: {', '.join(broken[:_NAMED_FILES])}"
         text += f" and {len(broken) - _NAMED_FILES} more" if len(broken) > _NAMED_FILES else ""
@@ -177,33 +182,23 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
         return Finding(what="images", state="bad", text=text, facts=facts,
                        remedy=f'Fix them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
                               "every file whole."), counts
-    if question := _question(choice, needs):
-        return Finding(what="images", state="warning", text=f"{text}; {question}", facts=facts,
-                       remedy="If so, put them into one folder called 'unlabelled', or set labels = false in [data] of"
-                              f" {home.policy}; `{looks}` shows them."), counts
+    if found.layout:
+        text += f"; taken for {found.layout}"
+    if found.question and (needs is None or not needs.task.model.classes):
+        return Finding(what="images", state="warning", text=f"{text}; {found.question}", facts=facts,
+                       remedy=f"{found.remedy}; `{looks}` shows them."), counts
     text += f"; the headers of {opened} can be read, `{looks}` reads every file completely" if opened else \
         f"; `{looks}` checks every one"
     return Finding(what="images", state="ok", text=text, facts=facts), counts
 
 
-def _question(choice: JoinChoice, needs: StudyNeeds | None) -> str:
-    """Whether class folders may be patients; "" where not, or where no study knows classes that these could be."""
-    from semisilo.common.data.identifiers import patients_for_classes
-    from semisilo.common.data.readers import kind_of, parse_source, survey
-
-    path, _ = parse_source(choice.source)
-    if choice.labelled or not choice.use_labels or kind_of(path) != "folder" or (
-            needs is not None and needs.task.model.classes):
-        return ""
-    return patients_for_classes(survey(choice.source, choice.selection).class_counts)
-
-
-def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
-    """How many files of folders and tables were opened, spread evenly, and the names of those that are broken.
+def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...], int]:
+    """How many files of folders and tables were opened, spread evenly; the names of those that are broken; and how many
+    are whole and hold no picture, such as reports among scans.
 
     Raises: BadData when a package is missing, or a source cannot be listed.
     """
-    from semisilo.common.data.formats.decoding import header
+    from semisilo.common.data.formats.decoding import trouble_of
     from semisilo.common.data.formats.folder import ImageFile
     from semisilo.common.data.readers import kind_of, listing_of, parse_source
 
@@ -215,15 +210,17 @@ def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
             listing = listing_of(path, split, source=source, selection=choice.selection)
             files += listing.images
             broken += [item.name for item in listing.skipped if item.broken]
-    opened = len(broken)
+    opened, no_pictures = len(broken), 0
     began, cpu = time.monotonic(), time.process_time()
     for file in files[::max(1, -(-len(files) // _HEADERS))]:
         if time.process_time() - cpu > _HEADER_CPU_SECONDS or time.monotonic() - began > _HEADER_SECONDS:
             break
         opened += 1
-        if header(file) is None:
+        found = trouble_of(file)
+        if found is not None and found.broken:
             broken.append(file.name)
-    return opened, tuple(broken)
+        no_pictures += found is not None and not found.broken
+    return opened, tuple(broken), no_pictures
 
 
 def images_on_disk(image_bytes: int, *, permitted: bool) -> bool:

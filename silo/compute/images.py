@@ -22,8 +22,18 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm, OnError
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
+from semisilo.common.data.layout import Layout, layout_of, refuse_parts
 from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
-from semisilo.common.data.readers import ReadResult, check_labelled, read_images, refuse_broken, survey
+from semisilo.common.data.readers import (
+    ReadResult,
+    check_labelled,
+    kind_of,
+    listing_of,
+    parse_source,
+    read_images,
+    refuse_broken,
+    survey,
+)
 from semisilo.common.data.split_settings import streaming_step
 from semisilo.common.errors import BadData
 from semisilo.common.methods import Scenario, silos_have_labels
@@ -189,9 +199,11 @@ def _some(images: ImageSet | None) -> ImageSet | None:
 def survey_silo_images(choice: JoinChoice) -> Surveyed:
     """Counts what a `silo join` has named, before any study is known.
 
-    Raises: BadData, naming the file, when a source cannot be used, or has no labels where it must have them.
+    Raises: BadData, naming the file, when a source cannot be used, or has no labels where it must have them; for
+        a folder of parts such as `train` and `test`.
     """
     check_apart(choice)
+    layout = _layout(choice)
     found = survey_partly_labelled(choice.source, choice.selection)
     labelled, unlabelled = found.labelled, found.unlabelled
     if not _with_labels(choice):
@@ -199,7 +211,21 @@ def survey_silo_images(choice: JoinChoice) -> Surveyed:
     if choice.labelled:
         labelled = _count_labelled(choice, choice.labelled, "labelled")
     return Surveyed(labelled=labelled, unlabelled=unlabelled, steps=found.steps,
-                    test=_count_labelled(choice, choice.test, "test") if choice.test else 0)
+                    test=_count_labelled(choice, choice.test, "test") if choice.test else 0,
+                    layout=layout.understood, question=layout.question, remedy=layout.remedy)
+
+
+def _layout(choice: JoinChoice) -> Layout:
+    """What the folders of the source are taken for; nothing where none of them has a label, or it is no folder.
+
+    Raises: BadData for parts of a data set.
+    """
+    path, split = parse_source(choice.source)
+    if path is None or not _with_labels(choice) or kind_of(path) != "folder":
+        return Layout(understood="")
+    listing = listing_of(path, split, source=choice.source, selection=choice.selection)
+    refuse_parts(choice.source, listing, at_silo=True)
+    return layout_of(choice.source, listing, at_silo=True)
 
 
 def _count_labelled(choice: JoinChoice, source: str, what: str) -> int:

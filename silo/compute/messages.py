@@ -34,6 +34,12 @@ class Surveyed:
     test: int = 0
     steps: int = 0
     """Steps in which the unlabelled images come; 0 when all are there from the start."""
+    layout: str = ""
+    """Of a folder: what its own folders are taken for (`semisilo.common.data.layout.Layout`)."""
+    question: str = ""
+    """What a person must say of them, on one line; "" where all is clear."""
+    remedy: str = ""
+    """What to set then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

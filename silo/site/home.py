@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from semisilo.common.config import ABSENT_AT_DEFAULT, from_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, from_dict, to_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
@@ -413,5 +413,7 @@ class StatusFile:
         """Changes fields of the status by name and writes it."""
         self.now = replace(self.now, updated_unix=now_unix, **changes)
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(asdict(self.now), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        # A line for each field, as `indent=1` would write it, for which Python has no quick way: no field has parts.
+        fields = json.dumps(to_dict(self.now), ensure_ascii=False, separators=(",\n ", ": "))
+        temporary.write_text(f"{{\n {fields[1:-1]}\n}}\n", encoding="utf-8")
         os.replace(temporary, self._path)

@@ -97,7 +97,7 @@ def test_a_study_loads_and_names_its_data_where_the_readme_says(name: str) -> No
     study = _study(name)
     assert _set_of(study) in SETS
     assert (study.folder / study.simulation.data).resolve() == ROOT / "build" / "data" / f"{_set_of(study)}.npz"
-    check_settings(study.draft.augmentation)
+    check_settings(study.draft.augmentation.decided(()))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -143,7 +143,7 @@ def _distinct() -> dict[str, SimulatedStudy]:
     for name in FILES:
         study = _study(name)
         key = canonical_json([to_dict(study.draft.method), study.draft.model.normalisation_layers,
-                              to_dict(study.draft.augmentation)])
+                              to_dict(study.draft.augmentation.decided(()))])
         found.setdefault(key, (name, study))
     return dict(found.values())
 
@@ -159,7 +159,7 @@ def test_the_coordinators_half_accepts_the_settings_of_every_study() -> None:
         at_coordinator = study.scenario == "labels-at-coordinator"
         environment = Environment(
             seed=1, rounds=study.draft.study.rounds, num_silos=study.simulation.split.silos, image=form,
-            augmentation=study.draft.augmentation, build_model=model_builder(model, form),
+            augmentation=study.draft.augmentation.decided(()), build_model=model_builder(model, form),
             data=CoordinatorData(labelled=images if at_coordinator else None, test=images,
                                  validation=images if study.simulation.split.num_validation else None))
         load_strategy(study.draft.method.name)(study.draft.method.settings, environment)
@@ -367,7 +367,8 @@ def test_a_study_has_the_values_of_the_specification(name: str) -> None:
     study = _study(name)
     draft = study.draft
     tables = {"study": draft.study, "model": draft.model, "image": draft.data.image, "method": draft.method.settings,
-              "augmentation": draft.augmentation, "participation": draft.participation, "simulation": study.simulation,
+              "augmentation": draft.augmentation.decided(()), "participation": draft.participation,
+              "simulation": study.simulation,
               "split": study.simulation.split}
     wanted = dict(ANCHORS[name])
     found: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulator.loop import LIFE, Killed
 
@@ -31,6 +31,12 @@ _SAYS = {
 """What SQLite makes of an error of the system."""
 
 
+class _Statement(NamedTuple):
+    sql: str
+    values: Any
+    many: bool
+
+
 class Database:
     """What lies on the disk."""
 
@@ -43,8 +49,14 @@ class Database:
         self._machine = machine
         self._db = _opened(content)
         self._may_lose_power = may_lose_power
-        self._commits: list[bytes] = [] if content is None else [content]
-        """Contents that may be found after a loss of power."""
+        self._first = content
+        self._commits: list[list[_Statement]] = []
+        """What each commit since then has written, to write it again up to one of them: a copy of the file at every
+        commit took more time than all statements together."""
+        self._fewest = 0
+        """So many of them are on the disk for sure."""
+        self._written: list[_Statement] = []
+        """By the transaction under way."""
         self._lasting = True
         machine.on_kill.append(self._killed)
         machine.on_power_loss.append(self._lose_power)
@@ -57,21 +69,45 @@ class Database:
     def execute(self, sql: str, *values: Any) -> Any:
         """One statement of a process."""
         _check()
-        self.operate(sql)
+        if self._machine.has_errors:
+            self.operate(sql)
+        if sql[:6] == "SELECT":
+            return self._db.execute(sql, *values)
         if sql.startswith("PRAGMA synchronous = "):
             self._lasting = sql.endswith("FULL")
         if sql != "COMMIT":
-            return self._db.execute(sql, *values)
+            found = self._db.execute(sql, *values)
+            self._keep(sql, *values)
+            return found
         self._machine.event("commit")
         _check()
         found = self._db.execute(sql)
         if self._may_lose_power:
+            self._commits.append(self._written)
+            self._written = []
             if self._lasting:
-                self._commits.clear()
-            self._commits.append(self._db.serialize())
+                self._fewest = len(self._commits)
         self._machine.event("commit", done=True)
         _check()
         return found
+
+    def execute_many(self, sql: str, rows: Any) -> Any:
+        """One statement of a process for many rows."""
+        _check()
+        self.operate(sql)
+        rows = list(rows)
+        found = self._db.executemany(sql, rows)
+        self._keep(sql, rows, many=True)
+        return found
+
+    def _keep(self, sql: str, values: Any = (), *, many: bool = False) -> None:
+        if not self._may_lose_power or sql.startswith(("PRAGMA", "BEGIN")):
+            return
+        if sql == "ROLLBACK":
+            self._written = []
+        else:
+            assert self._db.in_transaction, f"outside a transaction: {sql}"
+            self._written.append(_Statement(sql, values, many))
 
     def operate(self, sql: str) -> None:
         """Raises: what SQLite raises when this statement is one that fails. Of a transaction that cannot be written
@@ -85,6 +121,7 @@ class Database:
             if write and self._db.in_transaction and number in (errno.EIO, errno.ENOSPC) \
                     and self._machine.draw.random() < 0.5:
                 self._db.execute("ROLLBACK")
+                self._written = []
             code, text = _SAYS[number]
             error = sqlite3.OperationalError(text)
             error.sqlite_errorcode = code
@@ -93,11 +130,21 @@ class Database:
     def _killed(self) -> None:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
+        self._written = []
 
     def _lose_power(self) -> None:
-        self._commits = [self._machine.draw.choice(self._commits)]
+        self._fewest = self._machine.draw.choice(range(self._fewest, len(self._commits) + 1))
+        del self._commits[self._fewest:]
         self._db.close()
-        self._db = _opened(self._commits[0])
+        self._db = _opened(self._first)
+        for commit in self._commits:
+            self._db.execute("BEGIN")
+            for statement in commit:
+                if statement.many:
+                    self._db.executemany(statement.sql, statement.values)
+                else:
+                    self._db.execute(statement.sql, statement.values)
+            self._db.execute("COMMIT")
 
     def content(self) -> bytes:
         """The file."""
@@ -122,9 +169,7 @@ class _Connection:
         return self._database.execute(sql, *values)
 
     def executemany(self, sql: str, rows: Any) -> Any:
-        _check()
-        self._database.operate(sql)
-        return self._database.raw.executemany(sql, rows)
+        return self._database.execute_many(sql, rows)
 
     def executescript(self, sql: str) -> Any:
         _check()

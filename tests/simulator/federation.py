@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import gc
 import hashlib
 import logging
@@ -17,6 +18,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from semisilo.common.config import to_dict
@@ -24,6 +26,7 @@ from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.methods.contract import Phase
 from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc.meter import MessageMeter
+from semisilo.common.secure_aggregation import keys
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner
 from semisilo.coordinator.federation.study_cards import StudyCards
@@ -42,6 +45,7 @@ from semisilo.coordinator.rpc.caller import CallerCertificate
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from semisilo.coordinator.secure_aggregation import sum as sums
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.link.link import Link, LinkSettings
@@ -115,7 +119,14 @@ def _prepare_host() -> None:
     # What coroutines of dead processes say while they are collected is nobody's business.
     sys.unraisablehook = lambda unraisable: None
     warnings.simplefilter("ignore", RuntimeWarning)
+    for name in ("agree", "_private", "_identity", "public_of"):  # the same silos agree on the same keys, run after run
+        _remember(keys, name)
+    sums.agree = keys.agree
     gc.freeze()
+
+
+def _remember(module: ModuleType, name: str) -> None:
+    setattr(module, name, functools.lru_cache(maxsize=4096)(getattr(module, name)))
 
 
 class _NoConnections:
@@ -340,6 +351,7 @@ class SimulatedFederation:
             machine.counted.clear()
         if (error := self.schedule.file_error) is not None:
             self.machines[error.machine].file_error = error
+            self.machines[error.machine].has_errors = True
         for machine in self.machines.values():
             self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
         self._plan_clocks_and_disks()
@@ -407,10 +419,23 @@ class SimulatedFederation:
                f"{[row[0] for row in states]}, silos that ended {sorted(self.ended)}"
 
 
-_prepared = False
+_prepared = _warm = False
 _since_collected = 0
-_COLLECT_EVERY = 5
+_COLLECT_EVERY = 50
 """Runs whose remains are collected at once; not while one runs, for that would run `finally` blocks of its dead."""
+
+
+def warm_up() -> None:
+    """Makes once what every schedule needs, before this process is copied: whatever is imported or read at its first
+    use. Has no effect on what a schedule does."""
+    global _warm
+    if not _warm:
+        _warm = True
+        for masked in (False, True):
+            with contextlib.suppress(Exception):  # a bug that is planted: whoever runs schedules is told
+                run_schedule(Schedule(seed=0, rounds=1, phases=2, masked=masked))
+        contextvars.Context().run(gc.collect)
+        gc.freeze()
 
 
 def run_schedule(schedule: Schedule) -> Outcome:
@@ -445,4 +470,4 @@ def run_schedule(schedule: Schedule) -> Outcome:
         _since_collected += 1
         if _since_collected >= _COLLECT_EVERY:
             _since_collected = 0
-            gc.collect()
+            contextvars.Context().run(gc.collect)  # `finally` blocks of its dead write into whatever context is there

@@ -12,7 +12,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,14 +34,36 @@ class TooLong(AssertionError):
     """A schedule does not come to its end: something waits for ever, or spins."""
 
 
+class Handle:
+    """`asyncio.Handle` and `asyncio.TimerHandle`, as far as anybody uses them: some thousands make one schedule."""
+
+    __slots__ = ("args", "callback", "context", "due")
+
+    def __init__(self, callback: Callable[..., object] | None, args: tuple[Any, ...], context: Context | None,
+                 due: float = 0.0) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = copy_context() if context is None else context
+        self.due = due
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.due
+
+
 class SeededLoop(asyncio.AbstractEventLoop):
     """As much of an event loop as the product uses."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self._now = 1000.0
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
         self._order = 0
         self.turns = 0
         """Callbacks that were run."""
@@ -54,26 +76,23 @@ class SeededLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def call_soon(self, callback: Callable[..., object], *args: Any,  # type: ignore[override]
-                  context: Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+                  context: Context | None = None) -> Handle:
+        handle = Handle(callback, args, context)
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
-                   context: Context | None = None) -> asyncio.TimerHandle:
+                   context: Context | None = None) -> Handle:
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
-                context: Context | None = None) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+                context: Context | None = None) -> Handle:
+        handle = Handle(callback, args, context, when)
         self._order += 1
         heapq.heappush(self._timers, (when + self._draw.random() * _LATE_SECONDS, self._order, handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
 
     # Running ----------------------------------------------------------------------------------------------------------
 
@@ -96,23 +115,30 @@ class SeededLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def _turn(self) -> bool:
-        if not self._ready:
+        """Runs what is ready, or goes on to the next moment at which something is; False when nothing is left."""
+        ready = self._ready
+        if not ready:
             while self._timers:
                 when, _, handle = heapq.heappop(self._timers)
-                if not handle.cancelled():
+                if handle.callback is not None:
                     self._now = max(self._now, when)
-                    self._ready.append(handle)
+                    ready.append(handle)
                     break
             else:
                 return False
-        handle = self._ready.popleft()
-        if handle.cancelled():
+        handle = ready.popleft()
+        if handle.callback is None:
             return True
-        life = handle._context.get(LIFE)  # type: ignore[attr-defined]
+        life = handle.context.get(LIFE)
         if life is not None and not life.may_run():
             return True  # of a process that is dead
         self.turns += 1
-        handle._run()
+        try:
+            handle.context.run(handle.callback, *handle.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"Exception in {handle.callback}", "exception": error})
         return True
 
     # What is made on a loop -------------------------------------------------------------------------------------------

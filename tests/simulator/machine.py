@@ -76,9 +76,13 @@ class Life:
 
     def may_run(self) -> bool:
         """Counts a callback; False when the process is dead, or dies just now."""
-        if self.alive:
-            self.machine.event("callback")
-        return self.alive
+        machine = self.machine
+        if not self.alive or machine.deaths:
+            if self.alive:
+                machine.event("callback")
+            return self.alive
+        machine.counted["callback"] += 1
+        return True
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Tasks of dead processes must not be collected while the simulation runs: that would run their `finally`."""
@@ -116,6 +120,8 @@ class Machine:
     life: Life | None = None
     file_error: FileError | None = None
     """To come, or here."""
+    has_errors: bool = False
+    """Whether operations are counted: where an error of the system is to come, or has been."""
 
     def __post_init__(self) -> None:
         self.disk = Disk(self, self.index)
@@ -143,8 +149,8 @@ class Machine:
 
     def operate(self, kind: str) -> int:
         """Something is asked of the operating system or of SQLite; the number of the error that it fails with, or 0."""
-        if LIFE.get() is None:
-            return 0  # somebody looks at it from outside
+        if not self.has_errors or LIFE.get() is None:
+            return 0  # nobody counts; or somebody looks at it from outside
         self.counted[f"file: {kind}"] += 1
         error = self.file_error
         if error is None or kind not in BEFALLS[error.errno]:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import PosixPath
 from types import ModuleType
 from typing import Any
 
@@ -97,31 +98,30 @@ def _simulated_path(path: Any) -> str | None:
     if type(path) is not str:
         if not hasattr(path, "__fspath__"):
             return None
-        path = path.__fspath__()
+        path = str(path) if type(path) is PosixPath else path.__fspath__()
     return path if path[:2] == "/~" else None
 
 
 def _take_over_path(module: ModuleType, name: str, as_name: str = "") -> None:
-    real, method = getattr(module, name), as_name or name
+    real, method = getattr(module, name), getattr(Disk, as_name or name)
+    takes_more = name == "open"
 
     def call(path: Any = ".", *args: Any, **options: Any) -> Any:
         text = _simulated_path(path)
         if text is None:
             return real(path, *args, **options)
-        if method == "open":
-            return _disk_of(text).open(text, *args)
-        return getattr(_disk_of(text), method)(text)
+        return method(_disk_of(text), text, *args) if takes_more else method(_disk_of(text), text)
 
     setattr(module, name, call)
 
 
 def _take_over_descriptor(name: str) -> None:
-    real = getattr(os, name)
+    real, method = getattr(os, name), getattr(Disk, name)
 
     def call(descriptor: int, *args: Any) -> Any:
-        if not isinstance(descriptor, int) or descriptor < FIRST_DESCRIPTOR:
+        if type(descriptor) is not int or descriptor < FIRST_DESCRIPTOR:
             return real(descriptor, *args)
-        return getattr(_disk_with(descriptor), name)(descriptor, *args)
+        return method(_disk_with(descriptor), descriptor, *args)
 
     setattr(os, name, call)
 

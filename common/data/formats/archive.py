@@ -3,7 +3,8 @@
 An .npz holds `train_images`, `train_labels`, `val_images`, ... or one unnamed split as `images`, `labels`. Images are
 N x H x W, N x H x W x 1, x 3 or x 4 (with opacity); labels N or N x 1 whole numbers; in a study whose images may have
 several labels or none N x K of 0 and 1 (-1: not known), a column for each class. An optional key `classes` names the
-classes in label order. A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
+classes in label order; `train_patients`, ... or `patients` tell whose images they are, as whole numbers (-1: not known)
+or text (empty: not known). A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
 `unlabelled_steps` with `rounds_per_step` (see `parts`). Pickled objects are never loaded, and a member's declared size
 is compared with what the file holds before memory is taken.
 
@@ -28,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import patient_key
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import shortage
@@ -59,6 +61,8 @@ class Arrays:
     """In label order; "0" .. "K-1" when the source does not name them, K over all its splits. Empty without labels."""
     classes_named: bool
     """Whether the source itself names its classes."""
+    patients: tuple[str, ...] = ()
+    """A key of each image's patient, "" where it is not known; () where the source names none."""
 
 
 def digits(split: str, *, source: str) -> Arrays:
@@ -139,7 +143,21 @@ def npz(
                 raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
                               remedy="Fix the labels or the class names.")
-    return Arrays(source, path.name, shape, images, labels_N, classes, named)
+        patients = _patients(archive, f"{prefix}patients", shape[0], source=source)
+    return Arrays(source, path.name, shape, images, labels_N, classes, named, patients)
+
+
+def _patients(archive: Any, key: str, number: int, *, source: str) -> tuple[str, ...]:
+    """Keys of the patients of so many images; () where the file names none, or none is known."""
+    if key not in archive.files:
+        return ()
+    values = _member(archive, key, source=source)
+    if values.shape != (number,) or values.dtype.kind not in "iuU":
+        raise BadData(f"{source}: '{key}' must be a whole number or a text for each of {number} images; it has the"
+                      f" shape {list(values.shape)} and the type {values.dtype}.",
+                      remedy="Write one for each image: equal for images of one patient.")
+    found = tuple(patient_key("" if value == -1 else str(value).strip()) for value in values.tolist())
+    return found if any(found) else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

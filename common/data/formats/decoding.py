@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,9 @@ from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import shortage
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
-           "ranges_of"]
+           "ranges_of", "trouble_of"]
+
+ReadT = TypeVar("ReadT")
 
 _MOST_THREADS = 8
 _LOOKED_AT = 32
@@ -82,6 +85,16 @@ def header(file: ImageFile, reading: Reading = Reading()) -> Header | None:
             return None
 
 
+def trouble_of(file: ImageFile, reading: Reading = Reading()) -> Trouble | None:
+    """Why a file gives no picture, as far as its header shows; None where that can be read.
+
+    Raises: BadData when a package is missing.
+    """
+    with quiet():
+        found = _tried(file, lambda: _opened(file).header(reading))
+    return found if isinstance(found, Trouble) else None
+
+
 def _opened(file: ImageFile) -> OpenedImage:
     """The file by the reader of its format; what lies within another file, or has no known name, is Pillow's."""
     found = format_of(file.path) if file.content is None else None
@@ -123,10 +136,16 @@ def ranges_of(files: Iterable[ImageFile], reading: Reading) -> dict[str, float]:
 # One file -------------------------------------------------------------------------------------------------------------
 
 
-def _tried(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture] | Trouble:
+def _pictures(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[str, float]
+              ) -> list[Picture] | Trouble:
     """The pictures of a file that count, or why there are none."""
+    return _tried(file, lambda: _opened(file).pictures(form, reading, ranges))
+
+
+def _tried(file: ImageFile, work: Callable[[], ReadT]) -> ReadT | Trouble:
+    """What reading a file gives, or why it gives nothing."""
     try:
-        return _opened(file).pictures(form, reading, ranges)
+        return work()
     except BadData:
         raise
     except UnidentifiedImageError:
@@ -170,7 +189,7 @@ def decoded(files: Iterable[ImageFile], form: Geometry, reading: Reading, ranges
             while True:
                 try:
                     while trouble is None and len(ahead) < _WINDOW and (file := next(waiting, None)) is not None:
-                        ahead.append((file, pool.submit(_tried, file, form, reading, dict(ranges))))
+                        ahead.append((file, pool.submit(_pictures, file, form, reading, dict(ranges))))
                 except Exception as error:  # what is wrong with files before it is said first
                     trouble = error
                 if not ahead:

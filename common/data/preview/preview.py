@@ -25,8 +25,8 @@ from semisilo.common.data.formats import decoding, parquet
 from semisilo.common.data.formats.archive import Arrays
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, squares
-from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.layout import Layout, layout_of
 from semisilo.common.data.multi_hot import findings_of
 from semisilo.common.errors import BadData
 
@@ -79,6 +79,8 @@ class Preview:
     """DICOM images that say of themselves that there is writing in them."""
     patients: int = 0
     """How many the images are of; 0 unless that is known of every image."""
+    layout: str = ""
+    """Of a folder: what its own folders are taken for."""
     questions: tuple[str, ...] = ()
     """What a person must say before labels can be used as they are, with what to do, on one line each."""
     misfits: tuple[str, ...] = ()
@@ -97,7 +99,8 @@ class Preview:
                 "different_sizes": self.num_sizes,
                 "channels": {str(key): value for key, value in self.channels.items()},
                 "bits": {str(key): value for key, value in self.bits.items()}, "broken": self.broken,
-                "burned_in": self.burned_in, "patients": self.patients, "questions": list(self.questions),
+                "burned_in": self.burned_in, "patients": self.patients, "layout": self.layout,
+                "questions": list(self.questions),
                 "skipped": [{"name": item.name, "reason": item.reason, "broken": item.broken} for item in self.skipped],
                 "notes": list(self.notes), "misfits": list(self.misfits)}
 
@@ -137,9 +140,9 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
     """
     path, split = readers.parse_source(source)
     kind = readers.kind_of(path)
-    questions: list[str] = []
+    questions, layout = list[str](), Layout(understood="")
     if kind in ("npz", "digits"):
-        return _of_arrays(source, path, split, form, reading, classes, progress)
+        return _of_arrays(source, path, split, form, reading, classes, selection, progress)
     assert path is not None
     if kind == "parquet":
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label or None)
@@ -154,6 +157,9 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         listing = readers.listing_of(path, split, source=source, classes=classes, selection=selection,
                                      multi_label=multi_label)
         questions += [] if listing.question is None or not use_labels else [listing.question.line()]
+        if kind == "folder" and use_labels:
+            layout = layout_of(source, listing, classes=classes, at_silo=at_silo)
+            use_labels = not layout.is_refused
         apart = partly_labelled.apart(source, path, listing) if kind == "folder" and at_silo else listing
         own, skipped = apart.folders, listing.skipped
         if multi_label:
@@ -173,24 +179,19 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
     kept = sum(found.classes.values())
     unlabelled = found.classes.pop("", 0)
     by_class = _by_finding(found.classes, order)
-    asked = patients_for_classes(by_class) if kind == "folder" and not classes else ""
-    if asked:
-        questions.append(f"{asked}. {_NO_CLASSES if at_silo else _NO_CLASSES_THERE}")
+    if layout.question:
+        questions.append(layout.asks)
     return Preview(
-        source=source, kind=_KINDS[kind] if kind != "folder" else "class folders" if own else "flat folder",
+        source=source, kind=_KINDS[kind] if kind != "folder" else "class folders" if own else
+        "parts of a data set" if layout.is_refused else "flat folder",
         num_files=number, num_images=kept, labelled=kept - unlabelled, unlabelled=unlabelled, classes=by_class,
         sizes=dict(found.sizes.most_common(_SIZES)), num_sizes=len(found.sizes),
         channels=dict(sorted(found.channels.items())), bits=dict(sorted(found.bits.items())),
         burned_in=found.burned_in, patients=0 if "" in found.patients else len(found.patients),
+        layout=layout.understood,
         questions=tuple(questions), skipped=tuple(found.skipped), misfits=misfits,
-        notes=_notes(found, {} if asked else by_class, own, ranges, reading),
+        notes=_notes(found, {} if layout.question else by_class, own, ranges, reading),
         tiles=_tiles(found.samples, form, reading, ranges))
-
-
-_NO_CLASSES = ("If so, put them into one folder called 'unlabelled', or say that nothing there has a label: labels ="
-               " false in [data] of silo.toml, or --no-labels")
-_NO_CLASSES_THERE = ("If so, sort the images into a folder for each class, or name a table that says what each shows:"
-                     " labelled = \"labels.csv\"")
 
 
 def sample_of(source: str, *, form: Geometry, reading: Reading = Reading(), selection: Selection = Selection()
@@ -347,7 +348,7 @@ def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], range
 
 
 def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, reading: Reading, classes: tuple[str, ...],
-               progress: Progress | None) -> Preview:
+               selection: Selection, progress: Progress | None) -> Preview:
     parts: list[Arrays] = []
     if path is not None and path.is_file() and split == "" and (
             there := partly_labelled.parts_of(source, path, split)) is not None:
@@ -380,6 +381,8 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
         preview.sizes[size] = preview.sizes.get(size, 0) + part.shape[0]
         if progress is not None:
             progress((number + 1) / len(parts), "looking at images")
+    if selection.patient == "auto" and all(part.patients and all(part.patients) for part in parts):
+        preview.patients = len({patient for part in parts for patient in part.patients})
     preview.num_files = preview.num_images = sum(counts.values())
     preview.unlabelled = counts.pop("", 0)
     preview.labelled = preview.num_images - preview.unlabelled

@@ -29,6 +29,8 @@ def lines(preview: Preview, *, on_error: OnError | None = None) -> list[str]:
         on_error: what the study that reads this source does at a file that cannot be used; None when that is not known.
     """
     found = [f"{printable(preview.source)}: {preview.kind}, {_images(preview)}"]
+    if preview.layout:
+        found.append(f"  taken for   {printable(preview.layout, limit=600)}")
     if preview.labelled or preview.classes:
         found.append(f"  labelled    {preview.labelled:,}, without a label {preview.unlabelled:,}")
     else:

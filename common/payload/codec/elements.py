@@ -8,6 +8,7 @@ Tests: tests/common/payload/codec/test_values.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,11 @@ def exceeds(bits: Bits, kind: ElementType, limit: float) -> bool:
     most = min(_pattern(kind, limit), kind.exponent_mask - 1)
     magnitude = bits.dtype.type(2 ** (8 * kind.size_bytes - 1) - 1)
     flat = bits.reshape(-1)
-    return any(bool(((flat[start:start + _SCAN_ELEMENTS] & magnitude) > bits.dtype.type(most)).any())
+    return any(int((flat[start:start + _SCAN_ELEMENTS] & magnitude).max()) > most
                for start in range(0, flat.size, _SCAN_ELEMENTS))
 
 
+@lru_cache(maxsize=64)
 def _pattern(kind: ElementType, value: float) -> int:
     """A positive number as the bits of a type, rounded; of one that is too large the infinity."""
     if kind.name == "bfloat16":

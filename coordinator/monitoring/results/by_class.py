@@ -1,4 +1,5 @@
-"""The accuracy of a model class by class: recall with its interval, and which classes it takes for which others.
+"""The accuracy of a model class by class: recall with its interval, and which classes it takes for which others; where
+images may have several labels or none, areas under the curve, and what is found and spared at a probability of 0.5.
 
 Tests: tests/coordinator/monitoring/results/test_by_class.py.
 """
@@ -8,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from semisilo.common.measures.intervals import Interval, wilson
+from semisilo.common.measures.intervals import Interval, area_interval, precision_interval, wilson
+from semisilo.common.measures.multi_label import ClassCounts
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import confusion_of
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 
-__all__ = ["ByClass", "ClassLine", "Mistake", "by_class", "by_class_of_study"]
+__all__ = ["ByClass", "ClassLine", "FindingLine", "Mistake", "by_class", "by_class_of_study"]
 
 _MOST_MISTAKES = 12
 
@@ -43,6 +45,33 @@ class Mistake:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FindingLine:
+    """One class of a study whose images may show several or none: a question of its own. Intervals are of 95 %; None
+    where the images were not counted, as in a round that an earlier version has committed."""
+
+    name: str
+    images: int | None
+    """Test images that show it."""
+    others: int | None
+    """That do not; those of which it is not known are neither."""
+    auroc: float | None
+    auroc_interval: Interval | None
+    average_precision: float | None
+    average_precision_interval: Interval | None
+    calibration_error: float | None
+    found: int | None
+    """Of `images`, those with a probability of at least 0.5; so are the next ones."""
+    missed: int | None
+    falsely_found: int | None
+    """Of `others`."""
+    spared: int | None
+    sensitivity: float | None
+    sensitivity_interval: Interval | None
+    specificity: float | None
+    specificity_interval: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ByClass:
     """The model of one round on the test images, class by class."""
 
@@ -56,10 +85,15 @@ class ByClass:
     version, or there are very many classes."""
     mistakes: tuple[Mistake, ...]
     """The most frequent ones, most images first; () likewise."""
+    findings: tuple[FindingLine, ...] = ()
+    """In label order, where images may have several labels or none; there is then no confusion of classes."""
+    images: int | None = None
+    """Test images, where they may have several labels or none; None where an image has one class."""
 
 
 def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Sequence[int],
-             confusion: Sequence[Sequence[int]], round: int, handed_over: bool = False) -> ByClass | None:
+             confusion: Sequence[Sequence[int]], round: int, handed_over: bool = False, findings_of: int | None = None
+             ) -> ByClass | None:
     """The classes of one model.
 
     Args:
@@ -67,8 +101,13 @@ def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Se
         metrics: of the round; "recall/<class>" counts where there is no confusion.
         images: test images of each class; () where that is not known.
         confusion: (K, K) counts; () where it is not known.
+        findings_of: how many test images there are, where they may have several labels or none; `confusion` is then
+            (K, 4) counts of true positives, false negatives, false positives and true negatives.
     Returns: None where no class was measured.
     """
+    if findings_of is not None:
+        return _by_finding(classes, metrics, confusion=confusion, round=round, handed_over=handed_over,
+                           images=findings_of)
     rows = [tuple(row) for row in confusion] if len(confusion) == len(classes) else []
     lines = []
     for label, name in enumerate(classes):
@@ -80,6 +119,36 @@ def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Se
         return None
     return ByClass(round=round, handed_over=handed_over, classes=tuple(lines), confusion=tuple(rows),
                    mistakes=_mistakes(classes, rows))
+
+
+def _by_finding(classes: Sequence[str], metrics: Mapping[str, float], *, confusion: Sequence[Sequence[int]], round: int,
+                handed_over: bool, images: int) -> ByClass | None:
+    rows: list[ClassCounts | None] = [ClassCounts(*row) for row in confusion] if len(confusion) == len(classes) else \
+        [None] * len(classes)
+    found = [_finding_line(name, metrics, row) for name, row in zip(classes, rows, strict=True)]
+    if all(line.auroc is None and line.sensitivity is None for line in found):
+        return None
+    lines = tuple(ClassLine(name=line.name, images=line.images, recall=line.sensitivity,
+                            interval=line.sensitivity_interval) for line in found)
+    return ByClass(round=round, handed_over=handed_over, classes=lines, confusion=(), mistakes=(),
+                   findings=tuple(found), images=images)
+
+
+def _finding_line(name: str, metrics: Mapping[str, float], row: ClassCounts | None) -> FindingLine:
+    area, precision = metrics.get(f"auroc/{name}"), metrics.get(f"average_precision/{name}")
+    return FindingLine(
+        name=name, images=None if row is None else row.with_class, others=None if row is None else row.without_class,
+        auroc=area, auroc_interval=None if row is None or area is None or not row.with_class or not row.without_class
+        else area_interval(area, inside=row.with_class, outside=row.without_class),
+        average_precision=precision, average_precision_interval=None if row is None or precision is None else
+        precision_interval(precision, inside=row.with_class),
+        calibration_error=metrics.get(f"calibration_error/{name}"),
+        found=None if row is None else row.true_positives, missed=None if row is None else row.false_negatives,
+        falsely_found=None if row is None else row.false_positives, spared=None if row is None else row.true_negatives,
+        sensitivity=metrics.get(f"recall/{name}") if row is None else row.sensitivity,
+        sensitivity_interval=None if row is None else wilson(row.true_positives, row.with_class),
+        specificity=None if row is None else row.specificity,
+        specificity_interval=None if row is None else wilson(row.true_negatives, row.without_class))
 
 
 def _whole(value: float) -> int:
@@ -106,5 +175,5 @@ def by_class_of_study(ledger: Ledger, row: StudyRow, last: RoundHead | None, *, 
     if shown is None or row.frozen is None:
         return None
     return by_class(row.classes, shown.metrics, images=row.frozen.test_images, round=shown.number,
-                    confusion=confusion_of(ledger, row.name, shown.number),
+                    confusion=confusion_of(ledger, row.name, shown.number), findings_of=row.frozen.findings_of,
                     handed_over=chosen is not None and shown.number == chosen.number)

@@ -13,7 +13,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import UsageError
 from semisilo.common.measures.gain import gain_interval_text, gain_text, interval_of
 from semisilo.common.measures.intervals import Interval
-from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
+from semisilo.common.measures.study_measure import StudyMeasure, common_measure
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
@@ -111,10 +111,11 @@ def compare_studies(ledger: Ledger, names: Sequence[str], *, costs: Mapping[str,
         raise UsageError(f"Name 2 to {MOST_COMPARED} different studies to compare.")
     rows = [ledger.study(name) for name in names]
     measures = list(dict.fromkeys(row.study_measure for row in rows))
-    measure = measures[0] if len(measures) == 1 else ACCURACY
+    measure = common_measure(measures, has_accuracy=all(
+        row.frozen is None or row.frozen.task == "single_label" for row in rows))
     studies = tuple(_compared(ledger, row, measure, costs[row.name], now_unix) for row in rows)
     return Comparison(measure=str(measure), title=measure.title, studies=studies,
-                      remarks=tuple(_remarks(rows, measures)), differences=_differences(rows))
+                      remarks=tuple(_remarks(rows, measures, measure)), differences=_differences(rows))
 
 
 def _compared(ledger: Ledger, row: StudyRow, measure: StudyMeasure, costs: StudyCosts, now: float) -> ComparedStudy:
@@ -156,11 +157,11 @@ def _points(row: StudyRow, measure: StudyMeasure, heads: Sequence[RoundHead], co
     return tuple(found[::-1][::step][::-1])
 
 
-def _remarks(rows: Sequence[StudyRow], measures: Sequence[StudyMeasure]) -> list[str]:
+def _remarks(rows: Sequence[StudyRow], measures: Sequence[StudyMeasure], measure: StudyMeasure) -> list[str]:
     found = []
     if len(measures) > 1:
         found.append("Their own measures differ (" + ", ".join(each.title for each in measures)
-                     + "), so they are compared by accuracy.")
+                     + f"), so they are compared by {measure.title}.")
     if len({row.frozen.test_counts for row in rows if row.frozen is not None}) > 1:
         found.append("They are measured on different test images: their numbers are not like for like.")
     if len({row.classes for row in rows if row.frozen is not None}) > 1:

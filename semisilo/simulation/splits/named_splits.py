@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -29,6 +29,7 @@ from semisilo.simulation.splits.splits import (
     shards,
     stratified_part,
 )
+from semisilo.simulation.splits.whole_patients import keep_patients_whole
 
 if TYPE_CHECKING:
     from semisilo.common.methods.spec import Scenario
@@ -40,27 +41,39 @@ WITHOUT_LABELS = ("iid", "shvr_iid")
 
 
 def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
-         apart: int = 0, multi_label: bool = False) -> Split:
+         apart: int = 0, multi_label: bool = False, patients: Sequence[str] = (), tested: Collection[str] = ()
+         ) -> Split:
     """Who holds which images of one set: the same arguments give the same split on every machine.
 
     First a part of the set is taken (`fraction`), then validation and test images are held out, then the labelled ones
-    are chosen, and the rest is dealt by the named rule.
+    are chosen, and the rest is dealt by the named rule. Where that puts a patient into two parts, whole patients are
+    dealt, in the numbers that the rule gives: `keep_patients_whole`.
     Args:
         labels_N: of the whole set, whole numbers in 0..num_classes - 1; or multi-hot rows (N, K).
         apart: so many of the first images are the coordinator's labelled ones, whatever the seed; only the others are
             dealt. 0: its labelled images are drawn as the settings say.
         multi_label: whether they are rows: an image then counts as one of its rarest finding, or of none
             (`strata_of`), wherever the rule speaks of classes.
+        patients: a key of each image's, "" where it is not known; () where none is.
+        tested: patients with images in a test set beside this one.
     Raises: BadConfiguration for settings that do not fit each other, the scenario or the set; BadData for labels out of
-        range or a class with too few images.
+        range, a class with too few images, or too few patients.
     """
     if multi_label:
         _check_for_findings(settings)
         rows_NK = np.asarray(labels_N)
         labels_N, num_classes = strata_of(rows_NK), num_strata(rows_NK, num_classes)
     labels = checked_labels(labels_N, num_classes)
-    if apart:
-        return _dealt_apart(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario, apart=apart)
+    split = (_dealt_apart(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario, apart=apart) if apart
+             else _dealt_whole(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario,
+                               multi_label=multi_label))
+    return keep_patients_whole(split, labels, patients, num_classes=num_classes, seed=seed, apart=apart,
+                               elsewhere=tested)
+
+
+def _dealt_whole(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+                 multi_label: bool) -> Split:
+    """The deal of all images of the set."""
     _check_scenario(settings, scenario)
     part = np.arange(len(labels))
     if settings.fraction < 1:

@@ -18,9 +18,9 @@ from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.seeds import numpy_generator
 
 __all__ = [
-    "Indices", "Split", "all_labels_at_silos", "checked_labels", "class_distributions", "dirichlet_semifl", "hold_out",
-    "iid", "labelled_at_silos", "labelled_selection", "largest_remainder", "long_tail", "long_tailed_part",
-    "non_iidness", "shards", "stratified_part", "unlabelled_pool",
+    "Indices", "Split", "WholePatients", "all_labels_at_silos", "checked_labels", "class_distributions",
+    "dirichlet_semifl", "hold_out", "iid", "labelled_at_silos", "labelled_selection", "largest_remainder",
+    "long_tail", "long_tailed_part", "non_iidness", "shards", "stratified_part", "unlabelled_pool",
 ]
 
 Indices = NDArray[np.int64]
@@ -31,6 +31,24 @@ _MAX_TRIES = 10_000
 
 def _no_indices() -> Indices:
     return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholePatients:
+    """What it took that no patient is in two parts: `semisilo.simulation.splits.whole_patients`."""
+
+    num_patients: int
+    """Of how many patients the images are, as far as these are known."""
+    moved: int
+    """Images in another part than the one that the rule alone gives them."""
+    left_out: int
+    """Images in no part, although the rule gives them one."""
+    labelled: int
+    """How many images the rule alone gives the coordinator, labelled."""
+    validation: int
+    """For validation."""
+    test: int
+    """For testing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +66,8 @@ class Split:
     steps: tuple[tuple[Indices, ...], ...] = ()
     """Per silo its unlabelled images in the order in which they stream in: the same number of steps for every silo,
     together exactly `silos[k]`. Empty where they are all there from the start."""
+    patients: WholePatients | None = None
+    """What was done to keep patients whole; None where the rule alone does, or patients are not known."""
 
     def __post_init__(self) -> None:
         if self.labelled and len(self.labelled) != len(self.silos):

@@ -12,7 +12,9 @@ from semisilo.common.measures.intervals import (
     area_error,
     area_interval,
     balanced_accuracy_interval,
+    clustered_share_interval,
     difference_interval,
+    f1_interval,
     mean_interval,
     standard_error,
     wilson,
@@ -135,3 +137,37 @@ def test_a_perfect_order_of_few_images_leaves_doubt() -> None:
     found = area_interval(1.0, inside=5, outside=5)
     assert found.high == 1.0
     assert 0.5 < found.low < 0.9
+
+
+def test_trials_that_hang_on_one_another_count_as_fewer() -> None:
+    """One trial an image: n* = p (1 - p) / v = n - 1, by the n / (n - 1) of the variance, in Wilson's formula. Each
+    image's trials all alike: as many as images. Trials that do not hang on one another: about as many as there are."""
+    hits = [1] * 30 + [0] * 70
+    alone = clustered_share_interval(hits, [1] * 100)
+    assert alone is not None
+    z, effective = 1.959963984540054, 99
+    middle, whole_of = 0.3 + z * z / (2 * effective), 1 + z * z / effective
+    reach = z * math.sqrt(0.3 * 0.7 / effective + z * z / (4 * effective**2))
+    assert (alone.low, alone.high) == pytest.approx(((middle - reach) / whole_of, (middle + reach) / whole_of))
+    same = clustered_share_interval([5 * each for each in hits], [5] * 100)
+    assert same is not None
+    assert (same.low, same.high) == pytest.approx((alone.low, alone.high))
+    free = np.random.default_rng(1).binomial(5, 0.3, size=100).tolist()
+    found, whole = clustered_share_interval(free, [5] * 100), wilson(sum(free), 500)
+    assert found is not None
+    assert whole is not None
+    assert 0.8 < (found.high - found.low) / (whole.high - whole.low) < 1.25
+    assert clustered_share_interval([0, 0], [0, 0]) is None
+    assert clustered_share_interval([3, 0, 4], [3, 0, 4]) == wilson(2, 2), "nothing goes wrong: images count"
+
+
+def test_the_interval_of_f1_covers_what_is_true_as_often_as_it_says() -> None:
+    """Of 60 images that are shown or answered, each is both with a chance J: F1 = 2 J / (1 + J)."""
+    random, true = np.random.default_rng(4), 0.6
+    covered = 0
+    for hits in random.binomial(60, true, size=400).tolist():
+        shared = wilson(hits, 60)
+        assert shared is not None
+        found = f1_interval(shared)
+        covered += found.low <= 2 * true / (1 + true) <= found.high
+    assert 0.92 < covered / 400 < 0.98

@@ -12,6 +12,7 @@ from semisilo.common.measures.intervals import area_error
 from semisilo.common.measures.study_measure import (
     ACCURACY,
     StudyMeasure,
+    common_measure,
     decided_measure,
     parse_measure,
     score_of,
@@ -104,3 +105,10 @@ def test_an_area_of_single_images_is_a_coin_and_a_perfect_order_has_no_error() -
 
 def test_a_measure_that_is_not_named_is_the_accuracy() -> None:
     assert str(ACCURACY) == "accuracy"
+
+
+def test_studies_of_different_measures_are_compared_by_one_that_all_have() -> None:
+    area, precision = StudyMeasure("auroc"), StudyMeasure("average_precision")
+    assert common_measure([precision, precision], has_accuracy=False) == precision
+    assert common_measure([area, precision], has_accuracy=False) == area
+    assert common_measure([area, ACCURACY], has_accuracy=True) == ACCURACY

@@ -356,6 +356,20 @@ def test_a_manifest_survives_the_wire() -> None:
     assert groups[0].dense_bytes == 24
 
 
+def test_a_manifest_that_comes_again_is_parsed_once_and_a_large_or_a_wrong_one_every_time() -> None:
+    small = manifest_to_proto([group_of()])
+    assert parse_manifest(small) is parse_manifest(pb.PayloadManifest.FromString(small.SerializeToString()))
+    tensors = tuple(TensorSpec(f"{number:0200}", (1,), "float32") for number in range(400))
+    large = manifest_to_proto([group_of(tensors=tensors, encoded_bytes=1614)])
+    assert large.ByteSize() > 64 * 1024
+    assert parse_manifest(large) == parse_manifest(large)
+    assert parse_manifest(large) is not parse_manifest(large), "strangers' manifests fill no memory"
+    small.groups[0].encoded_bytes = 1
+    for _ in range(2):
+        with pytest.raises(BadPayload, match="cannot take 1 bytes"):
+            parse_manifest(small)
+
+
 def test_digests_and_the_reference_of_a_manifest_survive_the_wire() -> None:
     alone = GroupManifest("model", Meaning.VALUES, "", (SPEC,), 42, "cd" * 32)
     groups = (alone, replace(alone, name="a", reference=BASE, reference_form=ReferenceForm.BITS),

@@ -10,7 +10,7 @@ import typer
 from semisilo.cli.main import app as semisilo_app
 from semisilo.common import __version__
 from semisilo.common.text.cli_errors import run_cli
-from semisilo.common.text.command_line import show_version, tell
+from semisilo.common.text.command_line import json_lines, show_version, tell
 from semisilo.coordinator.cli.main import app as coordinator_app
 from semisilo.silo.cli.main import app as silo_app
 
@@ -23,6 +23,14 @@ def test_facts_are_for_programs_and_text_for_people(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert json.loads(shown) == facts
     assert "Bücher" in shown, "as it is written, not as escapes"
+
+
+def test_long_facts_have_a_line_for_each_entry_and_are_the_same_json() -> None:
+    facts = {"folder": "/Bücher", "live": None, "none": [], "silos": [{"name": "a", "seen": [1, 2.5]}, {"name": "b"}]}
+    shown = json_lines(facts)
+    assert json.loads(shown) == facts
+    assert len(shown.splitlines()) == 2 + len(facts) + len(facts["silos"]) + 1
+    assert json.loads(json_lines({"only": 1})) == {"only": 1}
 
 
 @pytest.mark.parametrize("app", [coordinator_app, silo_app, semisilo_app], ids=["coordinator", "silo", "semisilo"])

@@ -11,15 +11,19 @@ import grpc
 import pytest
 
 from semisilo.common import __version__
-from semisilo.common.config import canonical_json
-from semisilo.common.methods.parts.privacy import PrivacySettings
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, contribution_of
+from semisilo.common.methods.parts.secure_sum import totals_of
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.rounds.secure_sums import Sums, masked_layout
 from semisilo.coordinator.studies.describe import describe_study
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.check.needs import needs_of
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.hub_over_tls import hub
+from tests.coordinator.ledger_fixture import fill_study
 from tests.processes import PATIENCE_SECONDS
 
 
@@ -99,6 +103,49 @@ def test_the_bytes_of_a_masked_update_are_known_before_the_first_round(tmp_path:
             assert needs is not None
             assert needs.masked_update_bytes == bytes_out
     run(work())
+
+
+@pytest.mark.parametrize(("method", "privacy", "bits"), [
+    ({"name": "fednova", "scenario": "labels-at-silo", "objective": "sl"}, PrivacySettings(secure_aggregation=True),
+     18),
+    ({"name": "fedavg", "scenario": "labels-at-silo", "objective": "sl", "weighting": "uniform"},
+     PrivacySettings(secure_aggregation=True, word_bits=16, dp=DifferentialPrivacy(
+         unit="silo", noise_multiplier=2.0, clip_norm=0.5, honest_silos=6)), 19),
+    ({"name": "fedavg", "scenario": "labels-at-silo", "objective": "sl", "weighting": "uniform",
+      "local_epochs": 1, "labelled_batch": 3000, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0},
+     PrivacySettings(secure_aggregation=True, word_bits=16, dp=DifferentialPrivacy(
+         noise_multiplier=1.0, clip_norm=0.5, honest_silos=6)), 0)])
+def test_the_forecast_of_a_masked_update_is_what_the_engine_then_asks_for(
+        tmp_path: Path, method: dict[str, object], privacy: PrivacySettings, bits: int) -> None:
+    """Noise that silos share needs wider words than the study says: the size of the update follows from them. Of ten
+    million numbers rounding needs a clip of 2 sqrt(10^7) = 6325 levels; 19 bits give
+    6507, (2^18 - 1) / 12 / 3.36."""
+    silos = tuple(f"s{index:02d}" for index in range(12))
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False, silos=silos)
+    elements, row = 10_000_000, filled.ledger.study("first")
+    assert row.frozen is not None
+    frozen = replace(row.frozen, dense_bytes=4 * elements)
+    tables = {**row.config, "model": {"name": "small_cnn", "normalisation": "group"}, "method": method,
+              "privacy": to_dict(privacy), "study": {"seed": 7, "rounds": 3}}
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE study SET config_json = ?, frozen_json = ?",
+                   (canonical_json(tables), canonical_json(frozen)))
+    told = describe_study(filled.ledger, silos[0])
+    assert told is not None
+
+    settings = config_from_dict(tables, where="first").method.settings
+    sums = Sums(filled.ledger, filled.roster)
+    sums.begin(privacy, seed=7)
+    opened = filled.ledger.open_round("first", 2, start_digest="", sample=silos, phases=sums.phases((Phase("train"),)))
+    sums.open(opened, opened.phases[0], silos)
+    images, dp = getattr(settings, "expected_images", 0), privacy.dp
+    form = sums.form(opened, opened.phases[0], silos, largest_weights=(1.0,), elements=elements, reference=0,
+                     totals=totals_of(settings), images=images, contribution=0.0 if dp is None or dp.unit == "silo" else
+                     contribution_of(dp, settings, lr=0.0123))
+    expects = {"model": GroupLayout(Meaning.DIFFERENCE, "11" * 32, (TensorSpec("w", (elements,), "float32"),))}
+    (words,) = masked_layout(expects, form)["masked"].tensors
+    assert told.masked_update_bytes == words.num_elements
+    assert form.bits == bits or (not bits and form.bits > 16)
 
 
 def test_the_next_study_of_the_queue_is_told_before_it_has_begun_and_none_when_there_is_none(tmp_path: Path) -> None:

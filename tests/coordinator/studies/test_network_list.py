@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from semisilo.common.errors import UnknownName
 from semisilo.common.models.factory import model_names
+from semisilo.common.models.libraries.monai_models import monai_names
 from semisilo.common.models.libraries.timm_models import timm_names
 from semisilo.common.models.libraries.torchvision_models import torchvision_names
 from semisilo.common.text.cli_errors import run_cli
@@ -33,7 +35,7 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
 
 def test_the_list_is_what_can_be_built_here_in_the_same_order() -> None:
     listed = listed_networks()
-    own = [each.name for each in listed.networks if each.of != "timm"]
+    own = [each.name for each in listed.networks if each.of not in ("timm", "monai")]
     assert own == list(model_names())
     assert [each.name for each in listed.networks if each.of == "torchvision"] == list(torchvision_names())
 
@@ -45,13 +47,34 @@ def test_the_networks_of_timm_are_those_that_it_lists_itself() -> None:
     assert [each.name for each in listed.networks if each.of == "timm"] == list(timm_names())
 
 
+def test_the_networks_of_monai_are_listed_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def monai_is(there: bool) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: (
+            found("json") if there else None) if name == "monai" else found(name, *more))
+
+    monai_is(True)
+    listed = listed_networks()
+    assert listed.has_monai
+    assert [each.name for each in listed.networks if each.of == "monai"] == list(monai_names())
+    assert [each.name for each in matching(listed.networks, "monai/*b8")] == ["monai/efficientnet-b8"]
+    monai_is(False)
+    listed = listed_networks()
+    assert not listed.has_monai
+    assert not [each for each in listed.networks if each.of == "monai"]
+    with pytest.raises(UnknownName, match="like 'monai/dense'") as refused:
+        matching(listed.networks, "monai/dense")
+    assert "semisilo[monai]" in refused.value.remedy
+
+
 def test_packages_without_their_source_are_asked_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = listed_networks()
     monkeypatch.setattr(network_list, "_registered", lambda package: set())
     if expected.has_timm:
         assert listed_networks() == expected
     else:
-        assert [each.name for each in listed_networks().networks] == list(model_names())
+        assert [each.name for each in listed_networks().networks if each.of != "monai"] == list(model_names())
 
 
 def test_a_name_is_the_functions_own_or_that_of_the_decorator() -> None:
@@ -64,7 +87,7 @@ def test_a_name_is_the_functions_own_or_that_of_the_decorator() -> None:
 
 def test_names_are_listed_without_torch() -> None:
     script = ("import sys\nfrom semisilo.coordinator.studies.network_list import listed_networks\nlisted_networks()\n"
-              "print(sorted({'torch', 'torchvision', 'timm'} & set(sys.modules)))")
+              "print(sorted({'torch', 'torchvision', 'timm', 'monai'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True,
                           check=True).stdout == "[]\n"
 

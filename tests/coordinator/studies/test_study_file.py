@@ -93,7 +93,7 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path, text
     ("model", 'normalisation = "batch"', ("[model] normalisation", "static_batch")),
     ("participation", "round_timeout = 30", ("[participation] round_timeout", "text in quotes")),
     ("participation", "silos_per_round = true", ("[participation] silos_per_round", "true")),
-    ("augmentation", 'without = "Invert"', ("[augmentation] without", "list")),
+    ("augmentation", 'without = "Invert"', ("[augmentation]", "without", "list")),
     ("augmentation", 'policy = "smal"', ("[augmentation] policy", "'small'")),
     ("wire", 'uplink = "bitmask"', ("[wire]", 'uplink = "bitmask"', '"raw"')),
     ("wire", 'uplink = "top-k 0%"', ("[wire]", 'uplink = "top-k 0%"', "share")),

@@ -46,7 +46,7 @@ def test_one_silo_with_all_labels_and_a_round_per_epoch_is_the_recipe_of_the_lab
 
     environment = Environment(
         seed=config.study.seed, rounds=ROUNDS, num_silos=1, image=config.data.image,
-        data=CoordinatorData(labelled=images.labelled, test=dealt.test), augmentation=config.augmentation,
+        data=CoordinatorData(labelled=images.labelled, test=dealt.test), augmentation=config.augmentation.decided(()),
         build_model=model_builder(replace(config.model, classes=dealt.classes), config.data.image))
     line = train_labelled_only(environment, epochs=ROUNDS, batch_size=size)
     assert line.num_labelled == size == len(dealt.labels()[dealt.labelled_of(0)])

@@ -176,7 +176,10 @@ def test_the_status_says_how_far_the_work_is_as_long_as_it_goes_on(tmp_path: Pat
         class Watching(FakeCompute):
             async def call(self, request: Any, **options: Any) -> Any:
                 if not isinstance(request, Survey):
+                    bench.agent._display.progress("training", 0.2, "epoch 1 of 5")
+                    assert bench.status().stage != "training", "a stage that is over at once is not worth a writing"
                     bench.agent._display.progress("training", 0.4, "epoch 2 of 5")
+                    await until(lambda: bench.status().stage == "training")
                     status = bench.status()
                     seen.append(f"{status.state}; {status.stage} {status.stage_fraction} {status.stage_text}")
                 return await super().call(request, **options)
@@ -600,6 +603,41 @@ def test_a_coordinator_of_many_silos_hears_at_its_interval_and_not_of_every_stag
             watch = Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=interval)
             await watch.over(stages(watch, prompt=prompt), stop=nothing, hours_over=never)
             assert prompt or heard == [pb.ReportProgressRequest.STAGE_UPLOADING]
+    run(work())
+
+
+def test_of_many_silos_one_that_only_waits_to_transfer_sends_no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call is in flight, by which the coordinator knows that it is there. While it trains there is no such call."""
+    heard: list[tuple[int, float]] = []
+
+    class Answering:
+        async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+            heard.append((request.stage, request.fraction))
+            return pb.ReportProgressResponse()
+
+    async def stages(watch: Watch) -> None:
+        watch.stage(pb.ReportProgressRequest.STAGE_DOWNLOADING)
+        await asyncio.sleep(0.05)
+        assert heard == [], "it waits for its turn"
+        watch.tell(0.5, "half of it")
+        await until(lambda: len(heard) == 1)
+        await asyncio.sleep(0.05)
+        assert len(heard) == 1, "nothing has moved since"
+        watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
+        await until(lambda: len(heard) >= 4)  # at every interval, whether an epoch has passed or not
+        assert set(heard[1:]) == {(pb.ReportProgressRequest.STAGE_TRAINING, 0.0)}
+
+    async def nothing() -> None:
+        return None
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def work() -> None:
+        monkeypatch.setattr("semisilo.silo.agent.watch._PROMPT_SECONDS", 0.001)
+        watch = Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=0.01)
+        await watch.over(stages(watch), stop=nothing, hours_over=never)
     run(work())
 
 

@@ -33,6 +33,19 @@ def test_bytes_add_up_over_restarts_and_a_new_day_begins_at_nothing(tmp_path: Pa
     assert again.carried(Carried(10_500, 0), NEXT_DAY + 1).bytes == 500
 
 
+def test_a_count_that_stands_in_the_file_is_not_written_again_unless_it_must_be_there_for_good(tmp_path: Path) -> None:
+    path = tmp_path / "day.json"
+    counting = budget(tmp_path)
+    counting.carried(Carried(0, 70_000), NOON)  # written, but a loss of power may take it back
+    before = path.stat().st_ino
+    counting.carried(Carried(0, 70_000), NOON, durably=True)
+    for_good = path.stat().st_ino
+    counting.carried(Carried(0, 70_000), NOON, durably=True)
+    assert before != for_good == path.stat().st_ino
+    counting.carried(Carried(0, 70_001), NOON, durably=True)
+    assert read_day(path, UTC_HOURS, NOON).bytes == 70_001
+
+
 def test_a_kill_loses_no_more_than_what_is_not_worth_writing(tmp_path: Path) -> None:
     counting = budget(tmp_path)
     counting.carried(Carried(0, 1_000), NOON)

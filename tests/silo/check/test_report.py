@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -235,6 +236,18 @@ def test_tasks_that_were_refused_are_bad_while_the_agent_runs_with_the_command_t
     assert (look_at_tasks(home)[0].state, "cannot be reached" in look_at_tasks(home)[0].text) == ("warning", True)
 
 
+def dicom_without_pixels() -> bytes:
+    pydicom = pytest.importorskip("pydicom")
+    tags = pydicom.dataset.Dataset()
+    tags.file_meta = pydicom.dataset.FileMetaDataset()
+    tags.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.1"
+    tags.SOPClassUID, tags.SOPInstanceUID, tags.Modality = "1.2.840.10008.5.1.4.1.1.88.11", "1.2.3", "SR"
+    tags.file_meta.MediaStorageSOPClassUID, tags.file_meta.MediaStorageSOPInstanceUID = tags.SOPClassUID, "1.2.3"
+    stream = io.BytesIO()
+    pydicom.dcmwrite(stream, tags, enforce_file_format=True)
+    return stream.getvalue()
+
+
 def scans_with_one_broken(folder: Path, number: int = 30) -> None:
     folder.mkdir()
     for each in range(number):
@@ -255,6 +268,19 @@ def test_images_whose_header_cannot_be_read_are_named(tmp_path: Path) -> None:
     found, _ = look_at_images(home, Policy(data=DataPolicy(source=str(tmp_path / "scans"))))
     assert found.state == "ok"
     assert f"the headers of 30 can be read, `silo data --home {tmp_path}` reads every file completely" in found.text
+
+
+def test_files_that_hold_no_picture_are_left_out_and_stop_nothing(tmp_path: Path) -> None:
+    """A structured report among the scans: `silo join` leaves it out, so it is no mistake."""
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "report.dcm").write_bytes(dicom_without_pixels())
+    policy = Policy(data=DataPolicy(source=str(tmp_path / "scans")))
+    found, _ = look_at_images(SiloHome(tmp_path), policy)
+    assert (found.state, found.facts["broken"], found.facts["no_pictures"]) == ("bad", [], 1), "there is nothing else"
+    Image.new("L", (8, 8)).save(tmp_path / "scans" / "a.png")
+    found, _ = look_at_images(SiloHome(tmp_path), policy)
+    assert found.state == "ok"
+    assert "1 of 2 that were opened hold no picture and will be left out" in found.text
 
 
 def test_where_no_file_can_be_read_nobody_is_told_to_leave_files_out(tmp_path: Path) -> None:

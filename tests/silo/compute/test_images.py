@@ -150,7 +150,7 @@ def test_with_labels_at_the_coordinator_what_was_named_apart_is_unlabelled_as_we
 
 def test_counts_are_those_of_what_is_read(site: Path) -> None:
     assert survey_silo_images(choice(site, source="scans", test="test")) == Surveyed(
-        labelled=1, unlabelled=1, test=1, steps=0)
+        labelled=1, unlabelled=1, test=1, steps=0, layout="class folders: dog; 1 image beside them without a label")
 
 
 def test_steps_stay_when_labels_do_not_count(site: Path) -> None:

@@ -93,10 +93,11 @@ export function points(after, before, decimals = 1) {
 }
 
 const AUROC_DECIMALS = 3;
+const isArea = (measure) => measure === "auroc" || measure === "average_precision";
 
-/** A study's measure: an AUROC as 0.953, all others in per cent. */
+/** A study's measure: an AUROC or an average precision as 0.953, all others in per cent. */
 export function score(value, measure) {
-  return measure === "auroc" && isNumber(value) ? value.toFixed(AUROC_DECIMALS) : percentage(value);
+  return isArea(measure) && isNumber(value) ? value.toFixed(AUROC_DECIMALS) : percentage(value);
 }
 
 /** An interval of 95 % in the same unit: "89.2 to 94.7 %"; empty without one. */
@@ -107,7 +108,7 @@ export function interval(value, measure) {
 
 /** How far two of them differ: +0.012 of an AUROC, else points. */
 export function scoreChange(after, before, measure) {
-  if (measure !== "auroc") return points(after, before);
+  if (!isArea(measure)) return points(after, before);
   if (!isNumber(after) || !isNumber(before)) return DASH;
   const difference = after.toFixed(AUROC_DECIMALS) - before.toFixed(AUROC_DECIMALS);
   return `${difference < 0 ? "−" : "+"}${Math.abs(difference).toFixed(AUROC_DECIMALS)}`;

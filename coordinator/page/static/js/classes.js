@@ -12,9 +12,9 @@ const MOST_IN_MATRIX = 20;
 export function classesCard(found, { href = null } = {}) {
   if (!found) return null;
   const about = found.round === 0 ? "the preparation" : `round ${found.round}`;
-  const images = found.classes.reduce((sum, each) => sum + (each.images ?? 0), 0);
+  const images = found.images ?? found.classes.reduce((sum, each) => sum + (each.images ?? 0), 0);
   const note = ["Model of ", href ? h("a", { href }, about) : about, found.handed_over ? ", which is handed over" : "", images ? `, on ${format.count(images)} test images` : ", on the test images", "."];
-  return card("Class by class", { id: "by-class", note }, h("div", { class: "by-class" }, recalls(found), found.confusion.length ? matrix(found) : null));
+  return card("Class by class", { id: "by-class", note }, h("div", { class: "by-class" }, found.findings.length ? [areas(found.findings), answers(found.findings)] : recalls(found), found.confusion.length ? matrix(found) : null));
 }
 
 function recalls({ classes }) {
@@ -26,6 +26,30 @@ function recalls({ classes }) {
     h("p", { class: "note" }, "Share of the images of a class that the model finds, with the 95 % interval. Lowest: ", h("strong", null, worst.name), `, ${format.percentage(worst.recall)}.`),
     h("dl", { class: "recall", style: { "--name": `${width}ch` } }, classes.map((each) => h("div", { key: each.name }, h("dt", { title: each.name }, each.name), h("dd", null,
       whisker(each, each === worst && known.length > 1), h("span", { class: "digits" }, format.percentage(each.recall)), h("span", { class: "digits note" }, each.interval ? format.interval(each.interval) : each.images === 0 ? "no image" : ""))))));
+}
+
+/** Where images may show several classes or none: how well each is told from its absence. */
+function areas(findings) {
+  const known = findings.filter(({ auroc }) => auroc !== null);
+  const worst = known.length ? known.reduce((least, each) => (each.auroc < least.auroc ? each : least)) : null;
+  const width = Math.min(16, Math.max(...findings.map(({ name }) => name.length))) + 1;
+  const score = (value) => format.score(value, "auroc");
+  return h("div", { class: "by-class-part whole" },
+    h("h3", null, "AUROC"),
+    h("p", { class: "note" }, "How often an image that shows the class is ranked above one that does not, with the 95 % interval; guessing has 0.5.", worst ? [" Lowest: ", h("strong", null, worst.name), `, ${score(worst.auroc)}.`] : null),
+    h("dl", { class: "recall", style: { "--name": `${width}ch` } }, findings.map((each) => h("div", { key: each.name }, h("dt", { title: each.name }, each.name), h("dd", null,
+      whisker({ recall: each.auroc, interval: each.auroc_interval }, each === worst && known.length > 1), h("span", { class: "digits" }, score(each.auroc)), h("span", { class: "digits note" }, each.auroc_interval ? format.interval(each.auroc_interval, "auroc") : each.images === 0 ? "no image" : ""))))));
+}
+
+/** Of each class by itself what is found and missed; null where it was not counted. */
+function answers(findings) {
+  if (findings.every(({ found }) => found === null)) return null;
+  const count = (name, key) => ({ name, class: "digits", cell: (each) => format.count(each[key]) });
+  return h("div", { class: "by-class-part whole" }, h("h3", null, "Confusion of every class"),
+    h("p", { class: "note" }, "In images, at a probability of 0.5. The model that is exported has a threshold for each class, chosen on validation images."),
+    table("Confusion of every class", [{ name: "Class", cell: ({ name }) => name }, count("Found", "found"), count("Missed", "missed"), count("Falsely found", "falsely_found"), count("Rightly without", "spared"),
+      { name: "Sensitivity", class: "digits", cell: (each) => format.percentage(each.sensitivity) }, { name: "Specificity", class: "digits", cell: (each) => format.percentage(each.specificity) },
+      { name: "Calibration error", class: "digits", cell: (each) => format.percentage(each.calibration_error) }], findings, { key: ({ name }) => name }));
 }
 
 /** A bar with its interval as a line across. */

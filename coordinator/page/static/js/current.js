@@ -20,5 +20,8 @@ export const measured = (study) => study.rounds.filter((round) => round.state ==
 /** What a study is drawn and judged by is plain accuracy, which then needs no line of its own. */
 export const byAccuracy = (study) => study.choice.measure === "accuracy";
 
+/** There is an accuracy beside the study's measure; where images may have several labels or none there is none. */
+export const withAccuracy = (study) => !byAccuracy(study) && study.rounds.some(({ accuracy }) => typeof accuracy === "number");
+
 /** The study's measure at the beginning of a line: "Balanced accuracy". */
 export const measureHeading = (study) => study.choice.title[0].toUpperCase() + study.choice.title.slice(1);

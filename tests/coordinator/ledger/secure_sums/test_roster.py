@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from semisilo.common.errors import BadRoster
 from semisilo.common.secure_aggregation.roster import roster_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.secure_sums import roster
 from semisilo.coordinator.ledger.secure_sums.roster import (
     note_identity,
     remove_identity,
@@ -44,6 +47,41 @@ def test_a_key_that_another_silo_has_is_refused_and_nothing_is_written(filled: F
     with pytest.raises(BadRoster, match="the identity of another"):
         note_identity(filled.ledger, "hospital-b", KEY, now_unix=2.0)
     assert roster_number(filled.ledger) == 1
+
+
+def test_an_entry_that_was_taken_back_with_its_transaction_is_no_part_of_what_follows(filled: Filled) -> None:
+    note_identity(filled.ledger, "hospital-a", KEY, now_unix=1.0)
+
+    def cut_off() -> None:
+        with filled.ledger.transaction():
+            note_identity(filled.ledger, "hospital-b", OTHER, now_unix=2.0)
+            note_identity(filled.ledger, "hospital-b", b"p" * 32, now_unix=2.0)  # sees what the first has written
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cut_off()
+    note_identity(filled.ledger, "hospital-b", OTHER, now_unix=3.0)
+    assert roster_of(roster_entries(filled.ledger)).present == {"hospital-a": KEY, "hospital-b": OTHER}
+
+
+def test_who_joins_last_of_many_costs_a_look_at_the_last_entry(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand silos that join one after the other would else have half a million entries checked."""
+    read: list[int] = []
+    original = roster.replay
+    monkeypatch.setattr(roster, "replay", lambda seen, entries: read.append(len(entries)) or original(seen, entries))
+    for number in range(20):
+        note_identity(filled.ledger, f"silo-{number}", bytes([number]) * 32, now_unix=1.0)
+    assert max(read) <= 1 + 1
+    assert roster_number(filled.ledger) == 20
+
+
+def test_an_entry_that_was_changed_in_the_file_is_noticed_by_the_next_process(filled: Filled) -> None:
+    for number in range(3):
+        note_identity(filled.ledger, f"silo-{number}", bytes([number]) * 32, now_unix=1.0)
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE silo_identity SET silo = 'hospital-a' WHERE number = 2")
+    with closing(Ledger(filled.ledger.path)) as later, pytest.raises(BadRoster, match="Entry 2"):
+        note_identity(later, "hospital-b", OTHER, now_unix=2.0)
 
 
 @pytest.mark.parametrize("end", ["revoke", "leave"])

@@ -3,7 +3,7 @@
 import { bar } from "../charts.js";
 import { classesCard } from "../classes.js";
 import { addNote, names, studyButtons, take } from "../actions.js";
-import { byAccuracy, currentStudy, measureHeading, measured } from "../current.js";
+import { byAccuracy, currentStudy, measureHeading, measured, withAccuracy } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { ago, badge, button, card, commands, empty, figure, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
@@ -308,7 +308,7 @@ function beside(study) {
   const whole = study.beside.filter(({ name }) => !name.includes("/"));
   return card("Compared with labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
     table("Numbers of the last round beside those of labels alone", columns, whole, { key: ({ name }) => name }),
-    whole.length < study.beside.length ? folded("beside-classes", "The same class by class", () => besideClasses(study.beside, shown)) : null);
+    whole.length < study.beside.length ? folded(`beside-classes-${study.name}`, "Class by class", () => besideClasses(study.beside, shown)) : null);
 }
 
 /** Measures of single classes, "recall/rare", as a row for each class. */
@@ -354,7 +354,7 @@ function charts(study) {
     { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
     { name: title, class: "digits", cell: (round) => score(round.test_score) },
     { name: "95 % interval", class: "digits", cell: (round) => format.interval(round.test_interval, study.choice.measure) || format.DASH },
-    ...(byAccuracy(study) ? [] : [{ name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
+    ...(!withAccuracy(study) ? [] : [{ name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
     { name: "On the wire so far", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
   ];
   const pick = (number) => { location.hash = to.round(study.name, number); };
@@ -387,7 +387,7 @@ export function roundColumns(study) {
     { name: "Round", sort: "number", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number === 0 ? "0, preparation" : round.number) },
     { name: "State", cell: (round) => badge(round.state) },
     { name: measureHeading(study), sort: "test_score", class: "digits", cell: (round) => [format.score(round.test_score, study.choice.measure), change(round.test_score, before.get(round.number), study.choice.measure)] },
-    ...(byAccuracy(study) ? [] : [{ name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
+    ...(!withAccuracy(study) ? [] : [{ name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
     { name: "Answers", cell: (round) => answers(round) },
     { name: "Time", sort: "seconds", class: "digits", cell: (round) => (round.seconds === null ? since(round.opened_unix) : format.seconds(round.seconds)) },
     { name: "Down", sort: "wire_down", class: "digits", cell: (round) => format.bytes(round.wire_down) },

@@ -51,7 +51,7 @@ function worth(study, line, round) {
   const when = round.state === "completed" ? "after this round" : "measured at its end";
   const accuracy = line?.accuracy ?? round.metrics.accuracy;
   if (!study || byAccuracy(study)) return tile("Accuracy", format.percentage(accuracy), when);
-  return tile(measureHeading(study), format.score(line?.test_score, study.choice.measure), `${when}; accuracy ${format.percentage(accuracy)}`);
+  return tile(measureHeading(study), format.score(line?.test_score, study.choice.measure), typeof accuracy === "number" ? `${when}; accuracy ${format.percentage(accuracy)}` : when);
 }
 
 /** The wire is settled when a phase closes; until then there is no number, and 0 would be a wrong one. */
@@ -118,7 +118,8 @@ function perSilo(phase, round) {
     { name: "Silo", cell: (task) => task.silo }, ...names.map((name) => ({ name: format.words(name), class: "digits", cell: (task) => format.number(task.metrics[name]) }))], having, { key: ({ silo }) => silo }));
 }
 
-const RECALL = "recall/";
+/** Numbers of single classes that stand in the card above. */
+const BY_CLASS = /^(validation_)?(recall|auroc|average_precision|calibration_error)\//;
 
 const SHARES = /accuracy|ratio|calibration_error/;
 const AREAS = /^(auroc|average_precision)(\/|$)/;
@@ -127,7 +128,7 @@ const valued = (name, value) => (AREAS.test(name) ? value.toFixed(3) : SHARES.te
 
 /** Numbers of the whole model as facts, those of single classes ("auroc/rare") as a table. */
 function metrics(values) {
-  const entries = Object.entries(values).filter(([name]) => !name.startsWith(RECALL)).sort(([a], [b]) => (a < b ? -1 : 1));
+  const entries = Object.entries(values).filter(([name]) => !BY_CLASS.test(name)).sort(([a], [b]) => (a < b ? -1 : 1));
   if (entries.length === 0) return null;
   const single = entries.filter(([name]) => name.includes("/")).map(([name, value]) => [name.slice(0, name.indexOf("/")), name.slice(name.indexOf("/") + 1), value]);
   const measures = [...new Set(single.map(([measure]) => measure))];

@@ -52,7 +52,7 @@ function numbers(study) {
   const interval = last ? format.interval(last.test_interval, measure) : "";
   return h("dl", { class: "wall-numbers", key: "numbers" },
     number("Round", [String(open?.number ?? study.rounds_completed), h("small", null, ` of ${study.rounds_planned}`)], [open?.deadline_unix && open.state === "collecting" && study.state !== "paused" ? ["deadline in ", until(open.deadline_unix, "no time")] : open ? ["open for ", since(open.opened_unix)] : wordOf(study.state), bar([[study.rounds_planned ? study.rounds_completed / study.rounds_planned : 0, "first"]])]),
-    number(measureHeading(study), format.score(study.test_score, measure), [interval ? `95 % interval ${interval}` : "not measured yet", byAccuracy(study) ? null : `, accuracy ${format.percentage(study.accuracy)}`]),
+    number(measureHeading(study), format.score(study.test_score, measure), [interval ? `95 % interval ${interval}` : "not measured yet", typeof study.accuracy !== "number" || byAccuracy(study) ? null : `, accuracy ${format.percentage(study.accuracy)}`]),
     number("Against labels alone", study.gain === null ? format.DASH : withUnit(study.gain_text), study.gain === null ? "not known" : [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", "), study.gain_interval?.low > 0 ? "good" : ""),
     number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} on the wire so far`));
 }

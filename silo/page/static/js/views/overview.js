@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { signedIn } from "../actions.js";
 import { bar } from "../charts.js";
 import * as format from "../format.js";
-import { ago, card, empty, figure, head, tile, tiles, trouble, until } from "../parts.js";
+import { ago, card, empty, figure, head, table, tile, tiles, trouble, until } from "../parts.js";
 import { api, to } from "../routes.js";
 import { data, now, store } from "../store.js";
 
@@ -108,7 +108,7 @@ function numbers(here) {
     tile("Left today", budget ? format.bytes(budget.sent_bytes) : format.DASH, budget ? `${format.bytes(budget.received_bytes)} arrived` : null),
     tile("Since enrolment", `${about}${format.bytes(agent.sent_bytes)}`, `sent; ${about}${format.bytes(agent.received_bytes)} received`),
     privacy ? tile("Privacy spent", `ε ${format.number(privacy.epsilon)}`, privacy.max_epsilon ? `of ${format.number(privacy.max_epsilon)} permitted` : "no limit", privacy.max_epsilon && privacy.epsilon > 0.9 * privacy.max_epsilon ? "warn" : "") : null,
-    evaluation ? tile(`${sentence(measureOf(evaluation))} here`, format.percentage(estimateOf(evaluation)?.value), `round ${evaluation.round}, ${interval(estimateOf(evaluation))}`) : null);
+    evaluation ? tile(`${sentence(wordsOf(measureOf(evaluation)))} here`, format.score(estimateOf(evaluation)?.value, measureOf(evaluation)), `round ${evaluation.round}, ${interval(estimateOf(evaluation), measureOf(evaluation))}`) : null);
 }
 
 // Who it is ------------------------------------------------------------------------------------------------------------
@@ -140,9 +140,16 @@ function lately(here) {
 
 /** Where an image may show several classes or none there is no accuracy: then the study's own measure, if it has a value. */
 const estimateOf = ({ accuracy, measured }) => accuracy ?? measured;
-const measureOf = ({ accuracy, measure }) => (accuracy ? "accuracy" : measure.replaceAll("_", " "));
+const measureOf = ({ accuracy, measure }) => (accuracy ? "accuracy" : measure);
+const wordsOf = (measure) => (measure === "auroc" ? "AUROC" : measure.replaceAll("_", " "));
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
-const interval = (estimate) => (estimate ? `${format.percentage(estimate.low)} to ${format.percentage(estimate.high)}` : format.percentage(null));
+const interval = (estimate, measure) => format.interval(estimate, measure) || format.DASH;
+
+/** Each class as a question of its own. */
+const findings = (classes) => [h("p", { class: "note" }, "Found, and rightly without: at a probability of 0.5."),
+  table("Every class on this site's test images", [{ name: "Class", cell: ({ name }) => name }, { name: "AUROC", class: "digits", cell: ({ auroc }) => format.score(auroc, "auroc") },
+    { name: "Found", class: "digits", cell: ({ images, correct }) => `${format.count(correct)} of ${format.count(images)}` },
+    { name: "Rightly without", class: "digits", cell: (each) => `${format.count(each.correct_others ?? 0)} of ${format.count(each.others)}` }], classes, { key: ({ name }) => name })];
 
 function atHome(here) {
   if (!here.evaluation) return null;
@@ -152,21 +159,24 @@ function atHome(here) {
   const scores = facts.scores.filter((each) => each.study === study && !each.labels_alone);
   const points = scores.filter(estimateOf).map((score) => [score.round, estimateOf(score).value]);
   const measure = scores.length ? measureOf(scores.at(-1)) : "accuracy";
+  const several = Object.values(facts.newest.classes).some(({ others }) => typeof others === "number");
   const alone = facts.scores.find((each) => each.study === study && each.labels_alone);
+  const words = wordsOf(measure);
+  const score = (value) => format.score(value, measure);
   const classes = Object.entries(facts.newest.classes).map(([name, found]) => ({ name, ...found }));
   return h("section", { class: "card", key: "at-home", "aria-labelledby": "at-home" },
     h("h2", { id: "at-home", class: "unseen" }, "The model on this site's test images"),
-    points.length ? figure(`${sentence(measure)} on this site's test images, ${study}`, h("line-chart", { key: "accuracy", prop: { data: {
-      label: `Line: ${measure} of ${study}'s model on this site's ${scores.at(-1).count} test images by round; ${format.percentage(points[0][1])} in round ${points[0][0]}, ${format.percentage(points.at(-1)[1])} in round ${points.at(-1)[0]}.`,
-      series: [{ name: measure, tone: "first", points }],
+    points.length ? figure(`${sentence(words)} on this site's test images, ${study}`, h("line-chart", { key: "accuracy", prop: { data: {
+      label: `Line: ${words} of ${study}'s model on this site's ${scores.at(-1).count} test images by round; ${score(points[0][1])} in round ${points[0][0]}, ${score(points.at(-1)[1])} in round ${points.at(-1)[0]}.`,
+      series: [{ name: words, tone: "first", points }],
       level: alone && estimateOf(alone) ? { y: estimateOf(alone).value, name: "labels alone" } : null,
       x: { name: "round", text: String, whole: true, low: 0, high: Math.max(points.at(-1)[0], 1), tip: (value) => `round ${value}` },
-      y: { text: (value, exact) => format.percentage(value, exact ? 1 : 0), least: 0.05 }, height: 200 } } }),
+      y: { text: (value, exact) => (measure === "accuracy" ? format.percentage(value, exact ? 1 : 0) : score(value)), least: 0.05 }, height: 200 } } }),
     { id: "accuracy", note: `${format.plural(facts.newest.count, "test image")}, never trained on. ${{ true: "The coordinator is told, as counts by class.", false: "The numbers stay here: silo.toml does not permit telling the coordinator." }[facts.told] ?? ""}`,
-      columns: [{ name: "Round", cell: ({ round }) => round }, { name: sentence(measure), class: "digits", cell: (score) => format.percentage(estimateOf(score)?.value) }, { name: "Interval (95 %)", class: "digits", cell: (score) => interval(estimateOf(score)) }, ...(measure === "accuracy" ? [{ name: "Balanced", class: "digits", cell: ({ balanced_accuracy: balanced }) => format.percentage(balanced?.value) }] : []), { name: "Images", class: "digits", cell: ({ count }) => format.count(count) }],
+      columns: [{ name: "Round", cell: ({ round }) => round }, { name: sentence(words), class: "digits", cell: (each) => score(estimateOf(each)?.value) }, { name: "Interval (95 %)", class: "digits", cell: (each) => interval(estimateOf(each), measure) }, ...(measure === "accuracy" ? [{ name: "Balanced", class: "digits", cell: ({ balanced_accuracy: balanced }) => format.percentage(balanced?.value) }] : []), { name: "Images", class: "digits", cell: ({ count }) => format.count(count) }],
       rows: [...scores].reverse() }) : null,
-    h("h3", { class: "recall-title" }, `Right of each class, round ${facts.newest.round}`),
-    h("dl", { class: "recall", style: { "--name": `${Math.min(180, 12 + 8 * Math.max(...classes.map(({ name }) => name.length)))}px` } }, classes.map(({ name, images, correct }) => h("div", { key: name },
+    h("h3", { class: "recall-title" }, `${several ? "Found" : "Right"} of each class, round ${facts.newest.round}`),
+    several ? findings(classes) : h("dl", { class: "recall", style: { "--name": `${Math.min(180, 12 + 8 * Math.max(...classes.map(({ name }) => name.length)))}px` } }, classes.map(({ name, images, correct }) => h("div", { key: name },
       h("dt", { title: name }, name), h("dd", { class: "recall-of" }, bar([[images ? correct / images : 0, "first"]]), h("span", { class: "digits" }, `${format.count(correct)} of ${format.count(images)}`))))));
 }
 
