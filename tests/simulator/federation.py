@@ -71,6 +71,8 @@ _MOST_TURNS = 60_000
 _FAREWELL_SECONDS = 200.0
 """So long silos may take to hear that the study is over."""
 _SETTLE_SECONDS = 10.0
+_ENOUGH = 5
+"""Violations: a process that ends again and again would fill the rest of the run."""
 _FOLDER = Path(f"/~{COORDINATOR}")
 _POLICY = Policy()
 
@@ -372,8 +374,7 @@ class SimulatedFederation:
             machine.disk.sync_all()
             machine.counted.clear()
         if (error := self.schedule.file_error) is not None:
-            self.machines[error.machine].file_error = error
-            self.machines[error.machine].has_errors = True
+            self.machines[error.machine].expect(error)
         for machine in self.machines.values():
             self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
         self._plan_clocks_and_disks()
@@ -430,6 +431,8 @@ class SimulatedFederation:
             self.loop.call_later(each.at_seconds + each.for_seconds, fill, self.machines[each.machine], False)
 
     def _is_over(self) -> bool:
+        if len(self.violations) >= _ENOUGH:
+            return True
         if self.completed_at is None:
             return False
         return len(self.ended) == len(self.schedule.silos) or self.loop.time() > self.completed_at + _FAREWELL_SECONDS

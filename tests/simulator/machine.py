@@ -170,6 +170,10 @@ class Machine:
                 self.kill(death)
                 break
 
+    def expect(self, error: FileError) -> None:
+        """From now on operations are counted, and fail as this says."""
+        self.file_error, self.has_errors = error, True
+
     def mark(self, what: str) -> None:
         """Something happens that a death may be aimed at; called where `aims` are left."""
         self.counted[f"mark: {what}"] += 1

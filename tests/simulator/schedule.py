@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from tests.simulator.machine import AimedDeath, FileError, PointOfDeath
 from tests.simulator.network import LineFault
 
-__all__ = ["CHUNK_BYTES", "COORDINATOR", "SILOS", "ClockStep", "ComputeDeath", "FullDisk", "Schedule", "draw_schedule"]
+__all__ = ["CHUNK_BYTES", "COORDINATOR", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath", "FullDisk",
+           "Schedule", "draw_schedule"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")
@@ -57,7 +58,7 @@ _OFTEN_SECONDS, _SELDOM_SECONDS = 3.0, 7.0
 _EVENTS = {COORDINATOR: {"callback": 850, "disk": 420, "commit": 138, "message": 160},
            "silo": {"callback": 450, "disk": 210, "message": 40}}
 """The same of events on a machine, for one phase."""
-_STATEMENTS = (
+STATEMENTS = (
     ("INSERT INTO round (study,", 4), ("INSERT INTO phase VALUES", 6), ("INSERT INTO event VALUES", 57),
     ("INSERT INTO kept_state SELECT", 4), ("INSERT INTO silo_identity VALUES", 5), ("INSERT OR IGNORE INTO", 19),
     ("UPDATE round SET state", 14), ("UPDATE round SET state_digest", 4), ("UPDATE round SET closed_unix", 4),
@@ -67,14 +68,14 @@ _STATEMENTS = (
     ("UPDATE study SET state", 4), ("UPDATE study SET frozen_json", 1), ("DELETE FROM declared_update WHERE", 13),
     ("INSERT INTO step_answer VALUES", 56), ("UPDATE secure_sum SET form_json", 3),
     ("UPDATE secure_sum SET outcome_json", 3))
-_NAMES = {
+NAMES = {
     COORDINATOR: (("replace states", 34), ("unlink states", 34), ("replace payloads", 34), ("unlink payloads", 14),
                   ("replace spool", 13), ("unlink spool", 13), ("unlink incoming", 3), ("replace s", 1)),
     "silo": (("replace memory", 12), ("unlink memory", 7), ("replace outgoing", 3), ("unlink outgoing", 2),
              ("replace cache", 7), ("unlink cache", 5), ("link tensors", 7), ("unlink tensors", 9),
              ("unlink incoming", 14), ("replace cards", 3), ("replace secure", 21), ("replace home", 28))}
-"""Marks that deaths are aimed at, with how often each is reached in a run without faults: what is done seldom is drawn as
-often as what is done all the time."""
+"""Marks that deaths are aimed at, with how often each is reached in a run without faults: what is done seldom is drawn
+as often as what is done all the time."""
 _KINDS = {"line": 0.34, "death": 0.2, "aimed": 0.28, "clock": 0.07, "full": 0.04, "compute": 0.04, "outage": 0.03}
 """Of faults, with their shares where all are on."""
 _ON_SHARE = 0.65
@@ -113,7 +114,8 @@ class Schedule:
     @property
     def num_faults(self) -> int:
         return (len(self.line_faults) + sum(map(len, self.deaths.values())) + sum(map(len, self.aims.values()))
-                + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths) + (self.file_error is not None))
+                + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths)
+                + (self.file_error is not None))
 
     @property
     def machines_that_lose_power(self) -> frozenset[str]:
@@ -154,7 +156,7 @@ def _shares(draw: random.Random) -> dict[str, float]:
 def _aim(draw: random.Random, name: str) -> AimedDeath:
     """A death shortly after something that happens seldom."""
     statement = name == COORDINATOR and draw.random() < 0.65
-    mark, most = draw.choice(_STATEMENTS if statement else _NAMES[COORDINATOR if name == COORDINATOR else "silo"])
+    mark, most = draw.choice(STATEMENTS if statement else NAMES[COORDINATOR if name == COORDINATOR else "silo"])
     rare = "commit" if name == COORDINATOR else "message"
     return AimedDeath(
         mark=mark, occurrence=int(most ** draw.random()),
