@@ -82,7 +82,7 @@ class Selection:
     def __post_init__(self) -> None:
         for keyword, values in self.dicom.items():
             if _KEYWORD.fullmatch(keyword) is None:
-                raise ValueError(f"dicom: '{keyword}' is no keyword of a DICOM tag: write for example Modality = "
+                raise ValueError(f"dicom: '{keyword}' is not a keyword of a DICOM tag: write for example Modality = "
                                  '["CR", "DX"].')
             if not values and values != "":
                 raise ValueError(f"dicom: {keyword} has no value: give those that count, or leave it out.")

@@ -45,11 +45,11 @@ class ClassResult:
         if not 0 <= self.correct_others <= (self.others or 0) <= MAX_IMAGES:
             raise ValueError(f"{self.correct_others} of {self.others or 0} other images cannot be right.")
         if self.average_precision is not None and not 0 <= self.average_precision <= 1:
-            raise ValueError(f"{self.average_precision} is no average precision.")
+            raise ValueError(f"{self.average_precision} is not an average precision.")
         if not 0 <= self.correct <= self.images <= MAX_IMAGES:
             raise ValueError(f"{self.correct} of {self.images} images cannot be right.")
         if self.auroc is not None and not 0 <= self.auroc <= 1:
-            raise ValueError(f"{self.auroc} is no area under a curve.")
+            raise ValueError(f"{self.auroc} is not an area under a curve.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

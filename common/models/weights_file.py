@@ -81,7 +81,7 @@ def _digest(path: Path, progress: Callable[[float, str], None] | None) -> str:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    damaged = BadData(f"{path}: is no whole safetensors file.", remedy="Fetch it again.")
+    damaged = BadData(f"{path}: is not a complete safetensors file.", remedy="Fetch it again.")
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -98,7 +98,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
-        raise BadData(f"{path}: is no whole safetensors file: {_first_line(error)}.",
+        raise BadData(f"{path}: is not a complete safetensors file: {_first_line(error)}.",
                       remedy="Fetch it again.") from None
 
 

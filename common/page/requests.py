@@ -104,7 +104,7 @@ async def read_body(request: Request, fields: Mapping[str, Any]) -> dict[str, An
         if isinstance(value, str) and len(value) > 1000:
             return failure(400, "WRONG_FIELD", f"The field '{name}' is too long.")
         if isinstance(value, str) and not value.isprintable():
-            return failure(400, "WRONG_FIELD", f"The field '{name}' holds what is no text.")
+            return failure(400, "WRONG_FIELD", f"The field '{name}' has characters that are not text.")
         if needed is float:
             try:
                 value = float(value)

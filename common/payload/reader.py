@@ -213,7 +213,7 @@ class PayloadReader:
         try:
             message = pb.PayloadManifest.FromString(data)
         except DecodeError:
-            raise BadPayload("The manifest is no message of the expected form.") from None
+            raise BadPayload("The manifest does not have the expected form.") from None
         return parse_manifest(message), start
 
     def _read(self, length: int, position: int) -> bytes:

@@ -155,7 +155,7 @@ def _check_single() -> None:
         threads = os.listdir(_TASKS)
         if len(threads) != 1:
             raise ComputeFailed(f"A process of {len(threads)} threads cannot be copied.",
-                                remedy="Something that is imported by itself starts threads.")
+                                remedy="An imported module starts threads.")
 
 
 def _main(target: str, descriptor: str, parent: str, *handed: str) -> None:

@@ -57,7 +57,7 @@ def place(environment: Mapping[str, str] | None = None) -> Place | None:
     except KeyError as error:
         raise UsageError(f"torchrun has not set ${error.args[0]}.", remedy=_REMEDY) from None
     except ValueError as error:
-        raise UsageError(f"A variable of torchrun is no number: {error}.", remedy=_REMEDY) from None
+        raise UsageError(f"A variable of torchrun is not a number: {error}.", remedy=_REMEDY) from None
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise UsageError(f"torchrun says that this is process {rank} of {size}, {local_rank} of {local_size} here.",
                          remedy=_REMEDY)

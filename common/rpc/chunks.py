@@ -259,7 +259,7 @@ def _check_place(piece: Piece, *, expected_offset: int, limit: int) -> None:
 def _check_sum(piece: Piece) -> None:
     if zlib.crc32(piece.data) != piece.crc32:
         raise BadPayload(f"The chunk at offset {piece.offset} does not have its checksum.",
-                         remedy="The sender goes on from the last good chunk.")
+                         remedy="The sender continues from the last good chunk.")
 
 
 async def receive_into(partial: PartialFile, stream: AsyncIterator[Piece], total_bytes: int) -> int:
@@ -289,7 +289,7 @@ async def receive_into(partial: PartialFile, stream: AsyncIterator[Piece], total
     writer.check()
     if partial.committed_bytes != total_bytes:
         raise BadPayload(f"A stream ended at {partial.committed_bytes} of {total_bytes} bytes.",
-                         remedy="The sender goes on from there.")
+                         remedy="The sender continues from there.")
     return total_bytes
 
 

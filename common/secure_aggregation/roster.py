@@ -143,7 +143,7 @@ def _change(present: dict[str, bytes], taken: set[bytes], entry: RosterEntry) ->
     """Changes who is present as an entry says; `taken` are their identities. Raises: BadRoster."""
     held = present.get(entry.silo)
     if len(entry.identity) != IDENTITY_BYTES or entry.change not in (ADDED, REMOVED):
-        raise BadRoster(f"Entry {entry.number} of the roster is no change of an identity.")
+        raise BadRoster(f"Entry {entry.number} of the roster is not a change of an identity.")
     if entry.change == ADDED:
         if held is not None:
             raise BadRoster(f"Entry {entry.number} of the roster adds silo '{entry.silo}', which is there.")

@@ -446,7 +446,7 @@ class PartialFile:
 
     def _check_open(self) -> None:
         if self._file < 0:
-            raise BadPayload("The transfer has ended here: it was closed, or a newer connection goes on with it.")
+            raise BadPayload("The transfer has ended here: it was closed, or a newer connection continues it.")
 
     def _close_files(self) -> None:
         for handle in (self._file, self._journal):

@@ -290,8 +290,8 @@ class Operations:
                 if (layout.meaning is not Meaning.DIFFERENCE and name != BATCH_NORM) or any(
                         spec.dtype != "float32" for spec in layout.tensors):
                     raise BadConfiguration(
-                        f"[privacy] secure_aggregation: what silos send in the phase '{phase.name}' is no difference to"
-                        " the model, so it cannot be added up behind masks.", remedy="Choose another method.")
+                        f"[privacy] secure_aggregation: what silos send in the phase '{phase.name}' is not a difference"
+                        " to the model, so it cannot be added up behind masks.", remedy="Choose another method.")
         return PhasesOfRound(phases=phases)
 
     def tasks(self, request: Tasks) -> WrittenTasks:

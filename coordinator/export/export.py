@@ -231,7 +231,7 @@ def _check_choice(choice: ExportChoice) -> None:
 
 def _check_target(target: Path) -> None:
     if target.exists() and not (target.is_dir() and ((target / _CARD).is_file() or not any(target.iterdir()))):
-        raise UsageError(f"{target} exists and is no earlier export.", remedy="Choose another --out.")
+        raise UsageError(f"{target} exists and is not an earlier export.", remedy="Choose another --out.")
 
 
 def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: Progress) -> _Opened:

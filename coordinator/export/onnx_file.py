@@ -170,7 +170,7 @@ def check_onnx(path: Path, logits_NK: NDArray[np.float32], images_NCHW: NDArray[
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise BadData(f"{path.name}: is no valid ONNX graph: {str(error).strip().splitlines()[0]}.",
+        raise BadData(f"{path.name}: is not a valid ONNX graph: {str(error).strip().splitlines()[0]}.",
                       remedy="Leave it out: --format safetensors.") from error
     largest = logit = 0.0
     same = count = 0

@@ -38,7 +38,7 @@ def split_webhook(address: str) -> SplitResult:
         host = parts.hostname or ""
         _ = parts.port
     except ValueError as error:
-        raise ValueError(f"webhook: this is no address: {error}.") from None
+        raise ValueError(f"webhook: this is not an address: {error}.") from None
     if parts.scheme not in ("https", "http") or not host:
         raise ValueError('webhook: write an address such as "https://chat.example/hooks/abc".')
     if parts.username is not None or parts.password is not None:

@@ -177,7 +177,7 @@ def _read_header(stream: zstd.ZstdFile) -> tuple[str, int]:
         _exactly(stream, -info.size % _BLOCK)
         info = _parse_header(stream)
     if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.size < 0:
-        raise ValueError(f"{info.name[:200]!r} is no plain file")
+        raise ValueError(f"{info.name[:200]!r} is not a plain file")
     return long_name or info.name, info.size
 
 

@@ -255,7 +255,7 @@ class Authority:
         if wait := known.rate.take(self._monotonic()):
             raise TooManyCalls(f"Silo '{silo}' has renewed its certificate {_RENEWALS_AT_ONCE} times or more lately:"
                                f" the next one is given in {describe_seconds(wait)}.",
-                               remedy="The last one goes on working.", retry_seconds=wait)
+                               remedy="The last one stays valid.", retry_seconds=wait)
         return None
 
     def revoke(self, silo: str) -> None:

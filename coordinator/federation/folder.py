@@ -149,20 +149,21 @@ class PageSettings:
 
     def __post_init__(self) -> None:
         if self.user_header and _HEADER.fullmatch(self.user_header) is None:
-            raise ValueError(f'user_header: "{self.user_header}" is no name of a header, such as "X-Forwarded-User".')
+            raise ValueError(f'user_header: "{self.user_header}" is not the name of a header, such as'
+                             ' "X-Forwarded-User".')
         if bool(self.user_header) != bool(self.trusted_proxies):
             raise ValueError("user_header and trusted_proxies belong together: set both or none.")
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_address(proxy)
             except ValueError:
-                raise ValueError(f'trusted_proxies: "{proxy}" is no IP address.') from None
+                raise ValueError(f'trusted_proxies: "{proxy}" is not an IP address.') from None
         address = _ADDRESS.fullmatch(self.listen)
         if self.listen and (address is None or int(address[2]) > 65535):
             raise ValueError(f'listen = "{self.listen}": write host:port, for example "127.0.0.1:8080", or "".')
         for host in self.hosts:
             if _HOST.fullmatch(host) is None:
-                raise ValueError(f'hosts: "{host}" is no host name; write it without a scheme or a port.')
+                raise ValueError(f'hosts: "{host}" is not a host name; write it without a scheme or a port.')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -106,7 +106,7 @@ def _check(folder: Path, manifest: BackupManifest, archive: Path) -> None:
             if digests.get(path) != digest:
                 raise StorageDamaged(f"{path}, which its ledger names, is not in it")
     except SemisiloError as error:
-        raise StorageDamaged(f"{archive}: not a backup to go on from: {error.text.rstrip('.')}.",
+        raise StorageDamaged(f"{archive}: not a backup to continue from: {error.text.rstrip('.')}.",
                              remedy="Use another backup.") from None
 
 

@@ -343,7 +343,7 @@ class TaskService:
         if self._why_over(task):
             return self._refuse_late(task)
         if not task.spec.secure:
-            raise BadPayload("The task is no step of a secure sum.")
+            raise BadPayload("The task is not a step of a secure sum.")
         step = question_from_hex(task.spec.secure).step
         answer_step(self._ledger, task, answer_to_proto(answer_from_proto(answer, step)).SerializeToString(
             deterministic=True))

@@ -100,7 +100,7 @@ class Call:
         """Raises when the caller's certificate has expired or was revoked since, or it calls anew."""
         assert self._certificate is not None
         if self._superseded:
-            raise Unreachable("A newer connection of this silo goes on with the upload.", remedy="It is tried again.")
+            raise Unreachable("A newer connection of this silo continues the upload.", remedy="It is tried again.")
         check_caller(self._certificate, self._watch.roster, self._watch.clock())
 
     def supersede(self) -> None:

@@ -81,7 +81,7 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
             ledger.requeue_study(name, to_dict(config))
     elif to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
         raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
-                         remedy="Undo the edit to go on with it, or start another study: coordinator new NAME.")
+                         remedy="Undo the edit to continue it, or start another study: coordinator new NAME.")
     else:
         check(config, known.frozen)
         if not only_check:

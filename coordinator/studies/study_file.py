@@ -471,7 +471,7 @@ def _named_once(model: object, where: str) -> object:
                                       ' "package.module:build" for an installed package.')
     file = factory.rpartition(":")[0]
     if file.endswith(".py") and not names_file(factory):
-        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: is no plain file name with a function.",
+        raise BadConfiguration(f"{where}: [model]: factory = {factory!r}: is not a plain file name with a function.",
                                remedy='Put the file beside the study file, and write "my_net.py:build".')
     return {"name": factory, **rest}
 

@@ -75,7 +75,7 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if by not in ("round", "bytes"):
-        raise UsageError(f"by = {by!r}: is no axis.", remedy='Choose "round" or "bytes".')
+        raise UsageError(f"by = {by!r}: is not an axis.", remedy='Choose "round" or "bytes".')
     drawn = [(label, _points(runs, by, measure.metric)) for label, runs in groups]
     full = 1 if measure.is_area else 100
     if not any(points for _, points in drawn):

@@ -111,7 +111,7 @@ def probe(
             found = run(asked, out=folder, settings=settings, device=device,
                         watcher=ConsoleWatcher(console, bar, quiet=quiet))
     except (KeyboardInterrupt, Terminated):
-        typer.echo("interrupted; the same command goes on from here", err=True)
+        typer.echo("interrupted; the same command continues from here", err=True)
         raise
     if to_standard_output:
         typer.echo(found.to_json(), nl=False)

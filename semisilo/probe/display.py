@@ -97,7 +97,7 @@ def _show_inversion(console: Console, entries: tuple[InversionFound, ...]) -> No
             (entry.seen_recovered, _share), (entry.unseen_recovered, _share))))
     console.print(fitted(table, console))
     console.print(Text("PSNR says how near the pixels are: more is nearer. \"Others\" are images that were not trained"
-                       " on, so what is near to them is no leak:"), soft_wrap=True)
+                       " on, so being near to them is not a leak:"), soft_wrap=True)
     for entry in entries:
         console.print(Text(f"  {_view(entry)}: {entry.words}"), soft_wrap=True)
 

@@ -198,7 +198,7 @@ class _Probe:
                                " own.")
         elif others and not site.spec.summed:
             self._notes.append(f"The updates of {site.spec.name} cannot be added up behind masks: the average is what"
-                               " other silos see of it, and the coordinator sees every update by itself.")
+                               " other silos see of it, and the coordinator sees every single update.")
         dp = protection.study.draft.privacy.dp
         return _Scene(protection=protection, site=site, others=others, round=site.task.round,
                       delta=None if dp is None else dp.delta)

@@ -98,7 +98,8 @@ def _certificate(identity: Identity, now: float) -> Finding:
     text = f"until {until} ({days:.0f} days left)" if days >= 2 else f"until {until} ({days * 24:.1f} hours left)"
     if now > identity.about.renew_unix:
         return Finding(what="certificate", state="warning", text=f"{text}; it could have been renewed already.",
-                       remedy="Run `silo join` while the coordinator can be reached: it renews by itself.", facts=facts)
+                       remedy="Run `silo join` while the coordinator can be reached: it renews the certificate.",
+                       facts=facts)
     return Finding(what="certificate", state="ok", text=f"{text}, renews from {utc_text(identity.about.renew_unix)}",
                    facts=facts)
 

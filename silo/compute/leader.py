@@ -183,7 +183,7 @@ def _problem(rank: int, ready: Ready, own: Ready) -> SemisiloError | None:
     if ready.failure is not None:
         return _from_process(rank, ready.failure)
     if ready.record != own.record:
-        return BadConfiguration(f"{where} computes otherwise than process 0: {ready.record}, not {own.record}.",
+        return BadConfiguration(f"{where} computes differently from process 0: {ready.record}, not {own.record}.",
                                 remedy="All need the same version of torch, processor and kind of GPU.")
     if ready.images != own.images:
         return BadData(f"{where} reads other images than process 0 on {own.host}.",

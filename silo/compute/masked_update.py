@@ -182,7 +182,7 @@ def _scale(form: MaskForm, noise: SharedNoise) -> tuple[int, float, float, float
     length = length_in_levels(noise.clip_norm, bits=form.bits, bound=bound, silo_count=form.silo_count)
     if not _SMALLEST_CLIP < noise.clip_norm < 1 / _SMALLEST_CLIP:
         raise SecureSumRefused(f"One contribution moves the sum by up to {noise.clip_norm:g}, which floats cannot"
-                               " carry: the study's learning rate or clip_norm is out of all reason.")
+                               " carry: the study's learning rate or clip_norm is far too large or too small.")
     if length > level:  # then whole numbers could leave what an int64 holds, silo by silo
         raise SecureSumRefused("The sum's scale is too fine: the clip alone would not fit into a word.")
     if (deviation := noise.noise_multiplier * length) < LEAST_DEVIATION:

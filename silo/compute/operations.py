@@ -352,7 +352,7 @@ def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
     if unchosen:
         _LOG.info("left out by [data] of silo.toml: %s", counted(unchosen, "file"))
     if others := len(skipped) - len(broken) - unchosen:
-        _LOG.info("left out because they are no images, or have no class: %s", counted(others, "file"))
+        _LOG.info("left out because they are not images, or have no class: %s", counted(others, "file"))
 
 
 def _remembered(cls: type[T], memory: Path | None) -> T | None:

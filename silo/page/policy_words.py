@@ -155,7 +155,7 @@ def _require(policy: Policy) -> Rules:
         Rule(key="[require] min_silos", name="Trusted silos in a secure sum", value=f"at least {require.min_silos}"),
         Rule(key="[require] pinned_peers", name="Which silos are trusted",
              value="only those under [peers]" if require.pinned_peers else "those under [peers], others as first seen"),
-        Rule(key="[require] no_helpers", name="Weights that go to other silos by themselves",
+        Rule(key="[require] no_helpers", name="Weights that other silos receive one by one",
              value="refused" if require.no_helpers else "permitted (helpers of FedMatch)")))
 
 

@@ -158,7 +158,7 @@ def share(session: SiloSession, members: Sequence[Member], trust: Trust) -> tupl
                         recipient=member.silo, plain=of_key[point] + of_self[point])
             agree(session.mask_key, member.keys.mask_key)  # now, not when others count on this silo's masks
         except BadKey:
-            raise _refused(session, f"the keys of '{member.silo}' are no keys") from None
+            raise _refused(session, f"the keys of '{member.silo}' are not keys") from None
         sealed.append(SealedShare(silo=member.silo, sealed=text))
     return session, Shares(sealed=tuple(sealed), commitment=commitment(session.self_secret))
 
@@ -291,7 +291,7 @@ def _take_shares(session: SiloSession, given: tuple[SealedShare, ...], context: 
     senders = tuple(item.silo for item in given)
     others = {member.silo for member in session.members} - {session.silo}
     if len(set(senders)) != len(senders) or not set(senders) <= others:
-        raise _refused(session, "shares come twice from one silo, or from one that is no other member")
+        raise _refused(session, "shares come twice from one silo, or from one that is not another member")
     taken = dataclasses.replace(session, given=given, context=context)
     check_survivors(_second(taken), trusted=session.trusted, threshold=session.total.threshold,
                     min_silos=session.min_silos)
@@ -310,7 +310,7 @@ def _check_survivors(session: SiloSession, survivors: tuple[str, ...]) -> None:
 def _check_confirmations(session: SiloSession, request: UnmaskRequest) -> None:
     signers = [confirmation.silo for confirmation in request.confirmations]
     if len(set(signers)) != len(signers) or not set(signers) <= set(session.survivors):
-        raise _refused(session, "a confirmation comes twice, or from a silo that is no survivor")
+        raise _refused(session, "a confirmation comes twice, or from a silo that is not a survivor")
     if len(signers) < session.total.threshold:
         raise _refused(session, f"{len(signers)} silos have signed the list of survivors, and the threshold is "
                                 f"{session.total.threshold}")

@@ -70,8 +70,8 @@ class SecureStore:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_secret(path, self._private.hex().encode() + b"\n")
             except ValueError:
-                raise StorageDamaged(f"{path}: is no key.", remedy="Restore it from a backup, or remove it: peers that"
-                                     " have pinned this silo must then pin its new key.") from None
+                raise StorageDamaged(f"{path}: is not a key.", remedy="Restore it from a backup, or remove it: peers"
+                                     " that have pinned this silo must then pin its new key.") from None
         return self._private
 
     def identity(self) -> bytes:

@@ -80,7 +80,7 @@ class Permit:
                 raise ValueError(f'factories: "{factory}" is not of the form "package.module:name".')
         for digest in self.model_files:
             if not _SHA256.fullmatch(digest):
-                raise ValueError(f'model_files: "{digest[:80]}" is no SHA-256 of 64 lower-case hex digits; silo'
+                raise ValueError(f'model_files: "{digest[:80]}" is not a SHA-256 of 64 lower-case hex digits; silo'
                                  " permit-model FILE writes it.")
 
     def code(self, folder: Path) -> tuple[PermittedCode, ...]:
@@ -258,7 +258,7 @@ def _with_budget(tables: Mapping[str, object], path: Path) -> Mapping[str, objec
     if not isinstance(require, dict) or "max_epsilon" not in require or not isinstance(privacy, dict):
         return tables
     if privacy.get("max_epsilon") and privacy["max_epsilon"] != require["max_epsilon"]:
-        raise BadConfiguration(f"{path}: max_epsilon stands in [privacy] and, with another value, in [require].",
+        raise BadConfiguration(f"{path}: max_epsilon is set in [privacy] and, with another value, in [require].",
                                remedy="Leave one of the two out; they mean the same.")
     rest = {name: value for name, value in require.items() if name != "max_epsilon"}
     return {**tables, "require": rest, "privacy": {**privacy, "max_epsilon": require["max_epsilon"]}}

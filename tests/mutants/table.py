@@ -68,6 +68,17 @@ _SESSION = "tests/silo/secure_aggregation/test_session.py"
 _TRUST = "tests/silo/secure_aggregation/test_trust.py"
 _SECURE_SUM = "tests/coordinator/secure_aggregation/test_sum.py"
 _SECURE = "tests/common/secure_aggregation"
+_MODEL_FILE = "tests/common/models/own/test_model_file.py"
+_PLUGINS = "tests/common/data/formats/test_plugins.py"
+_MEMBERSHIP = "tests/semisilo/probe/test_membership.py"
+_INVERSION = "tests/semisilo/probe/test_inversion.py"
+_PAGE = "tests/silo/page/test_page.py"
+_ACCESS = "tests/coordinator/page/test_access.py"
+_WEBHOOK = "tests/coordinator/monitoring/alerts/test_webhook.py"
+_DELIVERY = "tests/coordinator/monitoring/alerts/test_delivery.py"
+_FINDINGS = "tests/common/learning/test_losses_of_findings.py"
+_MULTI_LABEL = "tests/common/measures/test_multi_label.py"
+_LEADER = "tests/silo/compute/test_leader.py"
 
 
 def _mutants(area: str, *rows: tuple[str, str, str, str, str]) -> tuple[Mutant, ...]:
@@ -918,7 +929,173 @@ _PRIVACY = _mutants(
      "tests/common/methods/parts/test_capabilities.py"),
 )
 
+_OWN_CODE = _mutants(
+    "own code",
+    ("a-file-that-nobody-permitted-is-run", "common/models/factory.py",
+     "isinstance(each, ModelFile) and each.sha256 == settings.factory_sha256", "isinstance(each, ModelFile)",
+     f"{_MODEL_FILE}::test_a_file_whose_digest_is_not_permitted_is_not_run"),
+    ("a-file-that-has-changed-is-run", "common/models/own/model_file.py",
+     "if hashlib.sha256(content).hexdigest() == file.sha256:", "if path.name == name or not name:",
+     f"{_MODEL_FILE}::test_a_permitted_file_that_has_changed_since_is_not_run"),
+    ("the-policy-does-not-look-at-the-file", "silo/site/policy.py",
+     "if task.model.factory_sha256 not in policy.permit.model_files:", "if False:", _POLICY),
+    ("permitting-a-file-changes-another-line", "silo/site/own_code/model_files.py",
+     "if not same or after.permit.model_files != listed:", "if after.permit.model_files != listed:",
+     "tests/silo/site/own_code/test_model_files.py"),
+    ("a-path-names-a-file", "common/models/own/model_file.py",
+     r"(?P<file>[A-Za-z0-9_][A-Za-z0-9_.-]*\.py)", r"(?P<file>[A-Za-z0-9_./][A-Za-z0-9_./-]*\.py)",
+     f"{_MODEL_FILE}::test_only_a_plain_file_name_names_a_file"),
+    ("another-network-goes-on-with-the-study", "common/models/own/given.py",
+     "if sha256 and not isinstance(network, nn.Module) and digest != sha256:", "if False:",
+     "tests/common/models/own/test_given.py"),
+    ("weights-are-no-part-of-what-a-network-is", "common/models/own/given.py",
+     "    if with_values:\n", "    if False:\n", "tests/common/models/own/test_given.py"),
+    ("a-plug-in-that-nobody-named-reads", "common/data/formats/plugins.py",
+     "registry.others = tuple(format_plugin(name) for name in names)",
+     "registry.others = tuple(format_plugin(name) for name in installed_formats())",
+     f"{_PLUGINS}::test_files_of_a_plug_in_are_images_for_who_names_it_and_for_nobody_else"),
+    ("a-plug-in-takes-the-files-of-a-built-in-reader", "common/data/formats/plugins.py",
+     "if mine := sorted(taken & set(loaded.suffixes)):", "if mine := sorted(taken & set()):",
+     f"{_PLUGINS}::test_a_plug_in_that_cannot_be_used_is_refused_with_its_package"),
+)
+
+_PROBE = _mutants(
+    "probe",
+    ("the-attacked-update-is-its-own-shadow", "semisilo/probe/membership.py",
+     "(sums[True] - in_N) / shadows, (sums[False] - out_N) / shadows",
+     "sums[True] / (shadows + 1), sums[False] / (shadows + 1)",
+     f"{_MEMBERSHIP}::test_ratios_are_those_of_a_plain_loop_over_shadows"),
+    ("members-and-others-are-exchanged", "semisilo/probe/membership.py",
+     "((two_2N - mean_out_N) ** 2 - (two_2N - mean_in_N) ** 2)",
+     "((two_2N - mean_in_N) ** 2 - (two_2N - mean_out_N) ** 2)",
+     f"{_MEMBERSHIP}::test_ratios_are_those_of_a_plain_loop_over_shadows"),
+    ("an-exchange-costs-one-step", "semisilo/probe/membership.py", "return 2 * epsilon, min(1.0,",
+     "return epsilon, min(1.0,", f"{_MEMBERSHIP}::test_exchanging_an_image_for_another_costs_two_steps"),
+    ("privacy-allows-too-much", "semisilo/probe/membership.py",
+     "min(1.0, _exp(epsilon) * rate + delta, 1 - _exp(-epsilon) * (1 - delta - rate))",
+     "min(1.0, _exp(epsilon) * rate + delta)",
+     f"{_MEMBERSHIP}::test_randomised_response_reaches_what_epsilon_allows_and_no_more"),
+    ("the-interval-is-of-updates-alone", "semisilo/probe/membership.py",
+     "by_image = generator.multinomial(count, np.full(count, 1 / count)).astype(np.float64)",
+     "by_image = np.ones(count)", _MEMBERSHIP),
+    ("equal-scores-are-accused-one-by-one", "semisilo/probe/membership.py",
+     "self._ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))",
+     "self._ends = np.arange(len(ranked))", f"{_MEMBERSHIP}::test_scores_that_are_all_the_same_tell_nothing"),
+    ("a-picture-counts-by-its-worst-match", "semisilo/probe/inversion.py", "best = ratios_BN.max(dim=0)",
+     "best = ratios_BN.min(dim=0)", _INVERSION),
+)
+
+_SILO_PAGE = _mutants(
+    "pages",
+    ("anyone-decides-on-a-study", "silo/page/routes.py",
+     "        refused = self._refusal(request, bearer_of(request))\n", "        refused = None\n",
+     f"{_PAGE}::test_without_the_token_nothing_is_decided"),
+    ("a-card-is-approved-unseen", "silo/study_cards/decision.py", "if digest and entry.digest != digest:", "if False:",
+     f"{_PAGE}::test_a_card_that_nobody_has_looked_at_is_not_approved"),
+    ("a-card-is-approved-without-its-digest", "silo/page/routes.py", 'if not body["digest"]:', "if False:", _PAGE),
+    ("declining-approves", "silo/page/routes.py", "return await self._decide(request, approved=False)",
+     "return await self._decide(request, approved=True)",
+     f"{_PAGE}::test_a_decision_is_kept_as_by_the_command_with_who_gave_it"),
+    ("files-are-named-to-everyone", "silo/page/reader.py", "return text if revealed or not text else None",
+     "return text", f"{_PAGE}::test_what_may_name_files_of_the_site_is_for_who_has_the_token"),
+    ("other-sites-may-ask", "common/page/guard.py",
+     'if origin and not self._known(host_of(origin.partition("://")[2])):', "if False:",
+     f"{_PAGE}::test_other_names_other_sites_and_other_methods_get_nothing"
+     f" {_ACCESS}::test_pages_of_other_sites_may_not_ask"),
+    ("any-name-is-served", "common/page/guard.py", "if not self._known(host):", "if False:",
+     f"{_PAGE}::test_other_names_other_sites_and_other_methods_get_nothing"
+     f" {_ACCESS}::test_other_hosts_are_not"),
+    ("wrong-tokens-are-not-counted", "common/page/requests.py", "    if given:\n        gate.wrong(caller)\n", "",
+     f"{_PAGE}::test_after_ten_wrong_tokens_only_the_right_one_is_heard"
+     f" {_ACCESS}::test_many_wrong_tokens_are_slowed_down_and_the_right_one_is_always_heard"),
+    ("the-beginning-of-a-token-is-enough", "common/page/token.py",
+     'return hmac.compare_digest(given.encode("utf-8", "replace")[:_LONGEST], token.encode())',
+     'return bool(given) and token.startswith(given)',
+     f"{_ACCESS} {_PAGE}"),
+    ("a-token-that-others-can-read-is-used", "common/page/token.py",
+     'if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):', "if False:",
+     f"{_ACCESS}::test_a_token_that_others_can_read_is_not_used"),
+    ("an-answer-holds-after-an-action", "common/page/answers.py", "        self._kept.clear()\n", "        pass\n",
+     "tests/common/page/test_answers.py"),
+)
+
+_ALERTS = _mutants(
+    "alerts",
+    ("a-redirect-takes-the-alert", "coordinator/monitoring/alerts/webhook.py",
+     "handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]",
+     "handlers: list[urllib.request.BaseHandler] = []", f"{_WEBHOOK}::test_a_redirect_is_not_followed"),
+    ("a-passing-trouble-is-told", "coordinator/monitoring/alerts/delivery.py",
+     "and (each.kind in _AT_ONCE or now - self._seen[name] >= _HOLD_SECONDS)]", "]",
+     f"{_DELIVERY}::test_what_comes_and_goes_is_not_told_and_what_stays_is_told_once"),
+    ("a-restart-tells-again", "coordinator/monitoring/alerts/delivery.py",
+     "        self.told = told\n        with contextlib",
+     "        self.told = told\n        return\n        with contextlib",
+     f"{_DELIVERY}::test_a_restart_repeats_nothing_and_forgets_nothing"),
+    ("a-refused-alert-is-forgotten", "coordinator/monitoring/alerts/delivery.py", "if error.again:", "if False:",
+     f"{_DELIVERY}::test_a_failed_study_arrives_at_the_webhook_after_it_was_refused_twice"),
+    ("the-address-is-in-the-log", "coordinator/monitoring/alerts/webhook.py",
+     'raise WebhookFailed(f"{host} answered with status', 'raise WebhookFailed(f"{address} answered with status',
+     _WEBHOOK),
+    ("a-failed-study-does-not-press", "coordinator/monitoring/alerts/open_alerts.py",
+     "kind=AlertKind.STUDY_FAILED, severity=Severity.CRITICAL,", "kind=AlertKind.STUDY_FAILED, severity=Severity.INFO,",
+     "tests/coordinator/monitoring/alerts/test_open_alerts.py"),
+    ("what-an-operator-paused-presses", "coordinator/monitoring/alerts/open_alerts.py",
+     "if paused is not None and row.reason:", "if paused is not None:",
+     "tests/coordinator/monitoring/alerts/test_open_alerts.py::test_one_that_an_operator_paused_needs_nobody"),
+)
+
+_SEVERAL_LABELS = _mutants(
+    "several labels",
+    ("what-is-not-known-counts-as-absent", "common/learning/losses.py",
+     "found_BK = torch.full_like(prob_BK, -1, dtype=torch.int8)",
+     "found_BK = torch.zeros_like(prob_BK, dtype=torch.int8)", _FINDINGS),
+    ("the-lower-cut-is-the-upper-one", "common/learning/losses.py", "found_BK[prob_BK <= thresholds.negative] = 0",
+     "found_BK[prob_BK <= thresholds.positive] = 0", _FINDINGS),
+    ("findings-exclude-each-other", "common/learning/losses.py",
+     "return finding_labels(torch.sigmoid(logits_BK), confidence_threshold)",
+     "return finding_labels(torch.softmax(logits_BK, dim=-1), confidence_threshold)", _FINDINGS),
+    ("images-without-the-class-are-those-with-it", "common/measures/multi_label.py",
+     "yes_NK, is_NK, not_NK = scores_NK >= thresholds_K, rows_NK == 1, rows_NK == 0",
+     "yes_NK, is_NK, not_NK = scores_NK >= thresholds_K, rows_NK == 1, rows_NK != 1", _MULTI_LABEL),
+    ("equal-scores-are-answered-one-by-one", "common/measures/multi_label.py",
+     "np.append(np.flatnonzero(np.diff(sorted_N)), len(sorted_N) - 1)  # equal scores",
+     "np.arange(len(sorted_N))  # equal scores", _MULTI_LABEL),
+    ("rare-findings-weigh-less", "common/learning/imbalance/labels.py", "return ((1.0 - shares_K) / shares_K).float()",
+     "return (shares_K / (1.0 - shares_K)).float()", _FINDINGS),
+)
+
+_PROCESSES = _mutants(
+    "several processes",
+    ("other-images-are-trained-on", "silo/compute/leader.py", "    if ready.images != own.images:\n", "    if False:\n",
+     f"{_LEADER}::test_a_process_that_would_compute_something_else_is_named"),
+    ("another-arithmetic-is-trained-with", "silo/compute/leader.py", "    if ready.record != own.record:\n",
+     "    if False:\n", f"{_LEADER}::test_a_process_that_would_compute_something_else_is_named"),
+    ("labels-are-no-part-of-the-images", "silo/compute/leader.py", "    return digest.digest() + labels\n",
+     "    return digest.digest()\n",
+     f"{_LEADER}::test_images_that_differ_in_a_pixel_or_a_label_have_another_digest"),
+    ("private-training-is-shared", "silo/compute/leader.py", "    if asked.private is not None:\n", "    if False:\n",
+     f"{_LEADER}::test_tasks_that_are_not_shared_say_why"),
+    ("a-lost-process-refuses-the-task", "silo/compute/torchrun.py",
+     'raise ProcessGroupLost(error.text, remedy="The task is done again.") from error', "raise error",
+     "tests/silo/compute/test_torchrun.py"),
+)
+
+_PATIENTS = _mutants(
+    "patients",
+    ("a-patient-is-on-both-sides", "coordinator/studies/held_out.py",
+     'groups.setdefault(patient or f"image {index}", [])', 'groups.setdefault(f"image {index}", [])', _HELD_OUT),
+    ("all-unknown-patients-are-one", "coordinator/studies/held_out.py", 'patient or f"image {index}"', "patient",
+     _HELD_OUT),
+    ("patients-of-two-sets-are-not-compared", "coordinator/studies/held_out.py", "            if both:\n",
+     "            if False:\n", _HELD_OUT),
+    ("the-last-patient-of-a-class-is-held-out", "coordinator/studies/held_out.py",
+     "and bool((left_K - has_K >= np.minimum(1, left_K)).all())", "", _HELD_OUT),
+    ("an-image-that-stands-twice-goes-with-its-patient", "coordinator/studies/held_out.py",
+     "may_G = [bool(once_N[each].all()) for each in members]", "may_G = [True for each in members]", _HELD_OUT),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
-    *_INSIDERS, *_SECURE_SUMS, *_STUDY_CARDS, *_PRIVACY, *_EQUIVALENT)
+    *_INSIDERS, *_SECURE_SUMS, *_STUDY_CARDS, *_PRIVACY, *_OWN_CODE, *_PROBE, *_SILO_PAGE, *_ALERTS, *_SEVERAL_LABELS,
+    *_PROCESSES, *_PATIENTS, *_EQUIVALENT)

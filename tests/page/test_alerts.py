@@ -56,8 +56,8 @@ def test_the_browser_announces_what_is_new_once_it_was_asked_to(browser: Any, tm
         page.said["study"] = "second"
         shown.context.add_init_script(RECORDER)
         shown.go("#/alerts", title="Needs a person")
-        shown.page.get_by_role("button", name="Announce it in this browser").click()
-        shown.page.get_by_role("button", name="No longer").wait_for()
+        shown.page.get_by_role("button", name="Show notices in this browser").click()
+        shown.page.get_by_role("button", name="Stop notices").wait_for()
         hurry(shown)
         add_notice(filled.ledger, NoticeKind.STANDS_OUT, silo="hospital-a", text="its norm is 31", study="second")
         shown.wait_for("() => (window.noticed ?? []).length > 0")

@@ -85,7 +85,7 @@ def test_a_study_that_paused_because_every_silo_refuses_says_why_and_claims_no_g
     with live_page(refused_study(tmp_path / "hub").federation) as page, tab(browser, page.address) as shown:
         shown.go("#/study/first")
         text = shown.text()
-        assert "Paused by the coordinator\nIn 3 rounds every silo refused; last: METHOD_NOT_PERMITTED" in text
+        assert "In 3 rounds every silo refused; last: METHOD_NOT_PERMITTED" in text
         assert "Fix it there, then: coordinator resume" in text
         assert "The open round stays open" not in text, "there is none"
         assert "no update of any silo was accepted" in text

@@ -298,7 +298,7 @@ def _check_shape(shape: tuple[int, ...], *, source: str, key: str) -> None:
         raise BadData(f"{source}: '{key}' has the shape {shown}: one colour image, not a stack of images.",
                       remedy="Stack the images: N x H x W x 3.")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3, 4)):
-        raise BadData(f"{source}: '{key}' has the shape {shown}, which is no stack of images.", remedy=remedy)
+        raise BadData(f"{source}: '{key}' has the shape {shown}, which is not a stack of images.", remedy=remedy)
     if 0 in shape:
         raise BadData(f"{source}: '{key}' is empty (shape {shown}).", remedy="Add images.")
 
@@ -345,7 +345,7 @@ def _classes(archive: Any, *, source: str, columns: int = 0) -> tuple[tuple[str,
     if "classes" in archive.files:
         names = _member(archive, "classes", source=source)
         if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) != len(names):
-            raise BadData(f"{source}: 'classes' is no list of different names.",
+            raise BadData(f"{source}: 'classes' is not a list of different names.",
                           remedy="Store numpy.array([...]) of text, one name per class in label order.")
         return tuple(str(name) for name in names), True
     if columns:

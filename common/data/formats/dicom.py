@@ -466,7 +466,7 @@ def _number(value: Any, *, empty: float) -> float:
         return empty
     found = float(value)
     if not np.isfinite(found) or abs(found) > 1e12:
-        raise UnusableError("its rescaling is no number")
+        raise UnusableError("its rescaling is not a number")
     return found
 
 

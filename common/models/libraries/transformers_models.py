@@ -85,7 +85,7 @@ def _checked(transformers: Any, config: bytes) -> dict[str, Any]:  # the keys ar
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict) or not isinstance(read.get("model_type"), str):
-        raise BadConfiguration("config.json is no configuration of Transformers: it has no model_type.",
+        raise BadConfiguration("config.json is not a configuration of Transformers: it has no model_type.",
                                remedy="Take the file of the model's folder as it is.")
     if asked := [key for key in _CODE if key in read]:
         raise BadConfiguration(f"config.json asks for code of its own ({asked[0]}), which is not run.",

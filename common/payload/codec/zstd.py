@@ -57,7 +57,7 @@ def content_size(frame: bytes | memoryview) -> int:
     try:
         size = zstd.get_frame_info(_MAGIC + frame[:_LONGEST_FRAME_HEADER]).decompressed_size
     except zstd.ZstdError:
-        raise BadPayload("A compressed stream of a block is no zstd frame.") from None
+        raise BadPayload("A compressed stream of a block is not a zstd frame.") from None
     if size is None:
         raise BadPayload("A compressed stream of a block does not say its size.")
     return size

@@ -51,7 +51,7 @@ def look_at(path: Path) -> LookedAt:
         raise UsageError(f"{path}: cannot be read: {error.strerror}.",
                          remedy="Name the file that the coordinator's operator has given you.") from None
     if path.suffix not in (".py", ".json"):
-        raise UsageError(f"{path}: is no file of Python, and no configuration.",
+        raise UsageError(f"{path}: is neither a Python file nor a configuration.",
                          remedy='Its name must end in ".py", or in ".json" for a configuration of Transformers.')
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{path}: has more than {MAX_FILE_BYTES} bytes.",
@@ -64,7 +64,8 @@ def look_at(path: Path) -> LookedAt:
         except (ValueError, RecursionError):
             read = None
         if not isinstance(read, dict):
-            raise UsageError(f"{path}: is no configuration: it holds no JSON object.", remedy="Ask for the file again.")
+            raise UsageError(f"{path}: is not a configuration: it holds no JSON object.",
+                             remedy="Ask for the file again.")
         named = read.get("architectures")
         made = named if isinstance(named, list) else [read.get("model_type", "")]
         return LookedAt(path=path, sha256=sha256, content=content, lines=lines, imports=(),
@@ -72,7 +73,7 @@ def look_at(path: Path) -> LookedAt:
     try:
         tree = ast.parse(content, str(path))
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path}: is no Python: {error}.", remedy="Ask for the file again.") from None
+        raise UsageError(f"{path}: is not Python: {error}.", remedy="Ask for the file again.") from None
     imports = {name.partition(".")[0] for node in ast.walk(tree) for name in (
         [alias.name for alias in node.names] if isinstance(node, ast.Import) else
         [node.module or "."] if isinstance(node, ast.ImportFrom) else [])}

@@ -224,7 +224,7 @@ def test_other_arrays_are_labelled_as_a_whole_or_not_at_all(tmp_path: Path) -> N
     ({"unlabelled_steps": np.array([0, -1]), "rounds_per_step": np.array(1)}, "beyond 0 to"),
     ({"unlabelled_steps": np.array([0, 1]), "rounds_per_step": np.array(0)}, "beyond 1 to"),
     ({"unlabelled_steps": np.array([0, 1]), "rounds_per_step": np.array([1, 1])}, "must be one whole number"),
-    ({"unlabelled_images": np.array(3)}, "a single number, which is no stack of images"),
+    ({"unlabelled_images": np.array(3)}, "a single number, which is not a stack of images"),
 ])
 def test_a_part_that_does_not_fit_is_refused_by_key(arrays: dict[str, Any], text: str, tmp_path: Path) -> None:
     source = part(tmp_path / "a.npz", labelled=3, unlabelled=2, **arrays)

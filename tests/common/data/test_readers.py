@@ -481,7 +481,7 @@ PICTURES = np.zeros((4, 8, 8), dtype=np.uint8)
     ({"images": PICTURES, "labels": np.array([0, 1, -1, 0])}, "label -1 of image 2"),
     ({"images": PICTURES, "labels": np.array([0, 1, 2**40, 0])}, "of image 2 is out of range"),
     ({"images": PICTURES, "labels": np.array([0, 1, 2, 0]), "classes": np.array(["a", "b"])}, "label 2 of image 2"),
-    ({"images": PICTURES, "labels": np.zeros(4, int), "classes": np.array(["a", "a"])}, "no list of different names"),
+    ({"images": PICTURES, "labels": np.zeros(4, int), "classes": np.array(["a", "a"])}, "not a list of different names"),
     ({"images": PICTURES[0], "labels": np.zeros(8, int)}, "8 x 8"),
     ({"images": np.zeros((4, 3, 8, 8), np.uint8), "labels": np.zeros(4, int)}, "transpose(0, 2, 3, 1)"),
     ({"images": np.zeros((4, 8, 8, 8), np.uint8), "labels": np.zeros(4, int)}, "Volumes"),

@@ -77,7 +77,7 @@ def test_other_chains_are_refused(seen: list[RosterEntry], entries: list[RosterE
     ("a", 5, ADDED, "adds silo 'a', which is there"),
     ("z", 2, ADDED, "gives silo 'z' the identity of another"),
     ("z", 5, REMOVED, "does not have"), ("a", 5, REMOVED, "does not have"),
-    ("z", 5, "changed", "no change of an identity"),
+    ("z", 5, "changed", "not a change of an identity"),
 ])
 def test_entries_without_sense_are_refused_by_both_sides(silo: str, number: int, change: str, said: str) -> None:
     roster = roster_of(FIVE)

@@ -443,7 +443,7 @@ def test_an_earlier_export_is_replaced_and_other_files_are_not(
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="no earlier export"):
+    with pytest.raises(UsageError, match="not an earlier export"):
         exported(simulated, other)
     assert [path.name for path in other.iterdir()] == ["chapter.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "thesis"]

@@ -347,7 +347,7 @@ def test_an_archive_without_what_its_ledger_names_is_refused(federation: Federat
                                    sha256=hashlib.sha256(content).hexdigest()),)
         write_archive(altered, dataclasses.replace(manifest, files=files), sources)
         read_archive(altered)  # whole, as an archive
-        with pytest.raises(StorageDamaged, match="not a backup to go on from"):
+        with pytest.raises(StorageDamaged, match="not a backup to continue from"):
             restore(altered, tmp_path / "other")
         assert not (tmp_path / "other").exists()
 

@@ -162,7 +162,7 @@ def test_a_silo_renews_a_few_times_in_a_row_and_then_once_a_day(tmp_path):
         renew()
     with pytest.raises(TooManyCalls, match="8 times or more lately: the next one is given in 24 h") as caught:
         renew()
-    assert caught.value.remedy == "The last one goes on working."
+    assert caught.value.remedy == "The last one stays valid."
     assert caught.value.retry_seconds == pytest.approx(DAY)
     assert len(federation.roster.serials["hospital-a"]) == 9
     _enroll(federation, federation.invite("hospital-b", now=NOW), make_key())

@@ -88,8 +88,8 @@ def test_without_the_setting_nobodys_word_is_taken(filled: Filled) -> None:
 
 @pytest.mark.parametrize(("lines", "said"), [
     ('user_header = "X-Forwarded-User"', "belong together"), ('trusted_proxies = ["10.0.0.5"]', "belong together"),
-    ('user_header = "X User"\ntrusted_proxies = ["10.0.0.5"]', "no name of a header"),
-    ('user_header = "X-User"\ntrusted_proxies = ["proxy"]', '"proxy" is no IP address')])
+    ('user_header = "X User"\ntrusted_proxies = ["10.0.0.5"]', "not the name of a header"),
+    ('user_header = "X-User"\ntrusted_proxies = ["proxy"]', '"proxy" is not an IP address')])
 def test_half_a_setting_is_refused(filled: Filled, lines: str, said: str) -> None:
     path = filled.federation.folder / "federation.toml"
     text = path.read_text()

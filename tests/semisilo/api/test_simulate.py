@@ -322,7 +322,7 @@ def test_the_plot_has_a_line_and_a_band_for_each_method_and_the_line_to_beat(com
         assert texts[0] == "a <b>$, 2 seeds"
         assert texts[2].startswith("labels alone")
         assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="is no axis"):
+    with pytest.raises(UsageError, match="is not an axis"):
         comparison.plot(by="time")  # type: ignore[arg-type]
 
 

@@ -96,7 +96,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
                                 "neither a key 'train_images' nor 'images'; its keys: pictures", "Store the images"),
     "one colour image as a stack": (lambda at: npz(at / "a.npz", images=np.zeros((28, 28, 3), np.uint8)),
                                     "one colour image, not a stack", "Stack the images"),
-    "volumes": (lambda at: npz(at / "a.npz", images=np.zeros((2, 9, 9, 9, 1), np.uint8)), "no stack of images",
+    "volumes": (lambda at: npz(at / "a.npz", images=np.zeros((2, 9, 9, 9, 1), np.uint8)), "not a stack of images",
                 "Store them as N x H x W"),
     "pickled objects": (lambda at: npz(at / "a.npz", images=np.array([{"a": 1}], dtype=object)),
                         "holds Python objects, which are never loaded", "Store plain numbers"),

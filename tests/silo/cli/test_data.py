@@ -111,4 +111,4 @@ def test_dicom_files_are_chosen_by_silo_toml_and_the_others_counted(tmp_path, ca
     assert any("there is writing in them: 2 (BurnedInAnnotation" in line for line in lines)
     (home / "silo.toml").write_text(f'[data]\nsource = "{tmp_path}/scans"\ndicom = {{ viewposition = "PA" }}\n')
     assert run("--home", str(home)) == 2
-    assert "'viewposition' is no keyword of a DICOM tag" in capsys.readouterr().err
+    assert "'viewposition' is not a keyword of a DICOM tag" in capsys.readouterr().err

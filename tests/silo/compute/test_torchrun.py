@@ -36,7 +36,7 @@ def test_a_process_that_is_alone_has_no_place(environment: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    ({"RANK": "4"}, "process 4 of 4"), ({"WORLD_SIZE": "two"}, "no number"), ({"MASTER_ADDR": None}, "MASTER_ADDR"),
+    ({"RANK": "4"}, "process 4 of 4"), ({"WORLD_SIZE": "two"}, "not a number"), ({"MASTER_ADDR": None}, "MASTER_ADDR"),
     ({"LOCAL_RANK": "2"}, "2 of 2 here")])
 def test_half_an_environment_is_refused(change: dict[str, str | None], text: str) -> None:
     environment = {name: value for name, value in (ENVIRONMENT | change).items() if value is not None}

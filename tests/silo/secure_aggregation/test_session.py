@@ -206,10 +206,10 @@ def other_signature(members: tuple[Member, ...]) -> tuple[Member, ...]:
     (lambda m: (*m[:4], signed_member(name_of(4), seal_key=m[1].keys.mask_key)), "same identity or the same keys"),
     (lambda m: (*m[:4], dataclasses.replace(m[4], identity=m[3].identity)), "same identity or the same keys"),
     (other_signature, "the keys of 'hospital-02' are not signed by its identity"),
-    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=bytes(32))), "the keys of 'hospital-04' are no keys"),
-    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=b"short")), "the keys of 'hospital-04' are no keys"),
+    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=bytes(32))), "the keys of 'hospital-04' are not keys"),
+    (lambda m: (*m[:4], signed_member(name_of(4), seal_key=b"short")), "the keys of 'hospital-04' are not keys"),
     (lambda m: (*m[:4], signed_member(name_of(4), mask_key=b"\1" + bytes(31))),
-     "the keys of 'hospital-04' are no keys"),
+     "the keys of 'hospital-04' are not keys"),
     (lambda m: m * 7, "it has 35 members"),
 ])
 def test_member_lists_that_protect_nobody_are_refused(
@@ -248,8 +248,8 @@ def test_masks_before_shares_are_refused() -> None:
 @pytest.mark.parametrize(("change", "said"), [
     (lambda g: g[:2], "3 silos are left, and the threshold is 4"),
     (lambda g: g + g[:1], "come twice from one silo"),
-    (lambda g: (*g, SealedShare(silo=ME, sealed=g[0].sealed)), "from one that is no other member"),
-    (lambda g: (*g[:3], SealedShare(silo="stranger", sealed=g[3].sealed)), "from one that is no other member"),
+    (lambda g: (*g, SealedShare(silo=ME, sealed=g[0].sealed)), "from one that is not another member"),
+    (lambda g: (*g[:3], SealedShare(silo="stranger", sealed=g[3].sealed)), "from one that is not another member"),
     (lambda g: (g[1], *g[2:], SealedShare(silo=g[0].silo, sealed=g[1].sealed)),
      "the shares of 'hospital-00' cannot be opened"),
     (lambda g: (*g[:3], SealedShare(silo=g[3].silo, sealed=b"")), "the shares of 'hospital-04' cannot be opened"),
@@ -326,7 +326,7 @@ def test_no_list_is_signed_before_masking() -> None:
     (lambda r: dataclasses.replace(r, confirmations=r.confirmations[:3] * 2), "a confirmation comes twice"),
     (lambda r: dataclasses.replace(r, confirmations=(
         *r.confirmations, dataclasses.replace(r.confirmations[0], silo="stranger"))),
-     "from a silo that is no survivor"),
+     "from a silo that is not a survivor"),
     (lambda r: dataclasses.replace(r, confirmations=(
         *r.confirmations[:4], dataclasses.replace(r.confirmations[4], signature=r.confirmations[3].signature))),
      "'hospital-04' has not signed this list"),

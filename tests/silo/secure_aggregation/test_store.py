@@ -85,5 +85,5 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_damaged_key_is_said(tmp_path: Path) -> None:
     (tmp_path / "identity.key").write_text("no key\n")
-    with pytest.raises(StorageDamaged, match="is no key"):
+    with pytest.raises(StorageDamaged, match="is not a key"):
         SecureStore(tmp_path).identity()

@@ -63,7 +63,7 @@ async function resume(study) {
     says: ["The study continues from where it was; the deadline is extended by the length of the pause.", "Silos that are connected get their next task at once."],
     submit: () => act("resume", { study }),
   });
-  after(done, `${study} goes on.`);
+  after(done, `${study} continues.`);
 }
 
 async function stop(study) {
@@ -161,7 +161,7 @@ export async function queueStudy(name) {
   const done = await asked({
     title: `Queue ${name}?`,
     action: "Check and queue",
-    says: ["Its file, network, weights and all images at the hub are checked first, which takes as long as reading them.", "It begins by itself when the studies before it have ended and enough silos have joined."],
+    says: ["Its file, network, weights and all images at the hub are checked first, which takes as long as reading them.", "It starts automatically when the studies before it have ended and enough silos have joined."],
     submit: () => act("queue", { study: name }, CHECK_PATIENCE),
   });
   after(done, `${name} is queued.`);

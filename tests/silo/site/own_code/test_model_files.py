@@ -31,8 +31,8 @@ def test_a_person_sees_what_is_in_the_file_and_nothing_of_it_runs(file: Path) ->
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
-    ("net.py", b"def (", "is no Python"), ("net.txt", b"x = 1", "no file of Python"),
-    ("net.py", b"#" * (2**20 + 1), "more than 1048576"), ("net.py", b"\0", "is no Python"),
+    ("net.py", b"def (", "is not Python"), ("net.txt", b"x = 1", "neither a Python file"),
+    ("net.py", b"#" * (2**20 + 1), "more than 1048576"), ("net.py", b"\0", "is not Python"),
     ("", b"", "cannot be read")])
 def test_what_cannot_be_such_a_file_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     if name:

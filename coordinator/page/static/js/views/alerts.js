@@ -16,7 +16,7 @@ export function view() {
   const { alerts, federation, read_only: readOnly } = store.federation;
   const pressing = alerts.filter(({ severity }) => severity !== "info").length;
   return [
-    head("Needs a person", { over: federation, below: readOnly ? "This page only shows a study." : pressing ? `${format.plural(pressing, "thing")} to look at, first what presses most.` : "Nothing at this moment." }),
+    head("Needs a person", { over: federation, below: readOnly ? "This page only shows a study." : pressing ? `${format.plural(pressing, "thing")} to look at, the most urgent first.` : "Nothing at this moment." }),
     alerts.length ? alerts.map(alertBox) : readOnly ? null : empty("Nothing needs you", h("p", null, "Failed studies and rounds, studies that wait, silos that are silent, refuse or stand out, certificates and disks near their end are listed here.")),
     readOnly ? null : ways(alerts),
   ];
@@ -32,16 +32,16 @@ export function alertBox(alert) {
 function ways(alerts) {
   const state = notices();
   const words = {
-    on: "This browser announces what is new, as long as a tab with this page is open.",
-    off: "This browser can announce what is new, as long as a tab with this page is open.",
-    denied: "This browser's settings forbid notices of this page.",
-    absent: "Browsers show notices only of pages over https or from this machine (an ssh tunnel will do).",
+    on: "This browser shows a notice of what is new, as long as a tab with this page is open.",
+    off: "This browser can show a notice of what is new, as long as a tab with this page is open.",
+    denied: "This browser's settings forbid notices from this page.",
+    absent: "Browsers show notices only for pages over https or from this machine (an ssh tunnel will do).",
   }[state];
-  return card("Hear of it elsewhere", { id: "ways" },
+  return card("Get alerts elsewhere", { id: "ways" },
     h("h3", null, "In this browser"),
     h("p", null, words),
-    state === "off" ? h("p", null, button("Announce it in this browser", { key: "on", tone: "main", on: async () => { await switchOn(alerts); changed(); } })) : null,
-    state === "on" ? h("p", null, button("No longer", { key: "off", on: () => { switchOff(); changed(); } })) : null,
+    state === "off" ? h("p", null, button("Show notices in this browser", { key: "on", tone: "main", on: async () => { await switchOn(alerts); changed(); } })) : null,
+    state === "on" ? h("p", null, button("Stop notices", { key: "off", on: () => { switchOff(); changed(); } })) : null,
     h("h3", { class: "apart" }, "In a chat or a pager"),
     h("p", null, "The coordinator posts a JSON object to an address when something needs a person, and when it is over. In federation.toml at the hub:"),
     commands("[alerts]", 'webhook = "ADDRESS"'));

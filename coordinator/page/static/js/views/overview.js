@@ -61,7 +61,7 @@ function noStudy() {
       h("p", null, "A study is one training job: which images, which model, which method, how many rounds. ",
         readOnly ? "" : "Create one at the hub, in the federation folder, edit it, then queue it:"),
       commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"),
-      h("p", null, "It begins by itself when ", h("code", null, "coordinator serve"), " runs and enough silos have joined.")),
+      h("p", null, "It starts automatically when ", h("code", null, "coordinator serve"), " runs and enough silos have joined.")),
     store.federation.silos.length === 0 ? inviteHelp() : null,
   ];
 }
@@ -74,7 +74,7 @@ const MOST_NOTICES = 8;
 function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
-  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
+  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It continues from the last committed round.")));
   if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To continue it from there: " : "No round was committed. To continue it: ", h("code", null, `coordinator queue ${study.name}`))));
   if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, capital(study.reason), ".") : null, h("p", null, study.paused_unix ? ["Paused for ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new starts until it is resumed." : "Nothing new starts until it is resumed.")));
   const back = study.rollbacks?.at(-1);

@@ -45,7 +45,7 @@ export function view(route) {
       tile("Bytes today", format.bytes((line.bytes_today_down ?? 0) + (line.bytes_today_up ?? 0)), `↓ ${format.bytes(line.bytes_today_down ?? 0)}  ↑ ${format.bytes(line.bytes_today_up ?? 0)}`),
       tile("In this study", inStudy ? format.bytes(inStudy.wire_down + inStudy.wire_up) : format.DASH, inStudy ? `↓ ${format.bytes(inStudy.wire_down)}  ↑ ${format.bytes(inStudy.wire_up)}` : null)) : null,
     inStudy && detail ? work(inStudy, detail) : h("p", { class: "nothing" }, study ? `It has not been asked in ${study} yet.` : "No study has asked it yet."),
-    line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.join(", ")}.` : "It has not yet said which methods it permits. It will with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; it renews it by itself.`) : null) : null,
+    line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.join(", ")}.` : "It has not yet said which methods it permits. It will with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; the silo renews it automatically.`) : null) : null,
   ];
 }
 

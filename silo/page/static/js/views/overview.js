@@ -72,7 +72,7 @@ function troubles(here) {
   if (certificate) {
     const left = certificate.not_after_unix - now();
     if (left <= 0) found.push(trouble("bad", "The certificate has expired", h("p", null, "Ask the coordinator's operator to run ", h("code", null, `coordinator invite ${here.silo}`), ". What this silo remembers is kept.")));
-    else if (left < 5 * DAY) found.push(trouble("warn", `The certificate ends in ${format.seconds(left)}`, h("p", null, "silo join renews it by itself; where it does not run, a new invitation is needed afterwards.")));
+    else if (left < 5 * DAY) found.push(trouble("warn", `The certificate ends in ${format.seconds(left)}`, h("p", null, "silo join renews it automatically; where it does not run, a new invitation is needed afterwards.")));
   }
   if (here.policy_newer) found.push(trouble("warn", "silo.toml has changed since silo join has read it", h("p", null, "Restart silo join: what you see under Rules is the file as it is now.")));
   if (!agent.running && here.enrolled && agent.last_error === "") found.push(trouble("idle", "silo join does not run here", h("p", null, "Nothing leaves and nothing is asked. To take part: ", h("code", null, "silo join"))));
