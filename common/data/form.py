@@ -11,8 +11,8 @@ from typing import Literal
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 
-__all__ = ["LABELLED", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings", "DicomRules", "ImageForm", "OnError",
-           "PatientRule", "Reading", "Selection", "patient_key"]
+__all__ = ["LABELLED", "PATIENT_COLUMNS", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings", "DicomRules",
+           "ImageForm", "OnError", "PatientRule", "Reading", "Selection", "patient_key"]
 
 OnError = Literal["stop", "skip", "report"]
 """At a file that cannot be read: stop; leave it out; or read everything, list all that is wrong, then stop."""
@@ -63,8 +63,8 @@ DicomRules = Mapping[str, tuple[str, ...] | str]
 AugmentationPolicy = Literal["small", "semifl_official", "fedmatch_official", "fedmix", "none"]
 """Pairs of a weak and a strong augmentation: `semisilo.common.data.augmentation.augment`."""
 PatientRule = Literal["auto", "folder", "name", "none"]
-"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table, the key
-`patients` of an .npz file; "folder": the folder
+"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table or of
+Parquet, the key `patients` of an .npz file; "folder": the folder
 below that of the class; "name": the file's name up to the first "_"; "none": every image stands for itself."""
 _KEYWORD = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 
@@ -92,6 +92,11 @@ class Selection:
         """`dicom` as it is compared: values in small letters, without spaces around them."""
         return {keyword: frozenset(value.strip().casefold() for value in (
             (values,) if isinstance(values, str) else values)) for keyword, values in self.dicom.items()}
+
+
+PATIENT_COLUMNS = ("patient", "patient_id", "patientid", "patient_number", "patient_key", "subject", "subject_id",
+                   "subjectid")
+"""Names that columns with whose image it is usually have, in small letters and with "_" for a space."""
 
 
 def patient_key(text: str) -> str:

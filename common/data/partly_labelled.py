@@ -106,7 +106,7 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
                            multi_label=multi_label)
     if path is not None and use_labels and kind == "parquet":
         return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label),
-                          form, classes, on_error, progress, disk)
+                          form, classes, on_error, progress, disk, selection.patient)
     parts = parts_of(source, path, split)
     if parts is not None:
         return _read_parts(source, parts, form, classes, use_labels, progress, multi_label=multi_label)
@@ -274,7 +274,7 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
 
 
 def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on_error: OnError,
-               progress: Progress | None, disk: Path | None) -> PartlyLabelled:
+               progress: Progress | None, disk: Path | None, patient: PatientRule) -> PartlyLabelled:
     with_label = rows.has_label_N
     done = int(with_label.sum())
 
@@ -283,7 +283,7 @@ def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on
         if not wanted.any():
             return None
         return read_rows(rows, form=_geometry(form), reading=form.reading, classes=classes, labelled=with_class,
-                         on_error=_later(on_error), wanted=wanted, ranges=ranges, disk=disk,
+                         on_error=_later(on_error), wanted=wanted, ranges=ranges, disk=disk, patient=patient,
                          progress=_share_of(progress, 0 if with_class else done, int(wanted.sum()), rows.number))
 
     return _together(rows.source, read, (), on_error)

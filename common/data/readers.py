@@ -107,7 +107,7 @@ def read_images(
         assert path is not None
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
         return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
-                         progress=progress, disk=disk)
+                         progress=progress, disk=disk, patient=selection.patient)
     shape = arrays_of(source, path, split, labels="no", pixels=False).shape
     _place(source, shape[0], size=size, channels=channels, disk=None)
     arrays = arrays_of(source, path, split, labels="needed" if labelled else "no", multi_label=multi_label)
@@ -270,7 +270,7 @@ def read_listing(
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
               on_error: OnError, progress: Callable[[float, str], None] | None = None,
               wanted: NDArray[np.bool_] | None = None, ranges: Mapping[str, float] | None = None,
-              disk: Path | None = None) -> ReadPart:
+              disk: Path | None = None, patient: PatientRule = "auto") -> ReadPart:
     """As `read_images`, of Parquet files that were opened before.
 
     Args:
@@ -303,9 +303,9 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
     if on_error == "report":
         refuse_broken(rows.source, everything)
     several = rows.labels_N is not None and rows.labels_N.ndim == 2
-    return ReadPart(images=_labelled(found, classes if labelled else None, "none", asked=rows.asked if several else ()),
-                    classes=classes,
-                    skipped=everything, ranges=found.ranges)
+    return ReadPart(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
+                                     asked=rows.asked if several else ()),
+                    classes=classes, skipped=everything, ranges=found.ranges)
 
 
 def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:

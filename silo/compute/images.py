@@ -216,14 +216,19 @@ def survey_silo_images(choice: JoinChoice) -> Surveyed:
 
 
 def _layout(choice: JoinChoice) -> Layout:
-    """What the folders of the source are taken for; nothing where none of them has a label, or it is no folder.
+    """What the folders of the source are taken for, or what is not clear in a table; nothing where nothing has a label.
 
     Raises: BadData for parts of a data set.
     """
     path, split = parse_source(choice.source)
-    if path is None or not _with_labels(choice) or kind_of(path) != "folder":
+    kind = kind_of(path)
+    if path is None or not _with_labels(choice) or kind not in ("folder", "table"):
         return Layout(understood="")
     listing = listing_of(path, split, source=choice.source, selection=choice.selection)
+    if kind == "table":
+        asked = listing.question
+        return Layout(understood="") if asked is None else Layout(
+            understood="", question=asked.text.rstrip("."), remedy=asked.remedy.rstrip("."))
     refuse_parts(choice.source, listing, at_silo=True)
     return layout_of(choice.source, listing, at_silo=True)
 

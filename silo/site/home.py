@@ -413,7 +413,7 @@ class StatusFile:
         """Changes fields of the status by name and writes it."""
         self.now = replace(self.now, updated_unix=now_unix, **changes)
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        # A line for each field, as `indent=1` would write it, for which Python has no quick way: no field has parts.
+        # As `indent=1` writes it, for which Python has no quick way: a line for each field, and no field has parts.
         fields = json.dumps(to_dict(self.now), ensure_ascii=False, separators=(",\n ", ": "))
         temporary.write_text(f"{{\n {fields[1:-1]}\n}}\n", encoding="utf-8")
         os.replace(temporary, self._path)

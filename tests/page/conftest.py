@@ -15,7 +15,7 @@ from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study, study_co
 from tests.page import kit
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """Not for the session: while it is there an event loop runs in this thread, and tests elsewhere run their own."""
     with kit.browser() as started:
@@ -35,6 +35,37 @@ def page(running: Filled) -> Iterator[kit.LivePage]:
         served.connected = ("clinic-north", "hospital-a")
         served.silos = {"hospital-a": LiveSilo(stage="training", fraction=0.4)}
         yield served
+
+
+@pytest.fixture(scope="module")
+def _visit(browser: Any, page: kit.LivePage) -> Iterator[kit.Tab]:
+    with kit.tab(browser, page.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shown(_visit: kit.Tab) -> Iterator[kit.Tab]:
+    """One visit of `page` for all tests of a file that only look: to load the page anew takes longer than most of them.
+    What goes wrong in it is the fault of the test that looked last."""
+    yield _visit
+    problems, _visit.problems[:] = list(_visit.problems), []
+    _visit.go("#/studies", title="Studies")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="module")
+def _visit_of_drifting(browser: Any, drifting: kit.LivePage) -> Iterator[kit.Tab]:
+    with kit.tab(browser, drifting.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def drifted(_visit_of_drifting: kit.Tab) -> Iterator[kit.Tab]:
+    """The same of `drifting`."""
+    yield _visit_of_drifting
+    problems, _visit_of_drifting.problems[:] = list(_visit_of_drifting.problems), []
+    _visit_of_drifting.go("#/studies", title="Studies")
+    assert not problems, "\n".join(problems)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from tests.coordinator.ledger_fixture import (
     uneven_after,
 )
 from tests.coordinator.rounds.test_refusals import refused_study
-from tests.page.kit import NARROW, LivePage, live_page, tab
+from tests.page.kit import NARROW, LivePage, Tab, live_page, tab
 
 VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/first/round/6": "Round 6",
          "#/study/first/round/11": "Round 11", "#/silos": "Silos", "#/silo/hospital-a": "hospital-a",
@@ -42,29 +42,27 @@ VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/fi
          "#/logs": "Log", "#/compare": "Compare studies"}
 
 
-def test_every_view_opens_from_the_navigation_and_shows_its_heading(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/")
-        for words, title in (("Rounds", "Rounds"), ("Silos", "Silos"), ("Cost", "Cost"), ("Audit", "Audit trail"),
-                             ("Studies", "Studies"), ("Overview", "first")):
-            shown.page.get_by_role("navigation", name="Views").get_by_role("link", name=words).click()
-            shown.page.get_by_role("heading", level=1, name=title).wait_for()
-            assert shown.page.evaluate("document.activeElement.id") == "title", "the focus goes to the heading"
-            current = shown.page.locator(".side [aria-current=page]")
-            assert current.count() == 1
-            assert words in current.inner_text()
+def test_every_view_opens_from_the_navigation_and_shows_its_heading(shown: Tab) -> None:
+    shown.go("#/")
+    for words, title in (("Rounds", "Rounds"), ("Silos", "Silos"), ("Cost", "Cost"), ("Audit", "Audit trail"),
+                         ("Studies", "Studies"), ("Overview", "first")):
+        shown.page.get_by_role("navigation", name="Views").get_by_role("link", name=words).click()
+        shown.page.get_by_role("heading", level=1, name=title).wait_for()
+        assert shown.page.evaluate("document.activeElement.id") == "title", "the focus goes to the heading"
+        current = shown.page.locator(".side [aria-current=page]")
+        assert current.count() == 1
+        assert words in current.inner_text()
 
 
-def test_the_overview_says_where_the_study_stands(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/study/first")
-        shown.wait_for_text("training 40 %")
-        text = shown.text()
-        for expected in ("Round 11", "of 20", describe_percentage(accuracy_after(10)),
-                         f"labels alone {describe_percentage(LABELLED_ONLY)}", "1 of 3 silos have answered", "updated",
-                         describe_points(accuracy_after(10), LABELLED_ONLY)):
-            assert expected in text
-        assert shown.page.locator("[aria-current=step]").inner_text().startswith("Collect")
+def test_the_overview_says_where_the_study_stands(shown: Tab) -> None:
+    shown.go("#/study/first")
+    shown.wait_for_text("training 40 %")
+    text = shown.text()
+    for expected in ("Round 11", "of 20", describe_percentage(accuracy_after(10)),
+                     f"labels alone {describe_percentage(LABELLED_ONLY)}", "1 of 3 silos have answered", "updated",
+                     describe_points(accuracy_after(10), LABELLED_ONLY)):
+        assert expected in text
+    assert shown.page.locator("[aria-current=step]").inner_text().startswith("Collect")
 
 
 def test_a_silo_that_refuses_is_red_with_its_reason_and_a_silent_one_can_be_left_out(
@@ -129,112 +127,105 @@ def test_a_silos_last_reason_has_its_round_and_goes_when_it_is_old(browser: Any,
             assert "Methods: fed_shvr." in shown.text()
 
 
-def test_a_chart_has_the_same_numbers_as_its_table(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/study/first")
-        figure = shown.page.locator("figure", has_text="Test accuracy by round")
-        label = figure.locator("svg[role=img]").get_attribute("aria-label")
-        assert f"{describe_percentage(accuracy_after(10))} in round 10" in label
-        assert figure.locator("circle").count() == 11, "the preparation and ten rounds"
-        figure.locator("summary").click()
-        rows = figure.locator("tbody tr")
-        rows.nth(10).wait_for()
-        assert rows.count() == 11
-        assert describe_percentage(accuracy_after(3)) in rows.nth(3).inner_text()
+def test_a_chart_has_the_same_numbers_as_its_table(shown: Tab) -> None:
+    shown.go("#/study/first")
+    figure = shown.page.locator("figure", has_text="Test accuracy by round")
+    label = figure.locator("svg[role=img]").get_attribute("aria-label")
+    assert f"{describe_percentage(accuracy_after(10))} in round 10" in label
+    assert figure.locator("circle").count() == 11, "the preparation and ten rounds"
+    figure.locator("summary").click()
+    rows = figure.locator("tbody tr")
+    rows.nth(10).wait_for()
+    assert rows.count() == 11
+    assert describe_percentage(accuracy_after(3)) in rows.nth(3).inner_text()
 
 
-def test_a_round_shows_answers_with_their_reasons(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/study/first/round/6", title="Round 6")
-        text = shown.text()
-        assert "METHOD_NOT_PERMITTED: silo.toml does not list semifl" in text
-        assert "refused" in text
-        shown.page.get_by_role("link", name="Earlier round").click()
-        shown.page.get_by_role("heading", level=1, name="Round 5").wait_for()
-        shown.wait_for_text("expired")
+def test_a_round_shows_answers_with_their_reasons(shown: Tab) -> None:
+    shown.go("#/study/first/round/6", title="Round 6")
+    text = shown.text()
+    assert "METHOD_NOT_PERMITTED: silo.toml does not list semifl" in text
+    assert "refused" in text
+    shown.page.get_by_role("link", name="Earlier round").click()
+    shown.page.get_by_role("heading", level=1, name="Round 5").wait_for()
+    shown.wait_for_text("expired")
 
 
-def test_silos_can_be_filtered_and_sorted(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/silos")
-        rows = shown.page.locator("tbody tr")
-        assert rows.count() == len(SILOS)
-        shown.page.get_by_role("button", name="Silo", exact=True).click()
-        shown.wait_for_text("clinic-north", selector="tbody tr")
-        shown.page.get_by_role("button", name="Silo", exact=True).click()
-        shown.wait_for_text("hospital-b", selector="tbody tr")
-        assert shown.page.locator("th[aria-sort=descending]").inner_text().startswith("Silo")
-        shown.page.get_by_role("searchbox").fill("clinic")
-        shown.wait_for("() => document.querySelectorAll('tbody tr').length === 1")
-        shown.page.get_by_role("searchbox").fill("nobody")
-        shown.wait_for_text("No silo fits the filter")
+def test_silos_can_be_filtered_and_sorted(shown: Tab) -> None:
+    shown.go("#/silos")
+    rows = shown.page.locator("tbody tr")
+    assert rows.count() == len(SILOS)
+    shown.page.get_by_role("button", name="Silo", exact=True).click()
+    shown.wait_for_text("clinic-north", selector="tbody tr")
+    shown.page.get_by_role("button", name="Silo", exact=True).click()
+    shown.wait_for_text("hospital-b", selector="tbody tr")
+    assert shown.page.locator("th[aria-sort=descending]").inner_text().startswith("Silo")
+    shown.page.get_by_role("searchbox").fill("clinic")
+    shown.wait_for("() => document.querySelectorAll('tbody tr').length === 1")
+    shown.page.get_by_role("searchbox").fill("nobody")
+    shown.wait_for_text("No silo fits the filter")
 
 
-def test_the_audit_trail_filters_and_says_that_the_chain_holds(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/audit")
-        shown.wait_for_text("The chain of hashes holds")
-        shown.page.get_by_label("Kind").select_option("task_refused")
-        shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 1")
-        assert "hospital-a" in shown.text("tbody tr")
-        shown.page.get_by_role("button", name="Clear").click()
-        shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 100")
-        newest = shown.text("tbody tr")
-        shown.page.get_by_role("button", name="Older").click()
-        shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length < 100")
-        shown.page.get_by_role("button", name="Newest").click()
-        shown.wait_for("first => document.querySelector('.view-audit tbody th').innerText === first", newest.split()[0])
+def test_the_audit_trail_filters_and_says_that_the_chain_holds(shown: Tab) -> None:
+    shown.go("#/audit")
+    shown.wait_for_text("The chain of hashes holds")
+    shown.page.get_by_label("Kind").select_option("task_refused")
+    shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 1")
+    assert "hospital-a" in shown.text("tbody tr")
+    shown.page.get_by_role("button", name="Clear").click()
+    shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 100")
+    newest = shown.text("tbody tr")
+    shown.page.get_by_role("button", name="Older").click()
+    shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length < 100")
+    shown.page.get_by_role("button", name="Newest").click()
+    shown.wait_for("first => document.querySelector('.view-audit tbody th').innerText === first", newest.split()[0])
 
 
-def test_bytes_are_those_of_the_ledger(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/cost/first")
-        facts = shown.page.evaluate("fetch('/api/studies/first').then(answer => answer.json())")
-        wire = facts["cost"]["wire"]
-        assert wire["down"] > 0
-        assert describe_bytes(wire["down"] + wire["up"]) in shown.text(".tiles")
-        assert describe_bytes(wire["up"]) in shown.text(".tiles")
-        assert describe_bytes(facts["cost"]["forecast"]["wire_bytes_at_end"]) in shown.text(".tiles")
+def test_bytes_are_those_of_the_ledger(shown: Tab) -> None:
+    shown.go("#/cost/first")
+    facts = shown.page.evaluate("fetch('/api/studies/first').then(answer => answer.json())")
+    wire = facts["cost"]["wire"]
+    assert wire["down"] > 0
+    assert describe_bytes(wire["down"] + wire["up"]) in shown.text(".tiles")
+    assert describe_bytes(wire["up"]) in shown.text(".tiles")
+    assert describe_bytes(facts["cost"]["forecast"]["wire_bytes_at_end"]) in shown.text(".tiles")
 
 
-def test_amounts_are_written_as_everywhere_in_the_product(browser: Any, page: LivePage) -> None:
+def test_amounts_are_written_as_everywhere_in_the_product(shown: Tab) -> None:
     sizes = [0, 1, 512, 999, 1000, 1250, 4_349, 12_050, 999_949, 999_950, 12_345_678, 999_950_000, 1_205_000_000]
     left = [0, 3, 7.4, 7.5, 37.2, 54.9, 55, 94, 284, 285, 2_200, 3_569, 3_570, 7_900, 42_899, 42_900, 172_799,
             273_600, 8e5]
     times = [0, 0.04, 0.25, 4.25, 59.94, 59.95, 61, 185, 3599.6, 3600, 7_800, 172_799, 172_800, 273_600]
     shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.8325, 0.9994, 0.9996, 1, 1.3]
-    with tab(browser, page.address) as shown:
-        shown.go("#/")
-        said = shown.page.evaluate(
-            """async ([sizes, times, shares, left]) => {
-                const format = await import("/static/js/format.js");
-                return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share),
-                        shares.map((value) => format.percentage(value)), shares.map(format.progress),
-                        shares.map((value) => format.points(value, 0.735)), left.map(format.estimate)];
-            }""", [sizes, times, shares, left])
+    shown.go("#/")
+    said = shown.page.evaluate(
+        """async ([sizes, times, shares, left]) => {
+            const format = await import("/static/js/format.js");
+            return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share),
+                    shares.map((value) => format.percentage(value)), shares.map(format.progress),
+                    shares.map((value) => format.points(value, 0.735)), left.map(format.estimate)];
+        }""", [sizes, times, shares, left])
     assert said == [[describe_bytes(value) for value in sizes], [describe_seconds(value) for value in times],
-                    [describe_share(value) for value in shares], [describe_percentage(value) for value in shares],
-                    [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares],
-                    [describe_estimate(value) for value in left]]
+                [describe_share(value) for value in shares], [describe_percentage(value) for value in shares],
+                [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares],
+                [describe_estimate(value) for value in left]]
 
 
-def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(browser: Any, page: LivePage) -> None:
+def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(shown: Tab) -> None:
     """Of 36 images of class 3 the model of round 10 finds 33, and takes 3 for an 8."""
     assert (confusion_after(10)[3][3], confusion_after(10)[3][8]) == (33, 3)
     found = wilson(33, 36)
     assert found is not None
-    with tab(browser, page.address) as shown:
-        shown.go("#/study/first")
-        shown.wait_for_text("Class by class")
-        row = shown.page.locator(".recall > div").nth(3).inner_text().split("\n")
-        assert row == ["3", "91.7 %", f"{100 * found.low:.1f} to {describe_percentage(found.high)}"]
-        cells = shown.page.locator(".confusion tbody tr").nth(3).locator("td").all_inner_texts()
-        assert cells == ["·", "·", "·", "33", "·", "·", "·", "·", "3", "·"]
-        assert "Model of round 10, which is handed over, on 355 test images." in shown.text()
-        shown.page.get_by_role("link", name="round 10", exact=True).click()
-        shown.page.get_by_role("heading", level=1, name="Round 10").wait_for()
-        shown.wait_for_text("Confusion")
-        assert shown.page.locator(".confusion tbody tr").count() == 10
+    shown.go("#/study/first")
+    shown.wait_for_text("Class by class")
+    row = shown.page.locator(".recall > div").nth(3).inner_text().split("\n")
+    assert row == ["3", "91.7 %", f"{100 * found.low:.1f} to {describe_percentage(found.high)}"]
+    cells = shown.page.locator(".confusion tbody tr").nth(3).locator("td").all_inner_texts()
+    assert cells == ["·", "·", "·", "33", "·", "·", "·", "·", "3", "·"]
+    assert "Model of round 10, which is handed over, on 355 test images." in shown.text()
+    shown.page.get_by_role("link", name="round 10", exact=True).click()
+    shown.page.get_by_role("heading", level=1, name="Round 10").wait_for()
+    shown.wait_for_text("Confusion")
+    assert shown.page.locator(".confusion tbody tr").count() == 10
 
 
 def test_charts_are_large_enough_and_say_unit_last_value_and_interval(browser: Any, page: LivePage) -> None:
@@ -253,10 +244,9 @@ def test_charts_are_large_enough_and_say_unit_last_value_and_interval(browser: A
             assert chart.locator("path.band").count() == 1
 
 
-def test_heat_strips_have_a_scale(browser: Any, drifting: LivePage) -> None:
-    with tab(browser, drifting.address) as shown:
-        shown.go("#/silo/hospital-a", title="hospital-a")
-        assert shown.text(".heat .scale").split("\n") == ["share of the round's pseudo-labels", "0 %", "77.5 %"]
+def test_heat_strips_have_a_scale(drifted: Tab) -> None:
+    drifted.go("#/silo/hospital-a", title="hospital-a")
+    assert drifted.text(".heat .scale").split("\n") == ["share of the round's pseudo-labels", "0 %", "77.5 %"]
 
 
 def test_the_now_card_stays_between_two_rounds(browser: Any, tmp_path: Path) -> None:
@@ -267,18 +257,17 @@ def test_the_now_card_stays_between_two_rounds(browser: Any, tmp_path: Path) -> 
         assert shown.page.locator(".lane").count() == 3
 
 
-def test_a_state_is_shown_once_it_has_held(browser: Any, page: LivePage) -> None:
+def test_a_state_is_shown_once_it_has_held(shown: Tab) -> None:
     """A silo between two tasks, or whose call is late by a moment, does not flicker; what is good shows at once."""
-    with tab(browser, page.address) as shown:
-        shown.go("#/")
-        assert shown.page.evaluate("""async () => {
-            const { steadied } = await import("/static/js/steady.js");
-            const state = (word, at) => steadied([{ name: "x", state: word, doing: null }], at).steady[0].state;
-            return [state("working", 0), state("connected", 1000), state("working", 2000), state("connected", 3000),
-                    state("connected", 7000), state("away", 8000), state("away", 13000), state("away", 14000),
-                    state("connected", 15000), state("silent", 15500)];
-        }""") == ["working", "working", "working", "working", "connected", "connected", "connected", "away",
-                  "connected", "silent"]
+    shown.go("#/")
+    assert shown.page.evaluate("""async () => {
+        const { steadied } = await import("/static/js/steady.js");
+        const state = (word, at) => steadied([{ name: "x", state: word, doing: null }], at).steady[0].state;
+        return [state("working", 0), state("connected", 1000), state("working", 2000), state("connected", 3000),
+                state("connected", 7000), state("away", 8000), state("away", 13000), state("away", 14000),
+                state("connected", 15000), state("silent", 15500)];
+    }""") == ["working", "working", "working", "working", "connected", "connected", "connected", "away",
+              "connected", "silent"]
 
 
 def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> None:
@@ -318,19 +307,22 @@ def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_pa
         shown.wait_for_text("No study yet")
 
 
-@pytest.mark.parametrize(("state", "words"), [
-    (StudyState.WAITING, "Waiting for silos: 3 of 3 have joined"), (StudyState.FAILED, "the disk is full"),
-    (StudyState.STOPPED, "An operator has stopped this study"), (StudyState.PAUSED, "Nothing new starts until")])
-def test_a_study_that_does_not_run_says_why(state: StudyState, words: str, browser: Any, tmp_path: Path) -> None:
+def test_a_study_that_does_not_run_says_why(browser: Any, tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "hub")
     filled.ledger.queue_study("first", study_config(rounds=3))
     filled.ledger.set_study_state("first", StudyState.PREPARING)
     filled.ledger.set_study_state("first", StudyState.WAITING)
-    if state is not StudyState.WAITING:
-        filled.ledger.set_study_state("first", state, reason="the disk is full" if state is StudyState.FAILED else "")
+    on_the_way = (
+        (StudyState.PAUSED, "Nothing new starts until"), (StudyState.STOPPED, "An operator has stopped this study"),
+        (StudyState.QUEUED, "Waiting in the queue"), (StudyState.PREPARING, ""),
+        (StudyState.FAILED, "the disk is full"))
     with live_page(filled.federation) as served, tab(browser, served.address) as shown:
         shown.go("#/study/first")
-        assert words in shown.text()
+        assert "Waiting for silos: 3 of 3 have joined" in shown.text()
+        for state, words in on_the_way:
+            assert not words or words not in shown.text()
+            filled.ledger.set_study_state("first", state, reason=words if state is StudyState.FAILED else "")
+            shown.wait_for_text(words)
 
 
 def test_a_finished_study_can_be_read_and_not_acted_on(browser: Any, tmp_path: Path) -> None:
@@ -360,18 +352,18 @@ def test_who_stands_out_is_named_and_rounds_that_are_gone_can_be_read(browser: A
         shown.wait_for_text("hospital-a stands out")
 
 
-def test_what_does_not_exist_is_said_and_not_shown_as_loading(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/silo/nobody", title="nobody")
-        shown.wait_for_text("No silo nobody")
-        shown.go("#/study/none", title="none")
-        shown.wait_for_text("There is no study none")
-        shown.go("#/study/first/round/99", title="Round 99")
-        shown.wait_for_text("There is no such round yet")
-        assert all("404" in problem for problem in shown.problems), shown.problems
-        shown.problems.clear()
+def test_what_does_not_exist_is_said_and_not_shown_as_loading(shown: Tab) -> None:
+    shown.go("#/silo/nobody", title="nobody")
+    shown.wait_for_text("No silo nobody")
+    shown.go("#/study/none", title="none")
+    shown.wait_for_text("There is no study none")
+    shown.go("#/study/first/round/99", title="Round 99")
+    shown.wait_for_text("There is no such round yet")
+    assert all("404" in problem for problem in shown.problems), shown.problems
+    shown.problems.clear()
 
 
+@pytest.mark.slow
 def test_two_hundred_silos_stay_quick(browser: Any, tmp_path: Path) -> None:
     """A key typed into the filter is drawn within two tenths of a second; the limit is generous for a busy machine."""
     silos = tuple(f"hospital-{number:03d}" for number in range(200))
@@ -398,42 +390,40 @@ def test_two_hundred_silos_stay_quick(browser: Any, tmp_path: Path) -> None:
         assert seconds < 10, "some 0.1 s on an idle machine"
 
 
-def test_drift_is_marked_and_explained(browser: Any, drifting: LivePage) -> None:
-    with tab(browser, drifting.address) as shown:
-        shown.go("#/silos", title="Silos")
-        row = shown.page.locator("tbody tr", has_text="hospital-a")
-        row.get_by_text("round 9").wait_for()
-        assert "round 9" not in shown.page.locator("tbody tr", has_text="hospital-b").inner_text()
-        strip = shown.page.locator(".strip", has_text="hospital-a")
-        assert "drift in round 9" in strip.inner_text()
-        assert strip.locator(".heat-mark").count() == 1
-        assert strip.locator(".heat-cell").count() == 10 * 12, "ten classes in twelve rounds"
-        assert "Drift in round 9" in (strip.locator("svg[role=img]").get_attribute("aria-label") or "")
-        strip.get_by_role("link").click()
-        shown.page.get_by_role("heading", level=1, name="hospital-a").wait_for()
-        shown.wait_for_text("More 4 (+")
-        assert "distance" in shown.text(".marks")
+def test_drift_is_marked_and_explained(drifted: Tab) -> None:
+    drifted.go("#/silos", title="Silos")
+    row = drifted.page.locator("tbody tr", has_text="hospital-a")
+    row.get_by_text("round 9").wait_for()
+    assert "round 9" not in drifted.page.locator("tbody tr", has_text="hospital-b").inner_text()
+    strip = drifted.page.locator(".strip", has_text="hospital-a")
+    assert "drift in round 9" in strip.inner_text()
+    assert strip.locator(".heat-mark").count() == 1
+    assert strip.locator(".heat-cell").count() == 10 * 12, "ten classes in twelve rounds"
+    assert "Drift in round 9" in (strip.locator("svg[role=img]").get_attribute("aria-label") or "")
+    strip.get_by_role("link").click()
+    drifted.page.get_by_role("heading", level=1, name="hospital-a").wait_for()
+    drifted.wait_for_text("More 4 (+")
+    assert "distance" in drifted.text(".marks")
 
 
-def test_every_encoding_says_what_it_saved(browser: Any, drifting: LivePage) -> None:
-    with tab(browser, drifting.address) as shown:
-        shown.go("#/cost/first")
-        rows = shown.page.evaluate("fetch('/api/studies/first').then(answer => answer.json())")["cost"]["by_encoding"]
-        assert rows
-        table = shown.page.locator("section", has_text="What each encoding saved").locator("tbody tr")
-        assert table.count() == len(rows)
-        best = max(rows, key=lambda row: row["saved_bytes"])
-        assert describe_bytes(best["saved_bytes"]) in table.first.inner_text()
+def test_every_encoding_says_what_it_saved(drifted: Tab) -> None:
+    drifted.go("#/cost/first")
+    facts = drifted.page.evaluate("fetch('/api/studies/first').then(answer => answer.json())")
+    rows = facts["cost"]["by_encoding"]
+    assert rows
+    table = drifted.page.locator("section", has_text="What each encoding saved").locator("tbody tr")
+    assert table.count() == len(rows)
+    best = max(rows, key=lambda row: row["saved_bytes"])
+    assert describe_bytes(best["saved_bytes"]) in table.first.inner_text()
 
 
-def test_another_study_can_be_chosen(browser: Any, drifting: LivePage) -> None:
-    with tab(browser, drifting.address) as shown:
-        shown.go("#/study/first", title="first")
-        shown.page.get_by_role("combobox", name="Study").select_option("second")
-        shown.page.get_by_role("heading", level=1, name="second").wait_for()
-        shown.wait_for_text("Waiting in the queue")
-        shown.page.get_by_role("navigation", name="Views").get_by_role("link", name="Cost").click()
-        shown.wait_for_text("Nothing sent yet")
+def test_another_study_can_be_chosen(drifted: Tab) -> None:
+    drifted.go("#/study/first", title="first")
+    drifted.page.get_by_role("combobox", name="Study").select_option("second")
+    drifted.page.get_by_role("heading", level=1, name="second").wait_for()
+    drifted.wait_for_text("Waiting in the queue")
+    drifted.page.get_by_role("navigation", name="Views").get_by_role("link", name="Cost").click()
+    drifted.wait_for_text("Nothing sent yet")
 
 
 def test_chosen_colours_stay(browser: Any, page: LivePage) -> None:

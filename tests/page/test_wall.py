@@ -8,7 +8,7 @@ import pytest
 
 from semisilo.common.text.describe import describe_percentage
 from tests.coordinator.ledger_fixture import accuracy_after
-from tests.page.kit import LivePage, tab
+from tests.page.kit import LivePage, Tab, tab
 from tests.page.test_accessibility import violations
 
 FULL_HD = {"width": 1920, "height": 1080}
@@ -30,12 +30,11 @@ def test_a_wall_shows_the_study_that_runs_in_large_letters_without_controls(brow
         shown.page.get_by_role("navigation", name="Views").wait_for()
 
 
-def test_the_button_leads_to_the_wall(browser: Any, page: LivePage) -> None:
-    with tab(browser, page.address) as shown:
-        shown.go("#/study/first", title="first")
-        shown.page.get_by_role("link", name="Screen for a wall").click()
-        shown.page.locator(".wall-numbers").wait_for()
-        assert shown.page.url.endswith("#/wall/first")
+def test_the_button_leads_to_the_wall(shown: Tab) -> None:
+    shown.go("#/study/first", title="first")
+    shown.page.get_by_role("link", name="Screen for a wall").click()
+    shown.page.locator(".wall-numbers").wait_for()
+    assert shown.page.url.endswith("#/wall/first")
 
 
 @pytest.mark.slow

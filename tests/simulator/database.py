@@ -75,6 +75,8 @@ class Database:
             return self._db.execute(sql, *values)
         if sql.startswith("PRAGMA synchronous = "):
             self._lasting = sql.endswith("FULL")
+        if self._machine.aims and sql[:6] in ("INSERT", "UPDATE", "DELETE"):
+            self._machine.mark(" ".join(sql.split(None, 4)[:4]))
         if sql != "COMMIT":
             found = self._db.execute(sql, *values)
             self._keep(sql, *values)

@@ -175,6 +175,12 @@ class Disk:
         if self._machine.has_errors and (number := self._machine.operate(kind)):
             raise _error(number, path) if path else OSError(number, os.strerror(number))
 
+    def _mark(self, what: str, path: str) -> None:
+        """Something is done to a name in a folder: a death may be aimed at that."""
+        if self._machine.aims:
+            folders = _parts(path)[:-1]
+            self._machine.mark(f"{what} {folders[-1] if folders else 'home'}")
+
     def _room(self) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -235,6 +241,7 @@ class Disk:
 
     def unlink(self, path: str) -> None:
         self._operate("unlink", path)
+        self._mark("unlink", path)
         folder, name = self._parent(path)
         found = folder.names.get(name)
         if found is None:
@@ -248,6 +255,7 @@ class Disk:
 
     def replace(self, source: str, target: str) -> None:
         self._operate("replace", target)
+        self._mark("replace", target)
         folder, name = self._parent(source)
         found = folder.names.get(name)
         if found is None:
@@ -268,6 +276,7 @@ class Disk:
 
     def link(self, source: str, target: str) -> None:
         self._operate("link", target)
+        self._mark("link", target)
         found = self._find(source)
         self._changing()
         folder, name = self._parent(target)
@@ -427,6 +436,16 @@ class Disk:
                 move.target.names[move.target_name] = move.file  # a move is never lost by both folders
         for file in dict.fromkeys(files):
             file.lose(draw)
+
+    def rot(self) -> None:
+        """A byte of every file changes that its owner could make or fetch again, and whose digest it knows: answers of
+        a silo that are to be sent, and what it holds of the payloads that came."""
+        for name in ("outgoing", "cache"):
+            folder = self.root.names.get(name)
+            for each in dict.fromkeys(folder.names.values()) if isinstance(folder, Folder) else ():
+                if isinstance(each, File) and each.data:
+                    each.data[-1] ^= 1
+                    each.sync()
 
     def sync_all(self) -> None:
         """What is there now, stays."""

@@ -40,7 +40,7 @@ from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc import call as call_module
-from semisilo.coordinator.rpc import silo_calls
+from semisilo.coordinator.rpc import round_service, silo_calls
 from semisilo.coordinator.rpc.caller import CallerCertificate
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
@@ -71,6 +71,8 @@ _MOST_TURNS = 60_000
 _FAREWELL_SECONDS = 200.0
 """So long silos may take to hear that the study is over."""
 _SETTLE_SECONDS = 10.0
+_ENOUGH = 5
+"""Violations: a process that ends again and again would fill the rest of the run."""
 _FOLDER = Path(f"/~{COORDINATOR}")
 _POLICY = Policy()
 
@@ -204,7 +206,8 @@ class SimulatedFederation:
         self.network.trace = self.trace.append
         self.violations: list[str] = []
         self.machines = {name: Machine(name, index, self.loop, self.draw, self._died,
-                                       on_error=self._failed, deaths=list(schedule.deaths.get(name, ())))
+                                       on_error=self._failed, deaths=list(schedule.deaths.get(name, ())),
+                                       aims=list(schedule.aims.get(name, ())))
                          for index, name in enumerate((COORDINATOR, *schedule.silos))}
         self.network.coordinator = self.machines[COORDINATOR]
         for silo in schedule.silos:
@@ -326,8 +329,29 @@ class SimulatedFederation:
                       heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
                       renew=renew, exit_when_finished=True, poll_seconds=50.0, clock=lambda: time.time())
+        self._watch_memory(name, link, agent)
         life.serves = True
         await agent.run()
+
+    def _watch_memory(self, silo: str, link: Link, agent: Agent) -> None:
+        """Before it asks for another task, a silo has dropped what an update left that nobody wanted."""
+        upload, await_task, unwanted = link.upload, link.await_task, set[str]()
+
+        async def watched_upload(request: Any, *args: Any, **options: Any) -> Any:
+            verdict = await upload(request, *args, **options)
+            if not verdict.accepted:
+                unwanted.add(request.task_id)
+            return verdict
+
+        async def watched_await(hello: Any) -> Any:
+            for kept in agent._memory._index.studies.values():
+                if kept.pending is not None and kept.pending.task_id in unwanted:
+                    self.violations.append(f"{silo}: its memory holds what the refused update of"
+                                           f" {kept.pending.task_id} has left")
+            unwanted.clear()
+            return await await_task(hello)
+
+        link.upload, link.await_task = watched_upload, watched_await  # type: ignore[method-assign]
 
     def _compute(self, machine: Machine, build: Any) -> SimulatedCompute:
         def count() -> int:
@@ -350,8 +374,7 @@ class SimulatedFederation:
             machine.disk.sync_all()
             machine.counted.clear()
         if (error := self.schedule.file_error) is not None:
-            self.machines[error.machine].file_error = error
-            self.machines[error.machine].has_errors = True
+            self.machines[error.machine].expect(error)
         for machine in self.machines.values():
             self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
         self._plan_clocks_and_disks()
@@ -369,6 +392,7 @@ class SimulatedFederation:
         key = schedule.phases, schedule.masked, schedule.quorum, schedule.rounds, schedule.silos
         machine = self.machines[COORDINATOR]
         deaths, machine.deaths = machine.deaths, []  # nobody dies before it begins
+        aims, machine.aims = machine.aims, []
         if key in _templates:
             machine.disk.close(machine.disk.open(f"/~{COORDINATOR}/ledger.sqlite", os.O_CREAT | os.O_EXCL))
         else:
@@ -379,7 +403,7 @@ class SimulatedFederation:
             machine.life = None
             machine.on_kill.clear()
             machine.on_power_loss.clear()
-        machine.deaths = deaths
+        machine.deaths, machine.aims = deaths, aims
         self.database = databases[COORDINATOR] = Database(
             machine, _templates[key], may_lose_power=COORDINATOR in self.schedule.machines_that_lose_power)
 
@@ -407,6 +431,8 @@ class SimulatedFederation:
             self.loop.call_later(each.at_seconds + each.for_seconds, fill, self.machines[each.machine], False)
 
     def _is_over(self) -> bool:
+        if len(self.violations) >= _ENOUGH:
+            return True
         if self.completed_at is None:
             return False
         return len(self.ended) == len(self.schedule.silos) or self.loop.time() > self.completed_at + _FAREWELL_SECONDS
@@ -456,6 +482,7 @@ def run_schedule(schedule: Schedule) -> Outcome:
     try:
         with simulated(list(federation.machines.values()), federation.draw):
             use_small_pieces(schedule.chunk_bytes)
+            round_service._REPORT_SECONDS = schedule.report_seconds
             federation.run()
             federation.violations += unforeseen.found
             if federation.completed_at is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,6 +122,9 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
                         continue  # left out
                     if federation.schedule.quorum == len(silos) and state is not TaskState.EXPIRED:
                         found.append(f"round {row.number}: {silo} has {state}")
+            answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED) for state in states.values())
+            if not phase.step and answered < federation.schedule.quorum:
+                found.append(f"round {row.number} has {answered} answers and a quorum of {federation.schedule.quorum}")
             if federation.schedule.quorum == len(silos) and len(states) != len(silos):
                 found.append(f"round {row.number} asked {sorted(states)}")
             if form is not None and plain_sum is not None:
@@ -203,6 +207,12 @@ def _memory(federation: SimulatedFederation, ledger: Ledger, study: str) -> list
         if machine.life is None or not machine.life.alive:
             machine.begin()
         memory = SiloMemory(folder / "memory", outgoing=folder / "outgoing")
+        rotten = any(death.rots for each in (federation.schedule.deaths, federation.schedule.aims)
+                     for death in each.get(silo, ()))
+        if rotten:  # then the answer that was accepted may lie there with another byte: nobody needs it any more
+            for kept in memory._index.studies.values():
+                if kept.pending is not None:
+                    memory._index.studies[study] = replace(kept, pending=replace(kept.pending, payload=None))
         if not memory.is_sound(study, ledger.silo_state(study, silo)[0]):
             found.append(f"{silo}: its memory is not that of round {ledger.silo_state(study, silo)[0]}")
     return found

@@ -18,7 +18,7 @@ from typing import Any
 from tests.simulator.disk import Disk
 from tests.simulator.loop import LIFE, Killed, SeededLoop
 
-__all__ = ["BEFALLS", "FileError", "Life", "Machine", "PointOfDeath"]
+__all__ = ["BEFALLS", "AimedDeath", "FileError", "Life", "Machine", "PointOfDeath"]
 
 _CHANGES = frozenset({"create", "mkdir", "unlink", "replace", "link", "write", "sql write"})
 _NAMES = frozenset({"open", "create", "list", "stat", "mkdir", "unlink", "replace", "link", "touch", "sql open"})
@@ -47,6 +47,27 @@ class PointOfDeath:
     """Whether the machine loses its power, so that its disk forgets what was not synchronised."""
     down_seconds: float = 1.0
     """Until it starts again."""
+    rots: bool = False
+    """Whether a byte of every file that a silo could make or fetch again has changed when it starts again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AimedDeath:
+    """A process dies shortly after something that happens seldom: of the moments of a run, most are the same few kinds
+    over and over, and the windows in which a mistake shows lie around the others."""
+
+    mark: str
+    """The first words of a statement that changes the ledger, or what is done to a name and in which folder."""
+    occurrence: int
+    """Which, counted from 1 over all lives of the machine."""
+    kind: str
+    """Of the events that are counted from then on, as of `PointOfDeath`."""
+    later: int
+    """So many of them go by before the one that it dies at."""
+    after: bool = False
+    power: bool = False
+    down_seconds: float = 1.0
+    rots: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +137,8 @@ class Machine:
     """What its wall clock is ahead of the true time, seconds."""
     deaths: list[PointOfDeath] = field(default_factory=list)
     """To come."""
+    aims: list[AimedDeath] = field(default_factory=list)
+    """To come, once their marks have."""
     counted: Counter[str] = field(default_factory=Counter)
     life: Life | None = None
     file_error: FileError | None = None
@@ -145,6 +168,21 @@ class Machine:
                     and self.life is not None and self.life.alive:
                 self.deaths.remove(death)
                 self.kill(death)
+                break
+
+    def expect(self, error: FileError) -> None:
+        """From now on operations are counted, and fail as this says."""
+        self.file_error, self.has_errors = error, True
+
+    def mark(self, what: str) -> None:
+        """Something happens that a death may be aimed at; called where `aims` are left."""
+        self.counted[f"mark: {what}"] += 1
+        for aim in self.aims:
+            if aim.mark == what and aim.occurrence == self.counted[f"mark: {what}"]:
+                self.aims.remove(aim)
+                self.deaths.append(PointOfDeath(
+                    kind=aim.kind, number=self.counted[aim.kind] + 1 + aim.later, after=aim.after, power=aim.power,
+                    down_seconds=aim.down_seconds, rots=aim.rots))
                 break
 
     def operate(self, kind: str) -> int:
@@ -179,5 +217,7 @@ class Machine:
             self.disk.lose_power()
             for act in self.on_power_loss:
                 act()
+        if death.rots:
+            self.disk.rot()
         self.disk.close_all()
         self.on_death(self, death)

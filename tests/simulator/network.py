@@ -39,7 +39,8 @@ class LineFault:
     kind: str
     """"cut": the message is lost with the connection; "cut after": it arrives, nothing after it; "refuse": cut, and no
     connection for a while; "half open": cut, and the coordinator notices late; "vanish": no word of the calls in flight
-    comes any more, and nobody tells either end; "stall": nothing moves for a while;
+    comes any more, and nobody tells either end; "outage": cut, and no connection for a while, of several silos;
+    "stall": nothing moves for a while;
     "delay": this message comes late; "duplicate": the request comes again later; "spoil": its last byte changes."""
     seconds: float = 0.0
 
@@ -143,6 +144,12 @@ class Network:
                     message = message[:-1] + bytes([message[-1] ^ 1])
             elif fault.kind != "cut after":
                 if fault.kind == "refuse":
+                    call.line.refused_until = self.loop.time() + fault.seconds
+                if fault.kind == "outage":
+                    others = [line for line in self.lines.values() if line is not call.line]
+                    for line in self._draw.sample(others, self._draw.randint(1, len(others))):
+                        line.refused_until = self.loop.time() + fault.seconds
+                        self.cut(line, notice=self.soon())
                     call.line.refused_until = self.loop.time() + fault.seconds
                 if fault.kind == "vanish":
                     for each in call.line.calls:

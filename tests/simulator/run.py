@@ -45,6 +45,9 @@ def main() -> int:
         plant(options.planted)
     if options.fail_operation or options.fail_every_operation:
         return _fail_operations(options)
+    from tests.simulator.federation import warm_up
+
+    warm_up()
     began, used = time.monotonic(), _processor_seconds()
     runs = faults = failed = 0
     end = began + 60 * options.minutes if options.minutes else math.inf
@@ -87,9 +90,6 @@ def _run_block(seeds: list[int], options: argparse.Namespace, *, end: float, mos
 def _in_child(work: Callable[[], tuple[int, int, int]]) -> tuple[int, int, int]:
     """What a piece of work returns that is done in a copy of this process: the remains of its runs go with the copy,
     and nobody has to collect them."""
-    from tests.simulator.federation import warm_up
-
-    warm_up()
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = os.pipe()

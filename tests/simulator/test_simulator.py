@@ -8,18 +8,20 @@ import asyncio
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.simulator.database import Database
 from tests.simulator.disk import Disk
 from tests.simulator.file_errors import ERRORS
 from tests.simulator.loop import Killed, SeededLoop, TooLong
-from tests.simulator.machine import BEFALLS, FileError, Machine, PointOfDeath
+from tests.simulator.machine import BEFALLS, AimedDeath, FileError, Machine, PointOfDeath
 from tests.simulator.planted import FILE_ERROR_BUGS, PLANTED, PlantedBug
-from tests.simulator.schedule import draw_schedule
+from tests.simulator.schedule import COORDINATOR, NAMES, STATEMENTS, draw_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +39,36 @@ def test_a_schedule_is_replayed_bit_for_bit_and_holds_all_invariants() -> None:
              for each in (first, second)]
     assert lines[0] == lines[1]
     assert re.search(r"fingerprint [0-9a-f]{16}$", lines[0][-1])
+
+
+@pytest.mark.slow
+def test_a_schedule_is_the_same_alone_and_among_others() -> None:
+    """What earlier ones have left in this process is collected, and its `finally` blocks run, in between."""
+    among, alone = _run("5-7", "--verbose"), _run("7", "--verbose")
+    assert among.stdout.splitlines()[2] == alone.stdout.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_every_mark_that_a_death_may_be_aimed_at_is_reached_without_faults() -> None:
+    reached = subprocess.run([sys.executable, "-c", _MARKS_REACHED], cwd=ROOT, text=True, capture_output=True,
+                             check=True, env={**os.environ, "PYTHONHASHSEED": "0"}).stdout.splitlines()
+    for place, marks in (("coordinator", (*STATEMENTS, *NAMES[COORDINATOR])), ("a", NAMES["silo"])):
+        missing = [mark for mark, _ in marks if f"{place}: {mark}" not in reached]
+        assert not missing, f"a death at one of these never comes: {missing}"
+
+
+_MARKS_REACHED = """
+from tests.simulator.federation import run_schedule
+from tests.simulator.machine import AimedDeath
+from tests.simulator.schedule import COORDINATOR, Schedule
+
+never = (AimedDeath(mark="never", occurrence=1, kind="disk", later=0),)
+for phases, masked in ((2, False), (1, True)):
+    done = run_schedule(Schedule(seed=1, phases=phases, masked=masked, aims={COORDINATOR: never, "a": never}))
+    assert not done.violations, done.violations
+    for name, events in done.events.items():
+        print("\\n".join(f"{name}: {kind[6:]}" for kind in events if kind.startswith("mark: ")))
+"""
 
 
 @pytest.mark.slow
@@ -145,6 +177,53 @@ def test_a_process_dies_within_a_change_of_a_file() -> None:
     assert _content(machine.disk, "a") != b"abcdef"
 
 
+def test_a_death_comes_so_many_events_after_the_mark_that_it_is_aimed_at() -> None:
+    machine = _machine()
+    life = machine.begin()
+    machine.disk.mkdir("/~m/states")
+    machine.aims.append(AimedDeath(mark="replace states", occurrence=2, kind="disk", later=1))
+
+    def work() -> None:
+        _write(machine.disk, "x", b"1")
+        for name in ("one", "two", "three", "four"):
+            machine.disk.link("/~m/x", f"/~m/{name}")
+            machine.disk.replace(f"/~m/{name}", f"/~m/states/{name}")
+
+    with pytest.raises(Killed):
+        life.context.run(work)
+    assert sorted(machine.disk.listdir("/~m/states")) == ["one", "two"], "at the next change behind the second"
+
+
+def test_the_ledger_is_as_after_a_commit_that_was_lasting_or_a_later_one_when_the_power_goes() -> None:
+    found = set()
+    for seed in range(40):
+        machine = _machine()
+        machine.draw.seed(seed)
+        first = sqlite3.connect(":memory:", isolation_level=None)
+        first.execute("CREATE TABLE t (n)")
+        database = Database(machine, first.serialize(), may_lose_power=True)
+        for number, lasting in ((1, True), (2, True), (3, False), (4, False)):
+            database.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("INSERT INTO t VALUES (?)", (number,))
+            database.execute("COMMIT")
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("INSERT INTO t VALUES (?)", (5,))
+        database._killed()
+        database._lose_power()
+        found.add(tuple(row[0] for row in database.raw.execute("SELECT n FROM t ORDER BY n")))
+    assert found == {(1, 2), (1, 2, 3), (1, 2, 3, 4)}
+
+
+def test_rot_changes_what_can_be_made_or_fetched_again_and_nothing_else() -> None:
+    machine = _machine()
+    machine.disk.mkdir("/~m/outgoing")
+    for name in ("outgoing/a", "memory"):
+        _write(machine.disk, name, b"abc", sync=True)
+    machine.disk.rot()
+    assert (_content(machine.disk, "outgoing/a"), _content(machine.disk, "memory")) == (b"abb", b"abc")
+
+
 def test_time_jumps_to_the_next_timer() -> None:
     loop, woken = SeededLoop(random.Random(1)), list[float]()
 
@@ -185,7 +264,7 @@ def test_every_error_befalls_files_and_the_ledger(error: str) -> None:
     machine.begin()
     kinds = BEFALLS[ERRORS[error]]
     assert any(kind.startswith("sql") for kind in kinds)
-    machine.file_error = FileError(machine="m", number=2, errno=ERRORS[error])
+    machine.expect(FileError(machine="m", number=2, errno=ERRORS[error]))
     assert machine.life is not None
     machine.life.context.run(machine.operate, "create")
     assert machine.life.context.run(machine.operate, "create") == ERRORS[error]

@@ -358,9 +358,10 @@ def _text(data: Any, name: str) -> str:
 
 
 def _patient(data: Any) -> str:
-    """A key of the patient. Two hospitals may give one number to two patients; the issuer tells them apart."""
-    number = _text(data, "PatientID")
-    return patient_key(f"{_text(data, 'IssuerOfPatientID')}\0{number}") if number else ""
+    """A key of the patient. Two hospitals may give one number to two patients; the issuer tells them apart. Without one
+    the key is that of a table whose column has the same number."""
+    number, issuer = _text(data, "PatientID"), _text(data, "IssuerOfPatientID")
+    return patient_key(f"{issuer}\0{number}" if issuer and number else number)
 
 
 class _Curve:

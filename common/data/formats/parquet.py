@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
 from semisilo.common.data.formats.extras import needed
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.registry import PARQUET, format_by_name, has_suffix
@@ -57,6 +58,8 @@ class Rows:
     classes_named: bool
     asked: tuple[str, ...] | None = None
     """As `semisilo.common.data.formats.folder.Listing.asked`."""
+    patients: tuple[str, ...] = ()
+    """A key of each row's patient, "" where it is not known; () without such a column."""
 
     @property
     def has_label_N(self) -> NDArray[np.bool_]:
@@ -111,8 +114,10 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
     for name in columns:
         _label_column(schema, features, name, source)
     label = columns[0] if columns else _label_column(schema, features, named.get("label"), source)
+    patient = _patient_column(schema, named.get("patient"), source)
     counts: list[int] = []
     labels: list[Any] = []
+    patients: list[str] = []
     for path in chosen:
         file = _opened(path, source)
         if not file.schema_arrow.equals(schema):
@@ -123,8 +128,13 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
             _check_groups(file, path, source)
             labels += list(zip(*(_column(file, path, name, source) for name in columns), strict=True)) if columns else \
                 _column(file, path, label, source)
+        if patient is not None:
+            _check_groups(file, path, source)
+            patients += [patient_key("" if value is None else str(value).strip())
+                         for value in _column(file, path, patient, source)]
     if not sum(counts):
         raise BadData(f"{source}: has no rows.", remedy="Add images.")
+    whose = tuple(patients) if any(patients) else ()
     feature = features.get(label or "", {})
     inside = feature.get("feature")
     described = feature.get("names", inside.get("names") if isinstance(inside, dict) else None)
@@ -135,10 +145,10 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
     if label is not None and (multi_label or (multi_label is None and lists)):
         rows_NK, classes = _findings(labels, tuple(columns), names, source)
         return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=rows_NK, classes=classes,
-                    classes_named=True, asked=tuple(columns) or None)
+                    classes_named=True, asked=tuple(columns) or None, patients=whose)
     labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
     return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
-                classes_named=are_named)
+                classes_named=are_named, patients=whose)
 
 
 def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[ImageFile]:
@@ -158,6 +168,7 @@ def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[Im
                 if wanted is None or wanted[start + row]:
                     class_name, findings = _said(rows, start + row)
                     yield ImageFile(path, f"{path.name}[{row}]", class_name, findings=findings,
+                                    patient=rows.patients[start + row] if rows.patients else "",
                                     content=value if isinstance(value, bytes) else b"")
                 row += 1
         if row < count:
@@ -204,11 +215,12 @@ def _settings(text: str, source: str) -> tuple[dict[str, str], str]:
             split = piece
         elif key == "split" and value:
             split = value
-        elif key in ("image", "label") and value:
+        elif key in ("image", "label", "patient") and value:
             named[key] = value
         else:
             raise BadData(f"{source}: '{piece}' is not understood.",
-                          remedy="Behind the # stand image=COLUMN, label=COLUMN and split=NAME, joined by &.")
+                          remedy="Behind the # stand image=COLUMN, label=COLUMN, patient=COLUMN and split=NAME, joined"
+                                 " by &.")
     return named, split
 
 
@@ -326,6 +338,25 @@ def _label_column(schema: Any, features: Mapping[str, Mapping[str, object]], wan
     if len(described) == 1:
         return described[0]
     return next((str(name) for want in _LABEL_NAMES for name in schema.names if name.casefold() == want), None)
+
+
+def _patient_column(schema: Any, wanted: str | None, source: str) -> str | None:
+    """The column that says whose image it is: the wanted one, or one with a usual name, of texts or whole numbers."""
+    types = needed("pyarrow.types", PARQUET)
+
+    def can_be(name: str) -> bool:
+        kind = schema.field(name).type
+        return bool(schema.names.count(name) == 1 and (
+            types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
+            or types.is_dictionary(kind)))
+
+    if wanted is not None:
+        if wanted not in schema.names or not can_be(wanted):
+            raise BadData(f"{source}: has no column '{wanted}' of texts or whole numbers.",
+                          remedy=f"Its columns: {', '.join(schema.names[:12])}.")
+        return wanted
+    return next((str(name) for want in PATIENT_COLUMNS for name in schema.names
+                 if name.strip().casefold().replace(" ", "_") == want and can_be(name)), None)
 
 
 def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...], source: str

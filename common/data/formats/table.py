@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from semisilo.common.data.form import patient_key
+from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
 from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
@@ -49,8 +49,6 @@ _FILE_NAMES = ("file", "filename", "file_name", "filepath", "file_path", "path",
                "image_name", "image_file", "image_id", "image_index", "img", "img_path", "dicom", "id", "name")
 _LABEL_NAMES = ("label", "labels", "class", "class_name", "class_id", "label_name", "diagnosis", "dx", "target",
                 "category", "finding", "finding_labels", "finding_label", "y")
-_PATIENT_NAMES = ("patient", "patient_id", "patientid", "patient_number", "patient_key", "subject", "subject_id",
-                  "subjectid")
 _SPLIT_NAMES = ("split", "set", "fold", "partition", "subset")
 _NO_LABEL = frozenset(("", "nan", "na", "n/a", "null", "?"))
 _SETTINGS = ("file", "label", "folder", "split", "several", "patient")
@@ -241,7 +239,7 @@ def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], sou
         if split is None:
             raise BadData(f"{source}: has no column 'split', 'set', 'fold', 'partition' or 'subset'.",
                           remedy="Leave the part #split= out.")
-    patient = named(wanted["patient"]) if "patient" in wanted else usual(_PATIENT_NAMES)
+    patient = named(wanted["patient"]) if "patient" in wanted else usual(PATIENT_COLUMNS)
     if wanted.get("label") == _NO_COLUMN:
         return _Columns(file, (), split, patient)
     if "label" in wanted:

@@ -172,7 +172,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         labels = [file.class_name for file in apart.images]
     found = _Found(skipped=list(skipped))
     ranges: dict[str, float] = {}
-    patient = "none" if kind == "parquet" else selection.patient
+    patient: PatientRule = "none" if kind == "parquet" and selection.patient != "auto" else selection.patient
     _count(stream, found, form, reading, ranges, _chosen(labels), number, patient, progress)
     misfits = _misfits(own, classes)
     order = (*own, *(name for name in classes if name not in own)) if own else ()
@@ -245,7 +245,7 @@ def _by_finding(counts: Mapping[str, int], order: Sequence[str]) -> dict[str, in
 
 
 def _with_class(file: ImageFile, class_name: str) -> ImageFile:
-    return ImageFile(file.path, file.name, class_name, file.content)
+    return replace(file, class_name=class_name, findings=None)
 
 
 def _renamed(own: tuple[str, ...], labels: list[str], classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:

@@ -108,6 +108,18 @@ def test_data_check_and_join_say_the_same(tmp_path: Path, names: list[str], refu
     assert (without.layout, without.unlabelled) == ("", len(names)), "the site has said that nothing has a label"
 
 
+def test_what_is_not_clear_in_a_table_is_asked_by_check_and_join_as_well(tmp_path: Path) -> None:
+    site(tmp_path, ["a.png", "b.png"])
+    (tmp_path / "list.csv").write_text("filename,age,ward\na.png,40,A1\nb.png,41,A2\n")
+    source = str(tmp_path / "list.csv")
+    (question,) = look_at(source, form=FORM, at_silo=True).questions
+    told = survey_silo_images(JoinChoice(source=source))
+    assert question == f"{told.question}. {told.remedy}."
+    checked, _ = look_at_images(SiloHome(tmp_path), Policy(data=DataPolicy(source=source)))
+    assert (checked.state, told.question in checked.text) == ("warning", True)
+    assert survey_silo_images(JoinChoice(source=f"{source}#label=none")).question == ""
+
+
 def test_the_hub_refuses_parts_as_classes_and_a_study_with_classes_refuses_patients_as_such(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="parts of a data set, not classes"):
         read_images(site(tmp_path / "parts", PARTS), size=8, channels=1)

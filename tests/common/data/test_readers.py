@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from semisilo.common.data.form import Selection
 from semisilo.common.data.readers import ImageSet, measure_form, read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData, SystemTrouble
 
@@ -619,3 +620,16 @@ def test_subsets_keep_images_labels_and_names_together():
             images.subset(wrong)
     with pytest.raises(ValueError, match="names"):
         ImageSet(images.images_NCHW, None, ("a",))
+
+
+def test_a_key_of_an_npz_says_whose_image_it_is(tmp_path):
+    images, path = np.zeros((3, 8, 8), np.uint8), tmp_path / "scans.npz"
+    np.savez(path, train_images=images, train_labels=np.array([0, 1, 0]), train_patients=np.array([4, -1, 4]))
+    first, second, third = read_images(str(path), size=8, channels=1).images.patients
+    assert (first == third != "", second) == (True, ""), "-1: not known"
+    np.savez(path, images=images, labels=np.array([0, 1, 0]), patients=np.array(["P4", "", "P4"]))
+    assert read_images(str(path), size=8, channels=1).images.patients[1] == ""
+    assert read_images(str(path), size=8, channels=1, selection=Selection(patient="none")).images.patients == ()
+    np.savez(path, images=images, labels=np.array([0, 1, 0]), patients=np.array([1.5, 2.0, 3.0]))
+    with pytest.raises(BadData, match="'patients' must be a whole number or a text for each of 3 images"):
+        read_images(str(path), size=8, channels=1)

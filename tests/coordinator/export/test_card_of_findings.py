@@ -17,14 +17,19 @@ def test_a_model_of_several_labels_is_handed_over_with_thresholds_and_predicts_b
     from semisilo.common.models.exported import read_facts
     from semisilo.prediction.predictor import predict
     from semisilo.simulation import run
-    from semisilo.simulation.output import export_run
+    from semisilo.simulation.output import export_run, write_output
     from tests.semisilo.simulation.test_multi_label import CASES, tables_of
     from tests.two_digits import CLASSES, write_two_digits
 
     images = write_two_digits(tmp_path / "two.npz", train=500, test=200)
     tables = tables_of(images, CASES["self_training"])
     tables["simulation"]["split"]["num_validation"] = 100
-    run(tables, out=tmp_path / "run", device="cpu")
+    result = run(tables, out=tmp_path / "run", device="cpu")
+    page = write_output(result).read_text()
+    for words in ("AUROC of every class", "Rightly without", "Calibration error", "on 200 test images"):
+        assert words in page
+    assert "ccuracy of" not in page
+    assert "Test accuracy" not in page
     folder = export_run(tmp_path / "run", out=tmp_path / "out", round="last", calibrate=True,
                         operating_point=("sensitivity 80% for every class", "specificity 90% for 4")).folder
     card, facts = json.loads((folder / "model_card.json").read_text()), read_facts(folder / "model.safetensors")

@@ -17,6 +17,7 @@ from semisilo.common.data.formats.archive import digits
 from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.coordinator.studies.held_out import draw_validation
 from semisilo.coordinator.studies.study_file import load_study
 from semisilo.silo.compute.images import read_silo_images
 from semisilo.silo.site.home import JoinChoice
@@ -275,3 +276,30 @@ def test_names_of_silos_keep_the_order_of_the_split_however_many_there_are() -> 
         assert len(set(names)) == number
         assert sorted(names, key=str.encode) == list(names)
     assert silo_names(2) == ("silo-000", "silo-001")
+
+
+def test_whole_patients_are_dealt_said_and_held_out_at_the_coordinator_as_well(tmp_path: Path) -> None:
+    """600 images of 120 patients: with so many labelled ones the coordinator holds out a validation set, whose patients
+    its file tells, as numbers that stand for nothing else."""
+    random = np.random.default_rng(3)
+    np.savez(tmp_path / "scans.npz", images=random.integers(0, 256, (600, 8, 8), dtype=np.uint8),
+             labels=np.repeat(np.arange(120) % 3, 5), patients=np.repeat([f"P{index}" for index in range(120)], 5))
+    tables = study(split={"num_labelled": 210, "num_test": 60, "fraction": 1.0})
+    tables["simulation"]["data"] = str(tmp_path / "scans.npz")
+    dealt = dealt_of(tables)
+    assert dealt.split.patients is not None
+    assert dealt.split.patients.num_patients == 120
+    assert dealt.patients_line().startswith("no patient is in two parts: 120 patients kept whole, ")
+    facts = json.loads(write_parts(dealt, tmp_path / "parts").read_text())
+    assert facts["patients"] == to_dict(dealt.split.patients)
+    sets = {name: read_images(str(tmp_path / "parts" / "coordinator" / "data" / f"{name}.npz"), size=8,
+                              channels=1).images for name in ("labelled", "test")}
+    assert not set(sets["labelled"].patients) & set(sets["test"].patients)
+    assert sets["labelled"].num_patients == len(np.unique(dealt.split.coordinator // 5))
+    assert "patients" not in np.load(tmp_path / "parts" / "silos" / "silo-000.npz").files
+    drawn = draw_validation(sets["labelled"].labels_N.numpy(), 0.2, seed=1, num_classes=3,
+                            patients=sets["labelled"].patients)
+    held, kept = (set(np.array(sets["labelled"].patients)[each]) for each in (
+        drawn, np.setdiff1d(np.arange(len(sets["labelled"])), drawn)))
+    assert len(drawn)
+    assert not held & kept

@@ -383,6 +383,9 @@ def test_patients_are_told_apart_by_number_and_issuer_and_their_numbers_are_not_
     assert len({a, c, d, ""}) == 4
     assert e == ""
     assert "7" not in found
+    table = tmp_path / "of_tables.csv"
+    table.write_text("file,patient_id,label\na.dcm,7,x\nd.dcm,7,y\n")
+    assert set(read_images(str(table), size=8, channels=1).images.patients) == {a}, "the same patient in tags and table"
 
 
 @pytest.mark.parametrize("file", ["reportsi.dcm", "rtplan.dcm", "test-SR.dcm", "waveform_ecg.dcm"])

@@ -15,9 +15,11 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
 from semisilo.common.data import room  # noqa: E402
-from semisilo.common.data.form import ImageForm  # noqa: E402
+from semisilo.common.data.form import ImageForm, Selection  # noqa: E402
 from semisilo.common.data.formats import parquet  # noqa: E402
+from semisilo.common.data.formats.pixels import Geometry  # noqa: E402
 from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled  # noqa: E402
+from semisilo.common.data.preview.preview import look_at  # noqa: E402
 from semisilo.common.data.readers import read_images, survey  # noqa: E402
 from semisilo.common.errors import BadData  # noqa: E402
 
@@ -105,6 +107,23 @@ def test_a_folder_of_files_is_one_source_with_splits(tmp_path):
     assert test.images_NCHW[:, 0, 0, 0].tolist() == [20, 21]
     with pytest.raises(BadData, match="no split 'tset'"):
         read_images(f"{tmp_path}/set#tset", size=8, channels=1)
+
+
+def test_a_column_says_whose_image_it_is(tmp_path):
+    path = tmp_path / "scans.parquet"
+    pq.write_table(pa.table({"image": [png(1), png(2), png(3), png(4)], "label": ["a", "b", "a", None],
+                             "Patient ID": [7, 8, 7, None], "visit": [1, 1, 2, 2]}), path)
+    a, b, c = read_images(str(path), size=8, channels=1).images.patients
+    assert a == c
+    assert len({a, b, ""}) == 3
+    assert read_images(str(path), size=8, channels=1, labelled=False).images.patients == (a, b, a, "")
+    assert read_images(str(path), size=8, channels=1, selection=Selection(patient="none")).images.patients == ()
+    assert read_images(str(path), size=8, channels=1, selection=Selection(patient="name")).images.patients == ()
+    by_visit = read_images(f"{path}#patient=visit", size=8, channels=1).images.patients
+    assert by_visit[0] == by_visit[1] != by_visit[2]
+    with pytest.raises(BadData, match="no column 'ward'"):
+        read_images(f"{path}#patient=ward", size=8, channels=1)
+    assert look_at(str(path), form=Geometry(size=8, channels=1, resize="fit")).patients == 0, "of one it is not known"
 
 
 def test_images_beside_a_parquet_file_are_what_counts(tmp_path):
