@@ -75,7 +75,7 @@ def probe(
     silos, as it sees it with secure aggregation; and with differential privacy, where it is asked for or the study has
     it. Nothing is sent anywhere. The numbers hold for these attacks: a better one may find more.
 
-    Stopped at any time, the same command goes on. The same command gives the same numbers.
+    Stopped at any time, the same command continues. The same command gives the same numbers.
 
     \b
     Examples:
@@ -84,7 +84,6 @@ def probe(
       semisilo probe lung/studies/first --data /scans --silos 5
       semisilo probe study.toml --shadows 64 --reconstructions 0 --json result.json
 
-    \b
     Exit status: 1 also where an attack finds more than differential privacy allows, which is a mistake in this program.
     """
     from rich.console import Console
