@@ -6,6 +6,7 @@ Tests: tests/common/payload/test_hostile_payloads.py.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ MAX_MANIFEST_BYTES = 2 * 2**20
 _MAX_OTHER_FIELDS = 64
 """Of a manifest beside its groups: the version, and what a newer one may add."""
 _TRAILER = struct.Struct(TRAILER)
+_KEPT_MANIFEST_BYTES = 64 * 1024
+"""Longer ones are read anew each time: what others send must not fill the memory."""
 
 
 class PayloadReader:
@@ -207,16 +210,27 @@ class PayloadReader:
             raise BadPayload(f"The manifest of {length} bytes does not fit into a file of {size}.")
         start = size - _TRAILER.size - length
         data = self._read(length, start)
-        if _has_more_fields(data, MAX_GROUPS + _MAX_OTHER_FIELDS):
-            raise BadPayload(f"The payload has more groups than the {MAX_GROUPS} that are allowed.")
-        try:
-            message = pb.PayloadManifest.FromString(data)
-        except DecodeError:
-            raise BadPayload("The manifest is no message of the expected form.") from None
-        return parse_manifest(message), start
+        return (_kept_manifest(data) if length <= _KEPT_MANIFEST_BYTES else _manifest_in(data)), start
 
     def _read(self, length: int, position: int) -> bytes:
         return os.pread(self._file.fileno(), length, position)
+
+
+def _manifest_in(data: bytes) -> tuple[GroupManifest, ...]:
+    """The checked manifest. Raises: BadPayload."""
+    if _has_more_fields(data, MAX_GROUPS + _MAX_OTHER_FIELDS):
+        raise BadPayload(f"The payload has more groups than the {MAX_GROUPS} that are allowed.")
+    try:
+        message = pb.PayloadManifest.FromString(data)
+    except DecodeError:
+        raise BadPayload("The manifest is no message of the expected form.") from None
+    return parse_manifest(message)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_manifest(data: bytes) -> tuple[GroupManifest, ...]:
+    """The same, kept: a file is opened to be checked, to be counted and to be added up."""
+    return _manifest_in(data)
 
 
 def _has_more_fields(data: bytes, most: int) -> bool:
