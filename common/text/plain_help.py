@@ -43,7 +43,7 @@ def _narrow(context: Any, width: int) -> Any:
     mean."""
     base = context.formatter_class
 
-    class Formatter(base):  # type: ignore[misc]
+    class Formatter(base):  # type: ignore[misc, valid-type]
         def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
             super().write_dl(rows, col_max=min(col_max, width // 3), col_spacing=col_spacing)
 

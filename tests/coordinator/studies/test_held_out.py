@@ -246,6 +246,14 @@ def test_all_images_of_a_patient_are_held_out_or_none(per_patient: int) -> None:
     assert np.array_equal(drawn, draw_validation(labels, 0.2, seed=1, num_classes=3, patients=patients))
 
 
+def test_images_of_unknown_patients_stand_for_themselves_beside_those_of_known_ones() -> None:
+    labels = np.repeat([0, 1], 20)
+    patients = ["p", "p", *[""] * 38]
+    drawn = draw_validation(labels, 0.25, seed=1, num_classes=2, patients=patients)
+    assert [int((labels[drawn] == label).sum()) for label in (0, 1)] == [5, 5], "a quarter of each class"
+    assert ({0, 1} & set(drawn.tolist())) in (set(), {0, 1}), "and the known one whole or not at all"
+
+
 def test_the_last_patient_of_a_class_and_one_with_an_image_that_stands_twice_are_not_held_out() -> None:
     labels = np.array([0] * 8 + [1] * 4)
     patients = ["a"] * 4 + ["b"] * 4 + ["c"] * 4

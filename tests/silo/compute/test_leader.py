@@ -33,7 +33,7 @@ OWN = Ready(host="node0", record=RECORD, images="00")
 
 @pytest.mark.parametrize(("ready", "error", "text"), [
     (replace(OWN, host="node1", images="01"), BadData, "on node1, reads other images than process 0 on node0"),
-    (replace(OWN, host="node1", record=replace(RECORD, torch="2.8")), BadConfiguration, "computes otherwise"),
+    (replace(OWN, host="node1", record=replace(RECORD, torch="2.8")), BadConfiguration, "computes differently"),
     (Ready(host="node1", failure=Failure(code="BAD_DATA", text="/scans: no such folder.")), BadData,
      "Process 1 of this silo: /scans: no such folder."),
     (Ready(host="node1", failure=Failure(code="COMPUTE_FAILED", text="KeyError: 1", details="Traceback")),
@@ -54,6 +54,8 @@ def test_images_that_differ_in_a_pixel_or_a_label_have_another_digest() -> None:
         (images, None), (None, images), (replace(images, labels_N=torch.tensor([0, 1, 1])), None),
         (replace(images, images_NCHW=other), None))]
     assert len(set(found)) == 4
+    relabelled = replace(images, images_NCHW=pixels.clone(), labels_N=torch.tensor([0, 1, 1]))
+    assert images_digest(SiloData(labelled=relabelled, unlabelled=None)) == found[2], "read anew, the same digest"
     assert images_digest(SiloData(labelled=replace(images, images_NCHW=pixels.clone()), unlabelled=None)) == found[0]
 
 

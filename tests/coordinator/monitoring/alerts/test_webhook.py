@@ -96,7 +96,8 @@ def test_nobody_there_is_a_line() -> None:
 @pytest.mark.parametrize(("address", "words"), [
     ("http://hub.example/x", "in clear"), ("http://10.0.0.1/x", "in clear"), ("ftp://hub.example/x", "such as"),
     ("https://alice:secret@hub.example/x", "name and password"), ("file:///etc/passwd", "such as"),
-    ("https://hub.example/x#y", "after #"), ("https://hub.example:port/x", "not an address"), ("hub.example", "such as"),
+    ("https://hub.example/x#y", "after #"), ("https://hub.example:port/x", "not an address"),
+    ("hub.example", "such as"),
     ("https://hub.example/ä", "ASCII"), ("https://hub.example/a\nb", "ASCII"),
     ("http://127.0.0.1.example/", "in clear")])
 def test_what_cannot_be_a_webhook_is_refused_with_the_reason(address: str, words: str) -> None:

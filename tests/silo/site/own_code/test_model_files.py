@@ -51,7 +51,7 @@ def test_a_configuration_of_transformers_is_permitted_likewise(tmp_path: Path) -
     assert permit_file(home, found)
     assert (home.model_files / f"{found.sha256}.json").read_bytes() == path.read_bytes()
     path.write_text("[1]")
-    with pytest.raises(UsageError, match="no configuration"):
+    with pytest.raises(UsageError, match="not a configuration"):
         look_at(path)
 
 

@@ -37,7 +37,7 @@ export function view(route) {
     round.phases.map((phase, index) => phaseCard(phase, index, round)),
     round.phases.length === 0 ? h("p", { class: "nothing", key: "no-phase" }, round.number === 0 ? "No silo works in the preparation: the coordinator trains on its own labels and measures the result." : "No phase has begun yet.") : null,
     classesCard(round.by_class),
-    metrics(round.metrics),
+    metrics(round.metrics, round.by_class?.findings.length ? OF_FINDINGS : OF_CLASSES),
   ];
 }
 
@@ -118,8 +118,9 @@ function perSilo(phase, round) {
     { name: "Silo", cell: (task) => task.silo }, ...names.map((name) => ({ name: format.words(name), class: "digits", cell: (task) => format.number(task.metrics[name]) }))], having, { key: ({ silo }) => silo }));
 }
 
-/** Numbers of single classes that stand in the card above. */
-const BY_CLASS = /^(validation_)?(recall|auroc|average_precision|calibration_error)\//;
+/** Numbers of single classes that the card above shows, of images with one label and with several. */
+const OF_CLASSES = /^(validation_)?recall\//;
+const OF_FINDINGS = /^(validation_)?(recall|auroc|average_precision|calibration_error)\//;
 
 const SHARES = /accuracy|ratio|calibration_error/;
 const AREAS = /^(auroc|average_precision)(\/|$)/;
@@ -127,8 +128,8 @@ const AREAS = /^(auroc|average_precision)(\/|$)/;
 const valued = (name, value) => (AREAS.test(name) ? value.toFixed(3) : SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value));
 
 /** Numbers of the whole model as facts, those of single classes ("auroc/rare") as a table. */
-function metrics(values) {
-  const entries = Object.entries(values).filter(([name]) => !BY_CLASS.test(name)).sort(([a], [b]) => (a < b ? -1 : 1));
+function metrics(values, shown) {
+  const entries = Object.entries(values).filter(([name]) => !shown.test(name)).sort(([a], [b]) => (a < b ? -1 : 1));
   if (entries.length === 0) return null;
   const single = entries.filter(([name]) => name.includes("/")).map(([name, value]) => [name.slice(0, name.indexOf("/")), name.slice(name.indexOf("/") + 1), value]);
   const measures = [...new Set(single.map(([measure]) => measure))];
