@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -24,12 +25,14 @@ LEFT = {"desk", "bulletin", "places", "spooled", "leftovers", "endings", "operat
 """Names that nobody would search for; what replaced them is in docs/decisions/0019-rooms.md."""
 
 
+@functools.cache
 def _sources() -> list[Path]:
     """All modules of the product; what is reached over a link counts once."""
     return sorted(path for side in SIDES for path in (ROOT / side).glob("**/*.py")
                   if not any(parent.is_symlink() for parent in path.parents))
 
 
+@functools.cache
 def _rooms() -> dict[str, list[Path]]:
     """Folder -> its modules without the door."""
     rooms: dict[str, list[Path]] = {}
@@ -118,6 +121,7 @@ def test_the_way_of_an_update_names_definitions_that_are_there() -> None:
         assert name in _definitions(ROOT / file), f"{file} has no {name}"
 
 
+@functools.cache
 def _definitions(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -51,10 +51,6 @@ FIRST = tuple(each for number, each in enumerate(STUDIES)
 """One study of each method and scenario."""
 CASES = [*((study, "batch norm") for study in STUDIES), *((study, "plain") for study in FIRST)]
 
-every_case = pytest.mark.parametrize(("study", "network"), [
-    pytest.param(study, network, marks=pytest.mark.slow) if study.scenario == AT_BOTH else (study, network)
-    for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
-"""Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py."""
 every_method = pytest.mark.parametrize("study", [
     pytest.param(each, marks=pytest.mark.slow) if each.scenario == AT_BOTH else each for each in FIRST], ids=str)
 _OF_SEMIFL = next(each for each in STUDIES if each.method == "semifl")
@@ -62,6 +58,12 @@ _WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
 """Methods that keep something for each silo, or from round to round."""
 _AS_ANOTHER = ("uda", "pseudo", "fed_sh", "fed_svr")
 """Notes of studies that hold no more than the first one of their method."""
+every_case = pytest.mark.parametrize(("study", "network"), [
+    pytest.param(study, network, marks=pytest.mark.slow) if study.scenario == AT_BOTH or study.note in _AS_ANOTHER
+    or (network == "plain" and study.method not in _WITH_MEMORY) else (study, network)
+    for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
+"""Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py. A network
+without batch-norm statistics sends a group less, which the methods with memory show quickly."""
 every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
     pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("self_training", "fedprox", "fednova")
     or study.note in _AS_ANOTHER or (network == "plain" and study.method not in _WITH_MEMORY) else (study, network)

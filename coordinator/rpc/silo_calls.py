@@ -107,7 +107,10 @@ class SiloCalls:
     @contextmanager
     def _admitted(self, context: _Context, *, poll: bool = False) -> Iterator[None]:
         """Around a call. Raises: TooManyCalls; WrongAuthority."""
-        silo = self._silos.setdefault(caller_silo(context, self._federation).silo, _Silo())
+        name = caller_silo(context, self._federation).silo
+        silo = self._silos.get(name)
+        if silo is None:
+            silo = self._silos[name] = _Silo()
         if wait := silo.rate.take(self._clock()):
             raise TooManyCalls(f"This silo calls more often than {_PER_SECOND:.0f} times a second.",
                                remedy="It is tried again.", retry_seconds=max(wait, _AGAIN_SECONDS))

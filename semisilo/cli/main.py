@@ -157,6 +157,8 @@ def simulate(
 
     The coordinator's own engine and the silos' own trainers, codec and memory, without a network: the final model has
     the bits of a run with real silos. The folder holds the ledger, the report, metrics.csv and metrics.json.
+    Where patients are known, none is in two of test, validation, labelled images and silos; one line says what that
+    took.
 
     \b
     Examples:
@@ -267,7 +269,7 @@ def split(
 
     DIR/coordinator is the study's folder for `studies/NAME` of a federation, DIR/silos/NAME.npz what a silo joins
     with, DIR/manifest.json says what is in them. The same file and seed give the same bytes on every machine, and
-    `semisilo simulate` deals the same images.
+    `semisilo simulate` deals the same images. Where patients are known, none is in two parts.
 
     \b
     Examples:

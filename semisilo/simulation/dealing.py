@@ -142,8 +142,8 @@ class Dealt:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every
         set; None where no patient has several of the images that are dealt or tested with. The numbers stand for
         nothing else."""
-        images, test = self.images.patients, () if self.test is None else self.test.patients
-        known = [patient for patient in (*images, *test) if patient]
+        beside = () if self.test is None or len(self.split.test) else self.test.patients
+        known = [patient for patient in (*self.images.patients, *beside) if patient]
         number = {patient: index for index, patient in enumerate(dict.fromkeys(known))}
         chosen = self.coordinator_set(name)
         if len(number) == len(known) or chosen is None:

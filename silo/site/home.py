@@ -415,5 +415,5 @@ class StatusFile:
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         # As `indent=1` writes it, for which Python has no quick way: a line for each field, and no field has parts.
         fields = json.dumps(to_dict(self.now), ensure_ascii=False, separators=(",\n ", ": "))
-        temporary.write_text(f"{{\n {fields[1:-1]}\n}}\n", encoding="utf-8")
+        temporary.write_bytes(f"{{\n {fields[1:-1]}\n}}\n".encode())
         os.replace(temporary, self._path)

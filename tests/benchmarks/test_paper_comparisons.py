@@ -82,6 +82,7 @@ def test_the_spread_is_the_root_of_the_mean_squared_deviation() -> None:
     assert spread([1.0, 2.0, 6.0]) == pytest.approx(math.sqrt(14 / 3))
 
 
+@pytest.mark.slow
 def test_the_committed_page_follows_from_the_committed_results(tmp_path: Path) -> None:
     for name in ("small", "full", "results", "notes"):
         if (FOLDER / name).is_dir():

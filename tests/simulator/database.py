@@ -71,7 +71,7 @@ class Database:
         _check()
         if self._machine.has_errors:
             self.operate(sql)
-        if sql[:6] == "SELECT":
+        if sql[:6] == "SELECT" or sql == "PRAGMA data_version":
             return self._db.execute(sql, *values)
         if sql.startswith("PRAGMA synchronous = "):
             self._lasting = sql.endswith("FULL")
@@ -168,6 +168,9 @@ class _Connection:
         self._database = database
 
     def execute(self, sql: str, *values: Any) -> Any:
+        if sql[:6] == "SELECT" and not self._database._machine.has_errors:  # most, and nothing befalls them
+            _check()
+            return self._database._db.execute(sql, *values)
         return self._database.execute(sql, *values)
 
     def executemany(self, sql: str, rows: Any) -> Any:

@@ -431,7 +431,7 @@ class SimulatedFederation:
             self.loop.call_later(each.at_seconds + each.for_seconds, fill, self.machines[each.machine], False)
 
     def _is_over(self) -> bool:
-        if len(self.violations) >= _ENOUGH:
+        if self.violations and len(self.violations) >= _ENOUGH:
             return True
         if self.completed_at is None:
             return False

@@ -247,6 +247,7 @@ def test_a_file_operation_that_fails_changes_no_bits_on_either_side() -> None:
     assert int(re.match(r"(\d+) studies", found.stdout.splitlines()[-1])[1]) > 5  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found_by_an_error_of_the_system_and_the_operation_is_told() -> None:
     found = _run("--fail-every-operation", "--first", "61", "--stride", "40", "--of", "a", "--errno", "EIO",
                  "--planted", "an-error-of-the-system-ends-the-silo")

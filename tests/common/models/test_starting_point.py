@@ -167,8 +167,9 @@ def test_a_grey_image_enters_as_the_repeated_image_would(trained: Path) -> None:
     assert "summed over the colours" in note
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "backbone.", "module.model.", "_orig_mod.module.backbone."])
-@pytest.mark.parametrize("ending", ["safetensors", "pth"])
+@pytest.mark.parametrize(("ending", "prefix"), [
+    ("safetensors", "module."), ("pth", "module."), ("safetensors", "model."), ("safetensors", "backbone."),
+    ("safetensors", "module.model."), ("pth", "_orig_mod.module.backbone.")])
 def test_prefixes_of_wrappers_are_taken_off(trained: Path, tmp_path: Path, prefix: str, ending: str) -> None:
     path = rewritten(trained, tmp_path / f"w.{ending}", lambda each: {prefix + name: v for name, v in each.items()})
     assert tensors.digest(initial_model(start(path).builder, SEED)) == tensors.digest(

@@ -667,7 +667,7 @@ def test_the_coordinators_images_on_the_disk_give_the_same_bits_as_in_memory(
     assert prepare(mapped) == expected
 
 
-@pytest.mark.parametrize("recipe", ["paper", "strong"])
+@pytest.mark.parametrize("recipe", ["paper", pytest.param("strong", marks=pytest.mark.slow)])
 def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_of_one_run(
         federation: Path, monkeypatch: pytest.MonkeyPatch, recipe: BaselineRecipe) -> None:
     monkeypatch.setattr(start_work, "_SAVE_SECONDS", 0.0)

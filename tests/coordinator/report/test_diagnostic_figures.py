@@ -69,6 +69,10 @@ def empty_axes() -> Axes:
     return Figure().add_subplot()
 
 
+BY_AREA = "auroc_by_class"
+"""Of studies whose images may have several labels, in the place of the recalls."""
+
+
 def axes_of(name: str, study: StudySummary) -> Axes:
     """One plot before it becomes a picture, which is what takes the time."""
     axes = empty_axes()
@@ -82,7 +86,7 @@ def test_a_study_without_such_numbers_has_no_such_plots(plain: StudySummary) -> 
 
 
 def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(figures: tuple[DrawnFigure, ...]) -> None:
-    assert [figure.name for figure in figures] == [*FIGURES, *DIAGNOSTIC_FIGURES]
+    assert [figure.name for figure in figures] == [*FIGURES, *(name for name in DIAGNOSTIC_FIGURES if name != BY_AREA)]
     for figure in figures:
         assert figure.light_png[:4] == figure.dark_png[:4] == b"\x89PNG"
         assert figure.light_png != figure.dark_png
@@ -187,12 +191,23 @@ def test_a_simulation_shows_payload_where_nothing_crossed_a_wire(plain: StudySum
     assert describe_figure("cost_by_round", plain).startswith("Bars: wire bytes"), "the control"
 
 
+def test_where_images_have_several_labels_classes_are_drawn_by_auroc_and_not_by_recall(study: StudySummary) -> None:
+    assert study.row.frozen is not None
+    several = replace(study, row=replace(study.row, frozen=replace(study.row.frozen, task="multi_label")),
+                      rounds=tuple(replace(entry, metrics={**entry.metrics, **{
+                          f"auroc/{name}": 0.75 for name in study.row.classes}}) for entry in study.rounds))
+    values = np.asarray(axes_of(BY_AREA, several).images[0].get_array())
+    assert set(values.ravel().tolist()) == {75.0}
+    assert "0.750" in describe_diagnostic(BY_AREA, several)
+    assert not DIAGNOSTIC_FIGURES["recall_by_class"][1](empty_axes(), several, LIGHT)
+
+
 def test_the_page_takes_the_new_plots(study: StudySummary, figures: tuple[DrawnFigure, ...], tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=1)
     page = render_page(federation="f", address="a:1", study=study, silos=(), figures=figures,
                        audit=audit(filled.ledger, "first"), state_digest="")
-    for title, _ in DIAGNOSTIC_FIGURES.values():
-        assert title in page
+    for name, (title, _) in DIAGNOSTIC_FIGURES.items():
+        assert (title in page) == (name != BY_AREA)
 
 
 def test_the_measure_is_the_line_and_accuracy_the_second_where_there_is_room(tmp_path: Path) -> None:

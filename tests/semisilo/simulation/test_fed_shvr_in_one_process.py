@@ -194,6 +194,7 @@ def test_silos_that_come_and_go_are_corrected_and_lose_nothing(at: Any) -> None:
         assert torch.allclose(total, sum(parts, torch.zeros_like(total)), atol=1e-7 * state.mass), name
 
 
+@pytest.mark.slow
 def test_both_places_of_the_control_variates_train_alike() -> None:
     """Equal but for the rounding of what is kept, float64 at the silo and float32 at the coordinator."""
     world = _world(100)

@@ -147,7 +147,7 @@ FEDRGD = {"lr": 0.1, "labelled_batch": 10, "unlabelled_batch": 32, "decay": "sch
 @pytest.mark.parametrize(("method", "rounds", "settings"), [
     ("fedmix", 5, {"labels": 40, **FEDMIX}),
     ("fedrgd", 5, FEDRGD),
-    ("fedsgd", 20, {"lr": 0.2}),
+    pytest.param("fedsgd", 20, {"lr": 0.2}, marks=pytest.mark.slow),
     ("fedsgd", 20, {"lr": 0.2, "scenario": "labels-at-silo"}),
 ], ids=["fedmix", "fedrgd", "fedsgd with labels at the coordinator", "fedsgd with labels at silos"])
 def test_accuracy_rises(method: str, rounds: int, settings: dict[str, Any]) -> None:

@@ -74,6 +74,7 @@ def test_behind_masks_every_silo_adds_a_share_of_the_noise_and_counts_it(tmp_pat
     assert run(study(honest_silos=1), out=tmp_path / "c", engine="process", device="cpu").digest != first.digest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_behind_masks_silos_share_the_noise_of_their_images_and_each_counts_all_of_it(tmp_path: Path) -> None:
     def study(**dp: Any) -> dict[str, Any]:

@@ -303,3 +303,16 @@ def test_whole_patients_are_dealt_said_and_held_out_at_the_coordinator_as_well(t
         drawn, np.setdiff1d(np.arange(len(sets["labelled"])), drawn)))
     assert len(drawn)
     assert not held & kept
+
+
+def test_files_of_patients_with_one_image_each_are_those_of_images_without_patients(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(4).integers(0, 256, (300, 8, 8), dtype=np.uint8)
+    labels, tables = np.arange(300) % 3, study(split={"num_labelled": 30, "num_test": 60, "fraction": 1.0})
+    for name, more in (("known", {"patients": np.arange(300)}), ("unknown", {})):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "scans.npz", images=pixels, labels=labels, **more)
+        tables["simulation"]["data"] = str(tmp_path / name / "scans.npz")
+        write_parts(dealt_of(tables), tmp_path / name / "parts")
+    known, unknown = (all_bytes(tmp_path / name / "parts") for name in ("known", "unknown"))
+    assert known.keys() == unknown.keys()
+    assert all(known[name] == unknown[name] for name in known if name != "manifest.json"), "it names the source"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import math
@@ -165,6 +166,14 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert (asked.settings["local_epochs"], asked.download_bytes) == (5, 300_000)
             assert asked.text == status.last_outcome
     run(work())
+
+
+def test_the_status_file_is_what_json_writes_with_a_line_for_each_field(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path / "status.json")
+    status.update(now_unix=1.5, study='quote " and \u00e9\n', round=2, bytes_estimated=True)
+    written = (tmp_path / "status.json").read_text(encoding="utf-8")
+    assert written == json.dumps(dataclasses.asdict(status.now), ensure_ascii=False, indent=1) + "\n"
+    assert StatusFile.load(tmp_path / "status.json") == status.now
 
 
 def test_the_status_says_how_far_the_work_is_as_long_as_it_goes_on(tmp_path: Path) -> None:

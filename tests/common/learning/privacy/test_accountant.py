@@ -84,7 +84,8 @@ def subsampled_delta(epsilon: float, noise: float, rate: float) -> float:
     return max(totals)
 
 
-@pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.1), (0.8, 0.5), (2.0, 0.3)])
+@pytest.mark.parametrize(("noise", "rate"), [
+    (1.0, 0.1), pytest.param(0.8, 0.5, marks=pytest.mark.slow), pytest.param(2.0, 0.3, marks=pytest.mark.slow)])
 def test_one_sampled_step_is_the_integral(noise: float, rate: float) -> None:
     found = epsilon_of([steps(noise, rate, 1)], DELTA)
     assert subsampled_delta(found, noise, rate) <= DELTA
@@ -146,7 +147,8 @@ def test_more_steps_than_can_be_counted_are_refused() -> None:
         epsilon_of([steps(1.0, 0.1, MAX_STEPS + 1)], DELTA)
 
 
-@pytest.mark.parametrize(("target", "rate", "count"), [(1.0, 0.1, 100), (8.0, 0.5, 40), (3.0, 1.0, 5)])
+@pytest.mark.parametrize(("target", "rate", "count"), [
+    (1.0, 0.1, 100), pytest.param(8.0, 0.5, 40, marks=pytest.mark.slow), (3.0, 1.0, 5)])
 def test_noise_for_a_target_reaches_it_and_wastes_little(target: float, rate: float, count: int) -> None:
     noise = noise_for(target, DELTA, sampling_rate=rate, steps=count)
     assert epsilon_of([steps(noise, rate, count)], DELTA) <= target
