@@ -36,6 +36,7 @@ from semisilo.coordinator.federation.folder import (
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import (
+    AugmentationTable,
     DataSettings,
     ImageSettings,
     ParticipationSettings,
@@ -63,7 +64,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[data]", DataSettings),
     (STUDY, "", "[data] image", ImageSettings),
     (DATA, "", "Reading: what a file does not say of itself", Reading),
-    (STUDY, "", "[augmentation]", AugmentationSettings),
+    (STUDY, "", "[augmentation]", AugmentationTable),
     (STUDY, "", "[participation]", ParticipationSettings),
     (STUDY, "", "[wire]", WireSettings),
     (STUDY, "", "[robust]", RobustSettings),
