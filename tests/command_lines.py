@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ SCRIPTS = {"coordinator": "semisilo.coordinator.cli.main", "silo": "semisilo.sil
 """Console script -> the module that holds its `app`."""
 
 
+@functools.cache
 def commands_of(script: str) -> dict[str, Any]:
     """The commands that `--help` lists, by name."""
     group: Any = typer.main.get_command(importlib.import_module(SCRIPTS[script]).app)

@@ -52,9 +52,10 @@ FROZEN_BYTES = 4 * (4 * 9 + 4 + 4 + 4 + 4)
 """A convolution of 4 x 1 x 3 x 3, gamma, beta, mean and variance of 4 channels."""
 
 every_method = pytest.mark.parametrize("study", [
-    pytest.param(each, marks=pytest.mark.slow) if each.method in ("fedprox", "fednova") or each.scenario == AT_BOTH
-    else each for each in FIRST], ids=str)
-"""FedProx and FedNova hand over what FedAvg does, and with labels at both silos what they do with labels at silos."""
+    pytest.param(each, marks=pytest.mark.slow) if each.method in ("fedprox", "fednova", "fedrgd", "fedsgd")
+    or each.scenario == AT_BOTH else each for each in FIRST], ids=str)
+"""FedProx and FedNova hand over what FedAvg does, FedRGD and FedSGD what FedAvg and SemiFL do, and with labels at both
+what methods do with labels at silos."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -552,7 +552,8 @@ def test_what_is_the_coordinators_own_business_stays_in_its_log_under_a_request_
     request = got.line().split("request ")[1][:8]
     assert any(request in record.getMessage() for record in caplog.records)
     assert "/srv" in caplog.text
-    assert ("Traceback" in caplog.text) == isinstance(error, RuntimeError)
+    own = [record for record in caplog.records if record.name.startswith("semisilo")]  # gRPC's loops end when they like
+    assert any(record.exc_info for record in own) == isinstance(error, RuntimeError)
 
 
 def test_a_hostile_answer_is_one_bounded_printable_line():

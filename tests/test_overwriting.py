@@ -89,7 +89,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Run
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aim", ["raw", "smallest", "auto"])
+@pytest.mark.parametrize("aim", [pytest.param("raw", marks=pytest.mark.slow), "smallest", "auto"])
 def test_only_what_is_overwritten_crosses_and_every_aim_gives_the_same_bits(
         tmp_path: Path, images: Images, undisturbed: Run, aim: str) -> None:
     """Up, a hundredth of the elements is replaced; down, at most what three silos have replaced since."""
@@ -207,7 +207,7 @@ def test_a_coordinator_that_has_lost_all_it_could_code_against_still_checks_and_
 
 
 @pytest.mark.parametrize(("operation", "hit"), [("tasks", 3), ("check_update", 8), ("aggregate", 3), ("evaluate", 2)])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_kill_of_both_sides_anywhere_changes_neither_bits_nor_metrics(
         tmp_path: Path, images: Images, undisturbed: Run, operation: str, hit: int, when: str) -> None:
     first = federation(tmp_path / "f", images, study={"local_accuracy": True})

@@ -51,10 +51,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return digest, folder
 
 
+@pytest.mark.slow
 def test_a_study_runs_to_its_end(undisturbed: tuple[str, Path]) -> None:
     assert len(undisturbed[0]) == 64
 
 
+@pytest.mark.slow
 def test_no_silo_keeps_a_secret_of_a_sum_that_is_over(undisturbed: tuple[str, Path]) -> None:
     for silo in SILOS:
         kept = json.loads((undisturbed[1] / silo / "secure" / "sums.json").read_text())["studies"]["first"]["session"]

@@ -36,13 +36,19 @@ def test_the_report_is_what_the_command_writes_and_is_made_once(over: Filled) ->
     asking(over, work)
 
 
-def test_card_and_model_are_an_operators_and_what_the_command_says_is_said(over: Filled) -> None:
-    """The states of this ledger are made up, so that the real command must refuse them."""
+def test_card_and_model_are_an_operators(over: Filled) -> None:
     async def work(page: Page) -> None:
         for name, file in FILES.items():
             if file.needs_operator:
                 answer = await page.client.get(f"/api/studies/first/files/{name}")
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "WRONG_TOKEN")
+    asking(over, work)
+
+
+@pytest.mark.slow  # quickly: the same of `coordinator queue` in test_studies.py
+def test_what_coordinator_export_refuses_is_refused_in_its_words(over: Filled) -> None:
+    """The states of this ledger are made up, so that the real command must refuse them."""
+    async def work(page: Page) -> None:
         answer = await page.client.get("/api/studies/first/files/model.safetensors", headers=BEARER)
         assert answer.json()["error"]["code"] == "CANNOT_HAND_OVER"
         assert answer.status_code < 500

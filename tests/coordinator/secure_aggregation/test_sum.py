@@ -40,7 +40,7 @@ def threshold_of(silos: int) -> int:
     return 2 * silos // 3 + 1
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 10, 32])
+@pytest.mark.parametrize("count", [3, 4, 5, 10, pytest.param(32, marks=pytest.mark.slow)])
 def test_the_sum_is_the_plain_one_bit_by_bit(count: int) -> None:
     total = a_total(threshold_of(count))
     silos = make_silos(count, total, words=200)

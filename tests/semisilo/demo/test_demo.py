@@ -179,7 +179,8 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen([*console_script("semisilo"), "demo", "--silos", "1", "--rounds", "500"],
                             stdout=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},

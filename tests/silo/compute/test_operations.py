@@ -417,6 +417,7 @@ def test_a_survey_counts_with_and_without_class(site: Site, tmp_path: Path) -> N
         survey(str(tmp_path / "nothing"))
 
 
+@pytest.mark.slow
 def test_a_process_gives_the_same_bits_as_this_one(site: Site, tmp_path: Path) -> None:
     here = operations().train(site.request())
     heard: list[float] = []
