@@ -18,6 +18,7 @@ from typing import Any
 from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
 from semisilo.common.methods import Scenario
+from semisilo.common.text.names import nearest_name
 from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
@@ -41,7 +42,9 @@ class FederationSettings:
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
-            raise ValueError(f'name = "{self.name}": use lower-case letters, digits and hyphens, at most 63.')
+            near = nearest_name(self.name[:200])
+            raise ValueError(f'name = "{self.name}": use lower-case letters, digits and hyphens, at most 63'
+                             f'{f", for example {near!r}" if near else ""}.')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +63,8 @@ class AddressSettings:
         for name in ("public", "enrollment"):
             value = getattr(self, name)
             if (name == "public" or value) and not _valid_address(value):
-                raise ValueError(f'{name} = "{value}": write host:port, for example "hub.example:8443".')
+                raise ValueError(f'{name} = "{value}": write host:port, the port below 65536, for example'
+                                 ' "hub.example:8443".')
         if not (_valid_address(self.listen) or _valid_address(f"{self.listen}:1")):
             raise ValueError(f'listen = "{self.listen}": write an interface, for example "[::]" or "127.0.0.1:8443".')
         if _port(self.public) == _port(self.enrollment_address):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from pathlib import Path
 from string import Template
 
@@ -284,4 +285,4 @@ def new_method(name: str, folder: Path) -> tuple[str, ...]:
         f"{plain}/trainer.py": _TRAINER, f"{plain}/strategy.py": _STRATEGY, f"tests/test_{plain}.py": _TEST}
     target = folder / words["dist"]
     write_files(target, {path: Template(text).substitute(words) for path, text in texts.items()})
-    return f"cd {target}", "pip install -e .", "pytest", "semisilo simulate study.toml"
+    return f"cd {shlex.quote(str(target))}", "pip install -e .", "pytest", "semisilo simulate study.toml"

@@ -5,6 +5,7 @@ Tests: tests/semisilo/starters/test_project.py.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from semisilo.starters.folder import write_files
@@ -105,4 +106,4 @@ def new_project(folder: Path) -> tuple[str, ...]:
     write_files(folder, {
         "study.toml": _STUDY, "compare.py": _SCRIPT, "data/README.md": _DATA, ".gitignore": _IGNORED,
         "README.md": _README.replace("$name", name).replace("$study", name)})
-    return f"cd {folder}", "semisilo simulate study.toml", "python compare.py"
+    return f"cd {shlex.quote(str(folder))}", "semisilo simulate study.toml", "python compare.py"
