@@ -80,9 +80,9 @@ def to_dict(value: Any) -> Any:
     if value is None or kind in _PLAIN:
         return value  # most values, before anything that takes time
     if kind is dict:
-        return {str(key): to_dict(item) for key, item in value.items()}
+        return {str(key): item if type(item) in _PLAIN else to_dict(item) for key, item in value.items()}
     if kind is list or kind is tuple:
-        return [to_dict(item) for item in value]
+        return [item if type(item) in _PLAIN else to_dict(item) for item in value]
     if (names := _names(typing.cast(Hashable, kind))) is not None:
         later = _later(typing.cast(Hashable, kind))
         found = {}
@@ -172,6 +172,12 @@ def _fields(cls: Hashable) -> Mapping[str, _Field]:
             for field in dataclasses.fields(typing.cast(Any, cls)) if field.init}
 
 
+@functools.cache
+def _shape(hint: Hashable) -> tuple[Any, tuple[Any, ...]]:
+    """What a hint is of, and its arguments."""
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _at(where: str) -> str:
     return f"{where}: " if where else ""
 
@@ -189,7 +195,7 @@ def _short(text: str) -> str:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is Any or hint is object or (type(value) is hint and hint in _PLAIN):
         return value  # most values, before anything that takes time
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = _shape(hint)
     if origin in (typing.Union, types.UnionType):
         if type(value) in arguments and (value is None or type(value) in _PLAIN):
             return value
@@ -212,6 +218,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise BadConfiguration(f"{_at(where)}expected a list, found {_kind(value)}.")
         if len(arguments) == 2 and arguments[1] is Ellipsis:
+            if arguments[0] in _PLAIN and all(type(item) is arguments[0] for item in value):
+                return tuple(value)
             return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
         if len(value) != len(arguments):
             raise BadConfiguration(f"{_at(where)}expected {len(arguments)} values, found {len(value)}.")

@@ -7,6 +7,7 @@ Tests: tests/coordinator/ledger/secure_sums/test_sums.py.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,8 +57,14 @@ def sum_row(ledger: Ledger, study: str, round: int, phase: str) -> SumRow:
     return SumRow(
         study=study, round=round, phase=phase, nonce=row["nonce"], threshold=row["threshold"],
         roster_number=row["roster_number"],
-        form=None if row["form_json"] is None else from_dict(MaskForm, json.loads(row["form_json"])),
+        form=None if row["form_json"] is None else _form(row["form_json"]),
         outcome=None if row["outcome_json"] is None else from_dict(SumOutcome, json.loads(row["outcome_json"])))
+
+
+@functools.lru_cache(maxsize=16)
+def _form(text: str) -> MaskForm:
+    """What a column holds; kept, for every silo's answer is held against it."""
+    return from_dict(MaskForm, json.loads(text))
 
 
 def last_sum(ledger: Ledger, study: str, round: int, phase: str) -> SumRow | None:
