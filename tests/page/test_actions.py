@@ -151,6 +151,7 @@ def test_an_invitation_is_shown_once_and_can_be_copied(shown: Tab, filled: Fille
     assert silo["silo"] == "hospital-c"
 
 
+@pytest.mark.slow
 def test_revoke_wants_the_name_typed(shown: Tab, filled: Filled) -> None:
     shown.go("#/silos", title="Silos")
     press(shown, "Revoke hospital-b")

@@ -41,6 +41,7 @@ def test_studies_are_chosen_and_compared_over_rounds_bytes_and_time(browser: Any
             shown.wait_for("axis => document.querySelector('line-chart svg').textContent.includes(axis)", axis)
 
 
+@pytest.mark.slow
 def test_an_address_can_be_handed_on_and_one_study_is_none_to_compare(browser: Any, three: LivePage) -> None:
     with tab(browser, three.address) as shown:
         shown.go("#/compare/second", title="Compare")

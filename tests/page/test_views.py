@@ -115,6 +115,7 @@ def test_a_running_study_that_waits_for_silos_says_so(browser: Any, tmp_path: Pa
         assert "0 of 1 silos have joined" in shown.text()
 
 
+@pytest.mark.slow
 def test_a_silos_last_reason_has_its_round_and_goes_when_it_is_old(browser: Any, tmp_path: Path) -> None:
     for rounds, shown_there in ((10, True), (11, False)):  # the second silo refused in round 6
         filled = fill_study(tmp_path / f"hub {rounds}", rounds=rounds, done=rounds)
@@ -460,6 +461,7 @@ def test_the_page_is_drawn_by_the_studys_measure_with_accuracy_beside_it(browser
         shown.wait_for_text(describe_percentage(uneven_after(6)["balanced_accuracy"]))
 
 
+@pytest.mark.slow
 def test_an_auroc_is_written_as_one(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=10, measure="auroc")
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:

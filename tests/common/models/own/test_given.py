@@ -131,6 +131,7 @@ def test_another_process_without_this_file_gets_classes_of_a_notebook(tmp_path: 
                           timeout=300)
     assert done.returncode == 0, done.stderr
     sha256 = done.stdout.strip()
+    assert len(sha256) == 64, done.stdout + done.stderr
     assert given_factory(sha256) is None
     given.unpack(path.read_bytes())
     factory = given_factory(sha256)
