@@ -60,10 +60,10 @@ _AS_ANOTHER = ("uda", "pseudo", "fed_sh", "fed_svr")
 """Notes of studies that hold no more than the first one of their method."""
 every_case = pytest.mark.parametrize(("study", "network"), [
     pytest.param(study, network, marks=pytest.mark.slow) if study.scenario == AT_BOTH or study.note in _AS_ANOTHER
-    or (network == "plain" and study.method not in _WITH_MEMORY) else (study, network)
+    or (network == "plain" and study.method not in ("semifl", "scaffold")) else (study, network)
     for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
 """Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py. A network
-without batch-norm statistics sends a group less, which the methods with memory show quickly."""
+without batch-norm statistics sends a group less, which two methods show quickly."""
 every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
     pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("self_training", "fedprox", "fednova")
     or study.note in _AS_ANOTHER or (network == "plain" and study.method not in ("semifl", "scaffold"))

@@ -78,6 +78,7 @@ def test_a_silo_that_refuses_is_red_with_its_reason_and_a_silent_one_can_be_left
         shown.wait_for_text(f"coordinator set-aside hospital-b --folder {filled.federation.folder}")
 
 
+@pytest.mark.slow
 def test_a_study_that_paused_because_every_silo_refuses_says_why_and_claims_no_gain(
         browser: Any, tmp_path: Path) -> None:
     with live_page(refused_study(tmp_path / "hub").federation) as page, tab(browser, page.address) as shown:
@@ -250,6 +251,7 @@ def test_heat_strips_have_a_scale(drifted: Tab) -> None:
     assert drifted.text(".heat .scale").split("\n") == ["share of the round's pseudo-labels", "0 %", "77.5 %"]
 
 
+@pytest.mark.slow
 def test_the_now_card_stays_between_two_rounds(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4, done=2, complete=False)
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:

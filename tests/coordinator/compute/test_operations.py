@@ -776,6 +776,7 @@ def test_work_on_the_baseline_that_cannot_be_written_down_goes_on_in_memory(
     assert "No space" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_process_gives_the_same_bits_as_this_one(federation: Path) -> None:
     async def scenario() -> tuple[OpenedStudy, Prepared]:
         compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")

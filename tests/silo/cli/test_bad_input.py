@@ -332,8 +332,10 @@ def test_folders_of_patients_that_are_taken_for_classes_are_refused_without_thei
     assert f"folder '{PATIENT}' is not a class of the study" in output.getvalue()
 
 
-@pytest.mark.parametrize("path", [True, False], ids=["path", "name"])
-@pytest.mark.parametrize("during", ["reading", "training"])
+@pytest.mark.parametrize(("during", "path"), [
+    pytest.param("reading", True, id="reading-path"), pytest.param("training", False, id="training-name"),
+    pytest.param("reading", False, id="reading-name", marks=pytest.mark.slow),
+    pytest.param("training", True, id="training-path", marks=pytest.mark.slow)])
 def test_an_error_that_nobody_foresaw_keeps_the_names_of_files_to_itself(
         during: str, path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = ten_pictures(tmp_path / "ward 7 of MUSTERMANN"), io.StringIO()

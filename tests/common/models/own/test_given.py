@@ -117,6 +117,7 @@ def test_what_is_no_network_is_refused_in_one_line(network: Any, says: str) -> N
     assert "\n" not in caught.value.line()
 
 
+@pytest.mark.slow
 def test_another_process_without_this_file_gets_classes_of_a_notebook(tmp_path: Path) -> None:
     """As `__main__` of a notebook would be: the class is in no file that the other process could import."""
     code = ("import sys\nfrom semisilo.common.models.own.given import give, packed\nfrom torch import nn\n"

@@ -252,7 +252,8 @@ def _processes_below(pid: int) -> list[int]:
 # Memory and choices ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("free", "expected"), [(0, 1), pytest.param(2**50, 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("free", "expected"), [(0, 1), (2**50, 3)])
 def test_where_memory_is_short_there_are_fewer_processes(
         tmp_path: Path, trained_elsewhere: list[int | None], monkeypatch: pytest.MonkeyPatch, free: int,
         expected: int) -> None:
