@@ -71,7 +71,7 @@ def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
     assert str(filled.ledger.study("first").state) == "paused"
     press(shown, "Resume")
     press(shown, "Resume the study")
-    shown.wait_for_text("first goes on", selector="#toasts")
+    shown.wait_for_text("first continues", selector="#toasts")
     until(lambda: str(filled.ledger.study("first").state) == "running")
     press(shown, "Sign out")
     assert shown.page.evaluate("sessionStorage.length") == 0
