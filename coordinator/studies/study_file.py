@@ -334,7 +334,7 @@ class AugmentationTable:
     """Whether a left-right flip keeps the meaning of an image."""
     vertical_flip: bool = False
     """Whether an up-down flip keeps the meaning of an image."""
-    without: tuple[str, ...] | str = "auto"
+    without: tuple[str, ...] | str = ()
     """Operations of RandAugment to leave out, for example ["Invert"]. "auto": with the policy "small" those that change
     colours, where colour alone tells classes of the coordinator's labelled images apart; else none."""
 

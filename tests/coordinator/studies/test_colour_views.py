@@ -77,12 +77,12 @@ def test_grey_images_repeated_to_three_channels_have_no_colour() -> None:
 
 
 @pytest.mark.parametrize(("augmentation", "expected"), [
-    ({}, COLOUR_OPERATIONS),
+    ({}, ()),
     ({"without": "auto"}, COLOUR_OPERATIONS),
     ({"without": []}, ()),
     ({"without": ["Invert"]}, ("Invert",)),
-    ({"policy": "semifl_official"}, ()),
-    ({"policy": "none"}, ()),
+    ({"policy": "semifl_official", "without": "auto"}, ()),
+    ({"policy": "none", "without": "auto"}, ()),
 ])
 def test_a_study_decides_once_and_tasks_get_what_was_decided(tmp_path: Path, augmentation: dict[str, object],
                                                              expected: tuple[str, ...]) -> None:
