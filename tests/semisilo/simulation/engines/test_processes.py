@@ -269,7 +269,7 @@ def test_where_memory_is_short_there_are_fewer_processes(
     monkeypatch.setattr(processes, "usable_processors", lambda: 3)
     monkeypatch.setattr(processes, "free_bytes", lambda: free)
     monkeypatch.setattr(ProcessesWorkplace, "train", _begun_first(ProcessesWorkplace.train, after=0))
-    run(study(rounds=1, silos=6), out=tmp_path, device="cpu")
+    run(study(rounds=3, silos=6), out=tmp_path, device="cpu")
     assert max(most) == expected
     assert len(set(trained_elsewhere)) == expected
 
