@@ -145,7 +145,8 @@ def _what(line: Line) -> str:
     if line.kind == "announcement":
         methods = line.content.get("methods", [])
         content = {**line.content, "methods": len(methods)} if isinstance(methods, list) else line.content
-        return printable(", ".join(f"{name} {value}" for name, value in content.items()), limit=200)
+        return printable(", ".join(f"{name} {' and '.join(map(str, value)) if isinstance(value, list) else value}"
+                                   for name, value in content.items()), limit=200)
     return printable(line.text, limit=200)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.silo.cli.main import app
+from semisilo.silo.site.disclosure_table import as_text, choose
 from semisilo.silo.site.disclosures import (
     Broken,
     Disclosure,
@@ -60,6 +61,13 @@ def test_an_announcement_has_a_line_whenever_it_changes_also_back_again(tmp_path
     log.record(announcement({"labelled_count": 10}, size_bytes=80))
     lines = [line for line in read_lines(tmp_path / "d.jsonl") if isinstance(line, Line)]
     assert [line.content["labelled_count"] for line in lines] == [10, 12, 10]
+
+
+def test_what_an_announcement_said_is_told_in_words(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path / "d.jsonl")
+    log.record(announcement({"methods": ["fedavg", "semifl"], "capabilities": ["masks", "noise"]}, size_bytes=80))
+    text = "\n".join(as_text(choose(read_lines(tmp_path / "d.jsonl"))))
+    assert "methods 2, capabilities masks and noise" in text
 
 
 def test_lines_of_an_earlier_version_are_read_and_damaged_ones_reported(tmp_path: Path) -> None:
