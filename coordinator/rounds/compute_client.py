@@ -72,6 +72,9 @@ class ComputeSteps:
         if row.frozen is None:
             self._ledger.set_study_facts(row.name, frozen=opened.frozen, numerics=opened.numerics)
             _LOG.info("study %s: %s", row.name, opened.frozen.choice_line)
+            if opened.frozen.left_out_views:
+                _LOG.info("study %s: strong views are made without %s: %s", row.name,
+                          ", ".join(opened.frozen.left_out_views), opened.frozen.left_out_views_reason)
         elif row.numerics is not None and row.numerics != opened.numerics:
             before, after = to_dict(row.numerics), to_dict(opened.numerics)
             _LOG.warning("study %s resumes under other numerics (%s): its bits will differ from an undisturbed run",

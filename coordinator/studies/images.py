@@ -127,8 +127,6 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
-        if left_out:
-            _LOG.info("strong views without %s: %s", ", ".join(left_out), left_out_reason)
     elif _comparable(now, frozen) != frozen:
         _check_same_network(config, now, frozen)
         _LOG.warning("the coordinator's images have changed since the study started (labelled %d -> %d, validation"

@@ -10,6 +10,7 @@ import torch
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadConfiguration
+from semisilo.coordinator.export.card import settings_shown
 from semisilo.coordinator.studies.colour_views import COLOUR_OPERATIONS, left_out_views, told_apart
 from semisilo.coordinator.studies.images import read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
@@ -97,10 +98,23 @@ def test_a_study_decides_once_and_tasks_get_what_was_decided(tmp_path: Path, aug
     assert again == first
 
 
-def test_what_is_frozen_stays_when_a_version_before_had_not_decided(tmp_path: Path) -> None:
-    """A study of an earlier version has a list in the ledger, and goes on as it began."""
-    config = _config(without=[])
-    assert config.augmentation.decided(()).without == ()
+def test_what_is_frozen_stays_whatever_the_images_have_become(tmp_path: Path) -> None:
+    def written(images: ImageSet) -> None:
+        assert images.labels_N is not None
+        np.savez(tmp_path / "labelled.npz", train_images=images.images_NCHW.permute(0, 2, 3, 1).numpy(),
+                 train_labels=images.labels_N.numpy())
+
+    config = _config(without="auto")
+    written(_images(coloured=True))
+    first = read_study_data(config, folder=tmp_path, frozen=None).frozen
+    written(_images(coloured=False))
+    assert read_study_data(config, folder=tmp_path, frozen=None).frozen.left_out_views == ()
+    assert read_study_data(config, folder=tmp_path, frozen=first).frozen.left_out_views == COLOUR_OPERATIONS
+
+
+def test_the_model_card_has_the_list_that_auto_has_come_to() -> None:
+    shown = settings_shown({"augmentation": {"policy": "small", "without": "auto"}}, left_out_views=("Invert",))
+    assert shown["augmentation"]["without"] == ["Invert"]
 
 
 def test_another_word_than_auto_is_refused_with_the_list_that_was_meant() -> None:
