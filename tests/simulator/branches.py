@@ -75,8 +75,10 @@ def _run_branch(seeds: list[int], tell: Callable[[Outcome], None], goes_on: Call
     try:
         tell(run_schedule(draw_schedule(seeds[0]), branch))
         status = 0
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        print(f"seed {here[0]}: the simulator itself has failed", file=sys.stderr)
+        if not isinstance(error, SystemExit):  # that one a copy has told
+            traceback.print_exc()
     finally:
         _end(status)
 

@@ -396,8 +396,10 @@ class SimulatedFederation:
             self._go_on()
         except TooLong as error:
             self.violations.append(f"{error}; {self._where()}")
-        for machine in self.machines.values():
+        for machine in self.machines.values():  # nothing befalls those who look at what is left
             machine.file_error = None
+            machine.deaths.clear()
+            machine.aims.clear()
         self.violations += self.loop.complaints
         self.violations += self.network.complaints
 

@@ -33,11 +33,14 @@ _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "v
                "duplicate", "spoil")
 _MASKED_SHARE = 0.1
 """Of the families: such a run takes three times as long."""
+_SHARE_OF_TWO_PHASES = 0.12
+"""Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
-_EARLY_SHARE, _EARLY = 0.15, 0.15
-"""The last stretch of so many families begins within the first so much of a run."""
-_LATEST = 0.96
-_FAULTS, _LAST_FAULTS = (0, 0, 1, 2), (2, 2, 2, 3, 3, 4, 6)
+_LAST_BEGINS = ((0.05, 0.0, 0.15), (0.1, 0.15, 0.7), (0.85, 0.7, 0.96))
+"""(share of the families, from, to): where their last stretch begins, as a share of a run without faults. Most part in
+the last round, in which everything happens that happens in the others, and what lies before it is run once; but what
+goes wrong in the beginning is found only by those that part there."""
+_FAULTS, _LAST_FAULTS = (0, 0, 0, 1, 2), (2, 2, 2, 2, 3, 3, 4, 6)
 """How many a stretch has, and the last one, which no other schedule shares."""
 
 
@@ -224,7 +227,7 @@ def draw_schedule(seed: int) -> Schedule:
     """At least two faults, which no other schedule has, and those of the stretches that it shares."""
     path = path_of(seed)
     draw = random.Random(f"family {path[0]}")
-    plain = Schedule(seed=seed, phases=2 if draw.random() < 0.2 else 1, masked=draw.random() < _MASKED_SHARE,
+    plain = Schedule(seed=seed, phases=2 if draw.random() < _SHARE_OF_TWO_PHASES else 1, masked=draw.random() < _MASKED_SHARE,
                      quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
                      slow_seconds=draw.choice((0.3, 2.0, 8.0)),
                      report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
@@ -235,10 +238,9 @@ def draw_schedule(seed: int) -> Schedule:
 
 
 def _moments(draw: random.Random) -> tuple[float, ...]:
-    """Where the second stretch begins, and those after it, as shares of a run without faults. Most schedules part
-    late, for what they share is run once; but early mistakes are found only by those that part early."""
-    last = draw.uniform(0.0, _EARLY) if draw.random() < _EARLY_SHARE else \
-        min(_LATEST, 1.0 - (1.0 - _EARLY) * draw.random() ** 2.5)
+    """Where the second stretch begins, and those after it, as shares of a run without faults."""
+    (_, earliest, latest), = draw.choices(_LAST_BEGINS, [share for share, _, _ in _LAST_BEGINS])
+    last = draw.uniform(earliest, latest)
     return *sorted(draw.uniform(0.0, last) for _ in _FAN_OUT[1:]), last
 
 
