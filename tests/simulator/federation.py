@@ -22,6 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from semisilo.common.audit import signature
 from semisilo.common.config import to_dict
 from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.methods.contract import Phase
@@ -127,7 +130,17 @@ def _prepare_host() -> None:
     for name in ("agree", "_private", "_identity", "public_of"):  # the same silos agree on the same keys, run after run
         _remember(keys, name)
     sums.agree = keys.agree
+    audit_key_of = signature._audit_key  # five silos check the same heads, and so do the invariants
+    signature._audit_key = functools.lru_cache(maxsize=16)(  # type: ignore[assignment]
+        lambda certificate, authority: _RememberingKey(audit_key_of(certificate, authority)))
     gc.freeze()
+
+
+class _RememberingKey:
+    """A public key that checks the same signature once."""
+
+    def __init__(self, key: ed25519.Ed25519PublicKey) -> None:
+        self.verify = functools.lru_cache(maxsize=4096)(key.verify)
 
 
 def _remember(module: ModuleType, name: str) -> None:
@@ -521,8 +534,8 @@ def run_schedule(schedule: Schedule, branch: Callable[[int], Schedule] | None = 
             if federation.completed_at is not None:
                 federation.violations += broken_invariants(federation)
         return Outcome(
-            schedule=federation.schedule, violations=tuple(federation.violations), trace=tuple(federation.trace), seconds=federation.loop.time(),
-            turns=federation.loop.turns, messages=federation.network.messages,
+            schedule=federation.schedule, violations=tuple(federation.violations), trace=tuple(federation.trace),
+            seconds=federation.loop.time(), turns=federation.loop.turns, messages=federation.network.messages,
             events={name: dict(machine.counted) for name, machine in federation.machines.items()})
     finally:
         logger.removeHandler(unforeseen)

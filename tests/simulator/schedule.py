@@ -28,7 +28,7 @@ _FAN_OUT = (2, 2, 8)
 so on."""
 BRANCHES = 32
 """Schedules of a family."""
-assert BRANCHES == _FAN_OUT[0] * _FAN_OUT[1] * _FAN_OUT[2]
+assert _FAN_OUT[0] * _FAN_OUT[1] * _FAN_OUT[2] == BRANCHES
 _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "vanish", "stall", "delay", "duplicate",
                "duplicate", "spoil")
 _MASKED_SHARE = 0.1
@@ -36,7 +36,7 @@ _MASKED_SHARE = 0.1
 _SHARE_OF_TWO_PHASES = 0.12
 """Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
-_LAST_BEGINS = ((0.05, 0.0, 0.15), (0.1, 0.15, 0.7), (0.85, 0.7, 0.96))
+_LAST_BEGINS = ((0.04, 0.0, 0.15), (0.08, 0.15, 0.7), (0.88, 0.72, 0.97))
 """(share of the families, from, to): where their last stretch begins, as a share of a run without faults. Most part in
 the last round, in which everything happens that happens in the others, and what lies before it is run once; but what
 goes wrong in the beginning is found only by those that part there."""
@@ -227,8 +227,8 @@ def draw_schedule(seed: int) -> Schedule:
     """At least two faults, which no other schedule has, and those of the stretches that it shares."""
     path = path_of(seed)
     draw = random.Random(f"family {path[0]}")
-    plain = Schedule(seed=seed, phases=2 if draw.random() < _SHARE_OF_TWO_PHASES else 1, masked=draw.random() < _MASKED_SHARE,
-                     quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
+    plain = Schedule(seed=seed, phases=2 if draw.random() < _SHARE_OF_TWO_PHASES else 1,
+                     masked=draw.random() < _MASKED_SHARE, quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
                      slow_seconds=draw.choice((0.3, 2.0, 8.0)),
                      report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
     bounds = (0.0, *_moments(draw), 1.0)
