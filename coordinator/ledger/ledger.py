@@ -331,9 +331,10 @@ class Ledger(LedgerFile):
                               (time.time(), task_id)).rowcount == 1
 
     def replace_payloads(self, task: TaskRow, payloads: Sequence[PayloadRef]) -> TaskSpec:
-        """The task with other payloads of the same tensor groups: its silo no longer holds what the first need."""
+        """The task with other payloads of the same tensor groups: its silo no longer holds what the first need. On disk
+        before the silo hears of them: it asks for them by name, also of a coordinator that lost its power meanwhile."""
         spec = replace(task.spec, payloads=tuple(payloads))
-        with self.transaction(lasting=False) as db:
+        with self.transaction() as db:
             db.execute("UPDATE task SET spec_json = ? WHERE task_id = ?", (canonical_json(spec), task.task_id))
         return spec
 

@@ -85,6 +85,11 @@ PLANTED = (
     PlantedBug("a-silo-that-lost-tensors-is-told-nothing", "decision 0006", "coordinator/rounds/task_service.py",
                "spec = task.spec if _can_read(task.spec, held) else await self._written_anew(task, held)",
                "spec = task.spec"),
+    PlantedBug("a-task-written-anew-is-not-on-the-disk", "found by a schedule; decision 0063",
+               "coordinator/ledger/ledger.py",
+               "        spec = replace(task.spec, payloads=tuple(payloads))\n        with self.transaction() as db:",
+               "        spec = replace(task.spec, payloads=tuple(payloads))\n"
+               "        with self.transaction(lasting=False) as db:"),
     PlantedBug("a-file-is-renamed-before-it-is-on-the-disk", "NodeDB issue 78", "common/storage/durable.py",
                "            sync_file(file.fileno())\n", "            pass\n"),
     PlantedBug("a-name-is-not-on-the-disk", "ClickHouse issue 111339", "common/storage/durable.py",

@@ -23,10 +23,10 @@ SILOS = ("B", "a", "c", "d", "e")
 """In byte order."""
 CHUNK_BYTES = (120, 4096)
 """Of a payload of some 200 bytes: two chunks, or one."""
-_FAN_OUT = (2, 2, 8)
+_FAN_OUT = (2, 2, 16)
 """Into so many branches a family parts at the beginning of its second stretch, each of these at that of the third, and
 so on."""
-BRANCHES = 32
+BRANCHES = 64
 """Schedules of a family."""
 assert _FAN_OUT[0] * _FAN_OUT[1] * _FAN_OUT[2] == BRANCHES
 _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "vanish", "stall", "delay", "duplicate",
@@ -228,7 +228,8 @@ def draw_schedule(seed: int) -> Schedule:
     path = path_of(seed)
     draw = random.Random(f"family {path[0]}")
     plain = Schedule(seed=seed, phases=2 if draw.random() < _SHARE_OF_TWO_PHASES else 1,
-                     masked=draw.random() < _MASKED_SHARE, quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
+                     masked=draw.random() < _MASKED_SHARE,
+                     quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
                      slow_seconds=draw.choice((0.3, 2.0, 8.0)),
                      report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
     bounds = (0.0, *_moments(draw), 1.0)
