@@ -36,10 +36,13 @@ _MASKED_SHARE = 0.1
 _SHARE_OF_TWO_PHASES = 0.12
 """Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
-_LAST_BEGINS = ((0.04, 0.0, 0.15), (0.08, 0.15, 0.7), (0.88, 0.72, 0.97))
+_LAST_BEGINS = ((0.03, 0.0, 0.03), (0.03, 0.03, 0.15), (0.08, 0.15, 0.7), (0.86, 0.72, 0.97))
 """(share of the families, from, to): where their last stretch begins, as a share of a run without faults. Most part in
 the last round, in which everything happens that happens in the others, and what lies before it is run once; but what
 goes wrong in the beginning is found only by those that part there."""
+_BURST_SHARE, _BURST = 0.5, 0.05
+"""Of so many schedules the last faults fall into so much of a run, close to each other and to where it parts from its
+brothers, instead of anywhere in what is left."""
 _FAULTS, _LAST_FAULTS = (0, 0, 0, 1, 2), (2, 2, 2, 2, 3, 3, 4, 6)
 """How many a stretch has, and the last one, which no other schedule shares."""
 
@@ -272,6 +275,8 @@ class _Stretches:
         self._seed = seed
         self._last = last
         self._draw = random.Random(f"faults of {seed}")
+        if last and self._draw.random() < _BURST_SHARE:
+            self._share = min(self._share, _BURST)
 
     def draw(self) -> Stretch:
         draw, schedule = self._draw, self._schedule

@@ -46,10 +46,10 @@ def test_a_schedule_is_replayed_bit_for_bit_and_holds_all_invariants() -> None:
 @pytest.mark.slow
 def test_a_schedule_is_the_same_alone_and_in_a_copy_of_a_process_that_has_run_its_beginning_for_others() -> None:
     """15 and 16 part at the beginning of the third stretch, 31 and 32 at that of the second, 32 and 33 at the last."""
-    assert [path_of(seed) for seed in (15, 16, 31, 32, 33)] == [(0, 0, 0, 15), (0, 0, 1, 0), (0, 0, 1, 15), (0, 1, 0, 0),
-                                                                (0, 1, 0, 1)]
+    seeds = (15, 16, 31, 32, 33)
+    assert [path_of(seed)[1:] for seed in seeds] == [(0, 0, 15), (0, 1, 0), (0, 1, 15), (1, 0, 0), (1, 0, 1)]
     among = _run("15-16", "31-33", "--verbose").stdout.splitlines()
-    assert [line.partition(":")[0] for line in among[:-1]] == [f"seed {seed}" for seed in (15, 16, 31, 32, 33)]
+    assert [line.partition(":")[0] for line in among[:-1]] == [f"seed {seed}" for seed in seeds]
     for place, seed in ((1, 16), (3, 32), (4, 33)):
         assert _run(str(seed), "--verbose").stdout.splitlines()[0] == among[place]
 
@@ -128,7 +128,7 @@ def test_a_stretch_begins_after_those_before_it_and_the_last_one_in_every_part_o
         assert moments == sorted(moments)
         assert moments[0] == 0 < moments[1]
         last.append(moments[-1])
-    assert min(last) < 300 < 1500 < max(last)
+    assert min(last) < 60 < 1500 < max(last)
     assert sum(moment < 1900 for moment in last) > 20, "not only in the last round"
 
 
