@@ -31,8 +31,8 @@ BRANCHES = 64
 assert _FAN_OUT[0] * _FAN_OUT[1] * _FAN_OUT[2] == BRANCHES
 _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "vanish", "stall", "delay", "duplicate",
                "duplicate", "spoil")
-_MASKED_SHARE = 0.1
-"""Of the families: such a run takes three times as long."""
+_MASKED_EVERY = 10
+"""Every so-manieth family: such a run takes three times as long."""
 _SHARE_OF_TWO_PHASES = 0.12
 """Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
@@ -230,20 +230,33 @@ def draw_schedule(seed: int) -> Schedule:
     """At least two faults, which no other schedule has, and those of the stretches that it shares."""
     path = path_of(seed)
     draw = random.Random(f"family {path[0]}")
-    plain = Schedule(seed=seed, phases=2 if draw.random() < _SHARE_OF_TWO_PHASES else 1,
-                     masked=draw.random() < _MASKED_SHARE,
+    phases, part = _evenly(path[0])
+    plain = Schedule(seed=seed, phases=2 if phases < _SHARE_OF_TWO_PHASES else 1,
+                     masked=path[0] % _MASKED_EVERY == _MASKED_EVERY - 1,
                      quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
                      slow_seconds=draw.choice((0.3, 2.0, 8.0)),
                      report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
-    bounds = (0.0, *_moments(draw), 1.0)
+    bounds = (0.0, *_moments(draw, part), 1.0)
     return replace(plain, stretches=tuple(
         _Stretches(plain, begin, end, f"stretch {path[:number]}", last=number == len(path)).draw()
         for number, (begin, end) in enumerate(itertools.pairwise(bounds), start=1)))
 
 
-def _moments(draw: random.Random) -> tuple[float, ...]:
-    """Where the second stretch begins, and those after it, as shares of a run without faults."""
-    (_, earliest, latest), = draw.choices(_LAST_BEGINS, [share for share, _, _ in _LAST_BEGINS])
+def _evenly(family: int) -> tuple[float, float]:
+    """Two numbers in [0, 1), spread more evenly over neighbouring families than chance would: a search of a few
+    minutes has families of every kind. Multiples of 1 / g, where g^3 = g + 1, and of the golden ratio."""
+    return (0.5 + family * 0.7548776662466927) % 1.0, (0.5 + family * 0.6180339887498949) % 1.0
+
+
+def _moments(draw: random.Random, part: float) -> tuple[float, ...]:
+    """Where the second stretch begins, and those after it, as shares of a run without faults.
+
+    Args:
+        part: in [0, 1): which of `_LAST_BEGINS`.
+    """
+    ends = itertools.accumulate(share for share, _, _ in _LAST_BEGINS)
+    earliest, latest = next((bounds for end, (_, *bounds) in zip(ends, _LAST_BEGINS, strict=True) if part < end),
+                            _LAST_BEGINS[-1][1:])
     last = draw.uniform(earliest, latest)
     return *sorted(draw.uniform(0.0, last) for _ in _FAN_OUT[1:]), last
 

@@ -129,7 +129,15 @@ def test_a_stretch_begins_after_those_before_it_and_the_last_one_in_every_part_o
         assert moments[0] == 0 < moments[1]
         last.append(moments[-1])
     assert min(last) < 60 < 1500 < max(last)
-    assert sum(moment < 1900 for moment in last) > 20, "not only in the last round"
+    assert sum(moment < 1900 for moment in last) > 40, "not only in the last round"
+
+
+def test_a_hundred_neighbouring_families_have_all_kinds_of_studies_and_beginnings() -> None:
+    for first in (0, 10**6, 3 * 10**7):
+        families = [draw_schedule((first + number) * BRANCHES) for number in range(100)]
+        assert sum(each.masked for each in families) == 10, "every tenth"
+        assert 9 <= sum(each.phases == 2 for each in families) <= 15
+        assert sum(each.stretches[-1].at_turn < 300 for each in families) >= 2
 
 
 def test_what_is_to_come_in_a_stretch_is_counted_from_its_beginning() -> None:
