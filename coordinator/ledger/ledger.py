@@ -413,6 +413,15 @@ class Ledger(LedgerFile):
         return [row["update_id"] for row in self.query(
             f"SELECT declared_update.update_id FROM declared_update JOIN task USING (task_id) WHERE task.{_OPEN}")]
 
+    def may_be_folded(self, digest: str) -> bool:
+        """Whether an update with this content was announced that may still be folded: its round is not over, and its
+        task is open or was answered with it."""
+        return bool(self.query(
+            "SELECT 1 FROM declared_update JOIN task USING (task_id) JOIN round ON round.study = task.study"
+            " AND round.number = task.round WHERE digest = ? AND round.state NOT IN (SELECT value FROM json_each(?))"
+            f" AND (task.{_OPEN} OR task.update_id = declared_update.update_id) LIMIT 1",
+            digest, json.dumps(ENDED_ROUND)))
+
     def declared_update(self, update_id: str) -> DeclaredUpdate | None:
         """One announced update."""
         rows = self.query("SELECT * FROM declared_update WHERE update_id = ?", update_id)

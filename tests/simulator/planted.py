@@ -90,6 +90,9 @@ PLANTED = (
                "        spec = replace(task.spec, payloads=tuple(payloads))\n        with self.transaction() as db:",
                "        spec = replace(task.spec, payloads=tuple(payloads))\n"
                "        with self.transaction(lasting=False) as db:"),
+    PlantedBug("a-late-update-stays-in-the-spool", "found by a schedule; decision 0063",
+               "coordinator/rounds/task_service.py",
+               "if not self._ledger.may_be_folded(update.digest):", "if False:"),
     PlantedBug("a-file-is-renamed-before-it-is-on-the-disk", "NodeDB issue 78", "common/storage/durable.py",
                "            sync_file(file.fileno())\n", "            pass\n"),
     PlantedBug("a-name-is-not-on-the-disk", "ClickHouse issue 111339", "common/storage/durable.py",
