@@ -123,7 +123,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
     if not isinstance(data, dict):
         raise BadConfiguration(f"{_at(where)}expected a table, found {_kind(data)}.")
     fields = _fields(typing.cast(Hashable, cls))
-    for key in data:
+    for key in data if not data.keys() <= fields.keys() else ():
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
             hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
@@ -131,7 +131,8 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
     values: dict[str, Any] = {}  # Any: arguments of a class that is known when this runs
     for name, field in fields.items():
         if name in data:
-            values[name] = _convert(field.hint, data[name], f"{where} {name}".strip())
+            item = data[name]
+            values[name] = item if type(item) in field.plain else _convert(field.hint, item, f"{where} {name}".strip())
         elif field.needed:
             raise BadConfiguration(f"{_at(where)}'{name}' is missing.")
     try:
@@ -154,6 +155,8 @@ class _Field:
 
     hint: Any
     needed: bool
+    plain: frozenset[type]
+    """Values of these types are taken as they are: most values, before anything that takes time."""
 
 
 @functools.cache
@@ -168,8 +171,14 @@ def _fields(cls: Hashable) -> Mapping[str, _Field]:
     """The fields that a dataclass is built from; finding them out takes longer than everything else here."""
     hints = typing.get_type_hints(cls)
     return {field.name: _Field(hints[field.name], field.default is dataclasses.MISSING
-                               and field.default_factory is dataclasses.MISSING)
+                               and field.default_factory is dataclasses.MISSING, _taken_plainly(hints[field.name]))
             for field in dataclasses.fields(typing.cast(Any, cls)) if field.init}
+
+
+def _taken_plainly(hint: Any) -> frozenset[type]:
+    """The plain types whose values a hint takes as they are."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return frozenset(option for option in options if option in _PLAIN or option is type(None))
 
 
 @functools.cache

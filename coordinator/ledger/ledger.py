@@ -331,9 +331,10 @@ class Ledger(LedgerFile):
                               (time.time(), task_id)).rowcount == 1
 
     def replace_payloads(self, task: TaskRow, payloads: Sequence[PayloadRef]) -> TaskSpec:
-        """The task with other payloads of the same tensor groups: its silo no longer holds what the first need."""
+        """The task with other payloads of the same tensor groups: its silo no longer holds what the first need. On disk
+        before the silo hears of them: it asks for them by name, also of a coordinator that lost its power meanwhile."""
         spec = replace(task.spec, payloads=tuple(payloads))
-        with self.transaction(lasting=False) as db:
+        with self.transaction() as db:
             db.execute("UPDATE task SET spec_json = ? WHERE task_id = ?", (canonical_json(spec), task.task_id))
         return spec
 
@@ -411,6 +412,15 @@ class Ledger(LedgerFile):
         """Ids of what was announced for tasks that are still open: of these a part may be on disk."""
         return [row["update_id"] for row in self.query(
             f"SELECT declared_update.update_id FROM declared_update JOIN task USING (task_id) WHERE task.{_OPEN}")]
+
+    def may_be_folded(self, digest: str) -> bool:
+        """Whether an update with this content was announced that may still be folded: its round is not over, and its
+        task is open or was answered with it."""
+        return bool(self.query(
+            "SELECT 1 FROM declared_update JOIN task USING (task_id) JOIN round ON round.study = task.study"
+            " AND round.number = task.round WHERE digest = ? AND round.state NOT IN (SELECT value FROM json_each(?))"
+            f" AND (task.{_OPEN} OR task.update_id = declared_update.update_id) LIMIT 1",
+            digest, json.dumps(ENDED_ROUND)))
 
     def declared_update(self, update_id: str) -> DeclaredUpdate | None:
         """One announced update."""

@@ -423,8 +423,16 @@ class TaskService:
             partial: where its bytes have come; None when they lie in the spool already (`has_all`).
         Raises: BadPayload when the bytes do not have the declared digest (dropped, to be sent again); BadPayload,
         LayoutMismatch or WrongBase when the content is not what the task allows, which ends the task. TaskClosed when
-        the phase closed meanwhile.
+        the phase closed meanwhile; nothing of it stays then.
         """
+        try:
+            await self._accept(silo, update, partial)
+        except TaskClosed:
+            if not self._ledger.may_be_folded(update.digest):  # all of it may have come after the round was tidied up
+                await asyncio.to_thread(self._spool.path(update.digest).unlink, missing_ok=True)
+            raise
+
+    async def _accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
         if self.has_all(update):
             path = self._spool.path(update.digest)
         else:

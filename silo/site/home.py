@@ -390,6 +390,9 @@ class AgentStatus:
     """What the coordinator says that somebody here should know; empty when there is nothing."""
 
 
+_LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))
+
+
 class StatusFile:
     """The status on disk, replaced atomically.
 
@@ -399,6 +402,7 @@ class StatusFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         self.now = self.load(path)
 
     @staticmethod
@@ -412,8 +416,7 @@ class StatusFile:
     def update(self, *, now_unix: float, **changes: Any) -> None:
         """Changes fields of the status by name and writes it."""
         self.now = replace(self.now, updated_unix=now_unix, **changes)
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         # As `indent=1` writes it, for which Python has no quick way: a line for each field, and no field has parts.
-        fields = json.dumps(to_dict(self.now), ensure_ascii=False, separators=(",\n ", ": "))
-        temporary.write_bytes(f"{{\n {fields[1:-1]}\n}}\n".encode())
-        os.replace(temporary, self._path)
+        fields = _LINES.encode(to_dict(self.now))
+        self._temporary.write_bytes(f"{{\n {fields[1:-1]}\n}}\n".encode())
+        os.replace(self._temporary, self._path)

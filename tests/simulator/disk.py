@@ -159,8 +159,12 @@ class Disk:
 
     def _changing(self) -> None:
         self._check()
-        self._machine.event("disk")
-        self._check()
+        machine = self._machine
+        if machine.deaths:
+            machine.event("disk")
+            self._check()
+        else:
+            machine.counted["disk"] += 1
 
     def _changed(self) -> None:
         if self._machine.deaths:
@@ -178,7 +182,7 @@ class Disk:
     def _mark(self, what: str, path: str) -> None:
         """Something is done to a name in a folder: a death may be aimed at that."""
         if self._machine.aims:
-            folders = _parts(path)[:-1]
+            folders, _ = _split(path)
             self._machine.mark(f"{what} {folders[-1] if folders else 'home'}")
 
     def _room(self) -> None:
@@ -202,15 +206,13 @@ class Disk:
         return here
 
     def _parent(self, path: str) -> tuple[Folder, str]:
-        *folders, name = _parts(path)
-        here: File | Folder = self.root
+        folders, name = _split(path)
+        here = self.root
         for each in folders:
-            found = here.names.get(each) if isinstance(here, Folder) else None
-            if found is None:
-                raise _error(errno.ENOENT, path)
+            found = here.names.get(each)
+            if type(found) is not Folder:
+                raise _error(errno.ENOENT if found is None else errno.ENOTDIR, path)
             here = found
-        if not isinstance(here, Folder):
-            raise _error(errno.ENOTDIR, path)
         return here, name
 
     def stat(self, path: str) -> Any:
@@ -295,7 +297,7 @@ class Disk:
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         self._operate("create" if flags & os.O_CREAT else "open", path)
-        folder, name = self._parent(path) if _parts(path) else (self.root, "")
+        folder, name = self._parent(path) if _split(path)[1] else (self.root, "")
         found = folder.names.get(name) if name else folder
         if found is None:
             if not flags & os.O_CREAT:
@@ -506,6 +508,13 @@ def _writes(mode: str) -> bool:
 @functools.lru_cache(maxsize=16_384)
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.split("/")[2:] if part)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _split(path: str) -> tuple[tuple[str, ...], str]:
+    """The folders on the way, and the name in the last of them; an empty one for the disk itself."""
+    parts = _parts(path)
+    return parts[:-1], parts[-1] if parts else ""
 
 
 def _error(number: int, path: str) -> OSError:

@@ -16,11 +16,15 @@ import random
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from semisilo.common.audit import signature
 from semisilo.common.config import to_dict
 from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.methods.contract import Phase
@@ -56,10 +60,10 @@ from semisilo.silo.site.policy import Policy
 from tests.simulator import disk as disk_module
 from tests.simulator.database import Database, databases
 from tests.simulator.identity import AUTHORITY, audit_key
-from tests.simulator.loop import Killed, SeededLoop, TooLong
+from tests.simulator.loop import BEGINNING, Killed, SeededLoop, TooLong
 from tests.simulator.machine import Life, Machine, PointOfDeath
 from tests.simulator.network import Channel, Network, Server
-from tests.simulator.schedule import COORDINATOR, SILOS, Schedule
+from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Stretch
 from tests.simulator.system import simulated, use_small_pieces
 from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute, use_vector_files
 
@@ -81,6 +85,8 @@ _POLICY = Policy()
 class Outcome:
     """What came of a schedule."""
 
+    schedule: Schedule
+    """The one that was run to the end."""
     violations: tuple[str, ...]
     trace: tuple[str, ...]
     """Every message, death and start, in order."""
@@ -124,7 +130,17 @@ def _prepare_host() -> None:
     for name in ("agree", "_private", "_identity", "public_of"):  # the same silos agree on the same keys, run after run
         _remember(keys, name)
     sums.agree = keys.agree
+    audit_key_of = signature._audit_key  # five silos check the same heads, and so do the invariants
+    signature._audit_key = functools.lru_cache(maxsize=16)(  # type: ignore[assignment]
+        lambda certificate, authority: _RememberingKey(audit_key_of(certificate, authority)))
     gc.freeze()
+
+
+class _RememberingKey:
+    """A public key that checks the same signature once."""
+
+    def __init__(self, key: ed25519.Ed25519PublicKey) -> None:
+        self.verify = functools.lru_cache(maxsize=4096)(key.verify)
 
 
 def _remember(module: ModuleType, name: str) -> None:
@@ -197,17 +213,16 @@ class SimulatedFederation:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.draw = random.Random(f"run {schedule.seed}")
+        self.draw = random.Random(schedule.stretches[0].seed)
         self.loop = SeededLoop(self.draw)
-        self.network = Network(self.loop, self.draw, schedule.line_faults)
+        self.network = Network(self.loop, self.draw)
         self._outside = contextvars.copy_context()
         """Of no process."""
         self.trace: list[str] = []
         self.network.trace = self.trace.append
         self.violations: list[str] = []
         self.machines = {name: Machine(name, index, self.loop, self.draw, self._died,
-                                       on_error=self._failed, deaths=list(schedule.deaths.get(name, ())),
-                                       aims=list(schedule.aims.get(name, ())))
+                                       on_error=self._failed)
                          for index, name in enumerate((COORDINATOR, *schedule.silos))}
         self.network.coordinator = self.machines[COORDINATOR]
         for silo in schedule.silos:
@@ -358,13 +373,18 @@ class SimulatedFederation:
             machine.counted["operation"] += 1
             return machine.counted["operation"]
 
-        return SimulatedCompute(build, self.draw, slow_seconds=self.schedule.slow_seconds, counted=count, deaths={
-            each.number for each in self.schedule.compute_deaths if each.machine == machine.name})
+        return SimulatedCompute(build, self.draw, slow_seconds=self.schedule.slow_seconds, counted=count,
+                                deaths=machine.compute_deaths)
 
     # Running ----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """To the end of the study, and until its silos have heard of it. What goes wrong is among the violations."""
+    def run(self, branch: Callable[[int], Schedule] | None = None) -> None:
+        """To the end of the study, and until its silos have heard of it. What goes wrong is among the violations.
+
+        Args:
+            branch: asked when a stretch is about to begin, by its number from 0, for the schedule to go on with: one
+                with the same stretches before that one.
+        """
         for silo in self.schedule.silos:
             self.machines[silo].disk.mkdir(f"/~{silo}/images")
         for folder in ("studies", f"studies/{STUDY}"):
@@ -377,13 +397,22 @@ class SimulatedFederation:
             self.machines[error.machine].expect(error)
         for machine in self.machines.values():
             self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
-        self._plan_clocks_and_disks()
+        self._begin_stretch(self.schedule.stretches[0])
         try:
-            self.loop.run(self._is_over, seconds=_LONGEST_SECONDS, turns=_MOST_TURNS)
+            for number in range(1, len(self.schedule.stretches)):
+                self._go_on(self.schedule.stretches[number].at_turn)
+                if self._is_over():
+                    break
+                if branch is not None and not self.violations:
+                    self.schedule = branch(number)
+                self._begin_stretch(self.schedule.stretches[number])
+            self._go_on()
         except TooLong as error:
             self.violations.append(f"{error}; {self._where()}")
-        for machine in self.machines.values():
+        for machine in self.machines.values():  # nothing befalls those who look at what is left
             machine.file_error = None
+            machine.deaths.clear()
+            machine.aims.clear()
         self.violations += self.loop.complaints
         self.violations += self.network.complaints
 
@@ -391,8 +420,6 @@ class SimulatedFederation:
         schedule = self.schedule
         key = schedule.phases, schedule.masked, schedule.quorum, schedule.rounds, schedule.silos
         machine = self.machines[COORDINATOR]
-        deaths, machine.deaths = machine.deaths, []  # nobody dies before it begins
-        aims, machine.aims = machine.aims, []
         if key in _templates:
             machine.disk.close(machine.disk.open(f"/~{COORDINATOR}/ledger.sqlite", os.O_CREAT | os.O_EXCL))
         else:
@@ -403,9 +430,8 @@ class SimulatedFederation:
             machine.life = None
             machine.on_kill.clear()
             machine.on_power_loss.clear()
-        machine.deaths, machine.aims = deaths, aims
         self.database = databases[COORDINATOR] = Database(
-            machine, _templates[key], may_lose_power=COORDINATOR in self.schedule.machines_that_lose_power)
+            machine, _templates[key], may_lose_power=len(schedule.stretches) > 1 or schedule.loses_power(COORDINATOR))
 
     def _enroll(self) -> None:
         ledger = Ledger(_FOLDER / "ledger.sqlite")
@@ -416,7 +442,14 @@ class SimulatedFederation:
             roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number, not_after_unix=4e9)
         ledger.queue_study(STUDY, to_dict(self.config))
 
-    def _plan_clocks_and_disks(self) -> None:
+    def _go_on(self, turn: int = _MOST_TURNS) -> None:
+        """Until the study is over, or so many callbacks have been run. Raises: TooLong."""
+        loop = self.loop
+        loop.run(self._is_over if turn == _MOST_TURNS else lambda: loop.turns >= turn or self._is_over(),
+                 seconds=BEGINNING + _LONGEST_SECONDS - loop.time(), turns=_MOST_TURNS - loop.turns)
+
+    def _begin_stretch(self, stretch: Stretch) -> None:
+        """What it has in store is to come from now on."""
         def set_clock(machine: Machine, seconds: float) -> None:
             self.trace.append(f"{self.loop.time():.6f} the clock of {machine.name} is set by {seconds:.0f} s")
             machine.clock_ahead += seconds
@@ -424,11 +457,24 @@ class SimulatedFederation:
         def fill(machine: Machine, full: bool) -> None:
             machine.disk.full = full
 
-        for step in self.schedule.clock_steps:
+        if stretch.at_turn:
+            self.draw.seed(stretch.seed)
+            self.trace.append(f"{self.loop.time():.6f} {stretch.seed} begins")
+        for fault in stretch.line_faults:
+            self.network.expect(fault)
+        for name, machine in self.machines.items():
+            for death in stretch.deaths.get(name, ()):
+                machine.expect_death(death)
+            for aim in stretch.aims.get(name, ()):
+                machine.aim(aim)
+        for each in stretch.compute_deaths:
+            machine = self.machines[each.machine]
+            machine.compute_deaths.add(machine.counted["operation"] + each.number)
+        for step in stretch.clock_steps:
             self.loop.call_later(step.at_seconds, set_clock, self.machines[step.machine], step.by_seconds)
-        for each in self.schedule.full_disks:
-            self.loop.call_later(each.at_seconds, fill, self.machines[each.machine], True)
-            self.loop.call_later(each.at_seconds + each.for_seconds, fill, self.machines[each.machine], False)
+        for disk in stretch.full_disks:
+            self.loop.call_later(disk.at_seconds, fill, self.machines[disk.machine], True)
+            self.loop.call_later(disk.at_seconds + disk.for_seconds, fill, self.machines[disk.machine], False)
 
     def _is_over(self) -> bool:
         if self.violations and len(self.violations) >= _ENOUGH:
@@ -464,8 +510,8 @@ def warm_up() -> None:
         gc.freeze()
 
 
-def run_schedule(schedule: Schedule) -> Outcome:
-    """Runs a schedule and checks what must hold."""
+def run_schedule(schedule: Schedule, branch: Callable[[int], Schedule] | None = None) -> Outcome:
+    """Runs a schedule and checks what must hold; see `SimulatedFederation.run` for `branch`."""
     global _prepared, _since_collected
     from tests.simulator.invariants import broken_invariants
 
@@ -483,13 +529,13 @@ def run_schedule(schedule: Schedule) -> Outcome:
         with simulated(list(federation.machines.values()), federation.draw):
             use_small_pieces(schedule.chunk_bytes)
             round_service._REPORT_SECONDS = schedule.report_seconds
-            federation.run()
+            federation.run(branch)
             federation.violations += unforeseen.found
             if federation.completed_at is not None:
                 federation.violations += broken_invariants(federation)
         return Outcome(
-            violations=tuple(federation.violations), trace=tuple(federation.trace), seconds=federation.loop.time(),
-            turns=federation.loop.turns, messages=federation.network.messages,
+            schedule=federation.schedule, violations=tuple(federation.violations), trace=tuple(federation.trace),
+            seconds=federation.loop.time(), turns=federation.loop.turns, messages=federation.network.messages,
             events={name: dict(machine.counted) for name, machine in federation.machines.items()})
     finally:
         logger.removeHandler(unforeseen)

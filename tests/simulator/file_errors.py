@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count, product
 
 from tests.simulator.machine import BEFALLS, FileError
-from tests.simulator.schedule import CHUNK_BYTES, COORDINATOR, Schedule
+from tests.simulator.schedule import CHUNK_BYTES, COORDINATOR, Schedule, Stretch
 
 __all__ = ["ERRORS", "HUB", "LASTING_SECONDS", "SILOS_HERE", "Found", "fail_every_operation", "machine_called",
            "schedule_with", "try_error"]
@@ -42,7 +42,8 @@ def schedule_with(error: FileError | None) -> Schedule:
     """A study of two rounds with two silos, in which nothing else goes wrong; files come whole or in parts, in turn."""
     number = 0 if error is None else error.number
     return Schedule(seed=number, silos=SILOS_HERE, rounds=2, quorum=len(SILOS_HERE), slow_seconds=0.3,
-                    chunk_bytes=CHUNK_BYTES[number % 2], file_error=error)
+                    chunk_bytes=CHUNK_BYTES[number % 2], stretches=(Stretch(seed=f"run {number}"),),
+                    file_error=error)
 
 
 def machine_called(name: str) -> str:

@@ -207,8 +207,7 @@ def _memory(federation: SimulatedFederation, ledger: Ledger, study: str) -> list
         if machine.life is None or not machine.life.alive:
             machine.begin()
         memory = SiloMemory(folder / "memory", outgoing=folder / "outgoing")
-        rotten = any(death.rots for each in (federation.schedule.deaths, federation.schedule.aims)
-                     for death in each.get(silo, ()))
+        rotten = any(death.rots for death in federation.schedule.deaths_of(silo))
         if rotten:  # then the answer that was accepted may lie there with another byte: nobody needs it any more
             for kept in memory._index.studies.values():
                 if kept.pending is not None:
@@ -228,7 +227,7 @@ def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
     if not (folder / "studies" / study / "model.safetensors").exists():
         found.append("the study has left no model")
     left = [path.name for path in (folder / "spool").iterdir() if path.name != "incoming"]
-    if left and COORDINATOR not in federation.schedule.machines_that_lose_power:
+    if left and not federation.schedule.loses_power(COORDINATOR):
         # What was removed may be there again after a loss of power; the next round of any study removes it.
         found.append(f"the spool still has {len(left)} updates")
     return found

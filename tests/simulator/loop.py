@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.simulator.machine import Life
 
-__all__ = ["LIFE", "Killed", "SeededLoop", "TooLong"]
+__all__ = ["BEGINNING", "LIFE", "Killed", "SeededLoop", "TooLong"]
 
 LIFE: ContextVar[Life | None] = ContextVar("simulated_life", default=None)
 """The process that runs: of a callback, a task and work in a thread it is the one that made them."""
+BEGINNING = 1000.0
+"""Virtual time of a new loop, seconds."""
 _LATE_SECONDS = 0.002
 _THREAD_SECONDS = 0.004
 
@@ -61,7 +63,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
-        self._now = 1000.0
+        self._now = BEGINNING
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._order = 0

@@ -12,7 +12,7 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulator.disk import Disk
@@ -35,7 +35,8 @@ BEFALLS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointOfDeath:
-    """When a process dies: at the so-manieth event of a kind on its machine, counted over all its lives."""
+    """When a process dies: at the so-manieth event of a kind on its machine, counted over all its lives from the
+    beginning of a stretch."""
 
     kind: str
     """"callback": between two awaits; "disk": within a change of a file; "commit": around a commit of the ledger;
@@ -59,7 +60,7 @@ class AimedDeath:
     mark: str
     """The first words of a statement that changes the ledger, or what is done to a name and in which folder."""
     occurrence: int
-    """Which, counted from 1 over all lives of the machine."""
+    """Which, counted from 1 over all lives of the machine, from the beginning of a stretch."""
     kind: str
     """Of the events that are counted from then on, as of `PointOfDeath`."""
     later: int
@@ -139,6 +140,8 @@ class Machine:
     """To come."""
     aims: list[AimedDeath] = field(default_factory=list)
     """To come, once their marks have."""
+    compute_deaths: set[int] = field(default_factory=set)
+    """Numbers of the calls in which its compute process dies."""
     counted: Counter[str] = field(default_factory=Counter)
     life: Life | None = None
     file_error: FileError | None = None
@@ -169,6 +172,14 @@ class Machine:
                 self.deaths.remove(death)
                 self.kill(death)
                 break
+
+    def expect_death(self, death: PointOfDeath) -> None:
+        """Its events are counted from now on."""
+        self.deaths.append(replace(death, number=self.counted[death.kind] + death.number))
+
+    def aim(self, aim: AimedDeath) -> None:
+        """Its mark is counted from now on."""
+        self.aims.append(replace(aim, occurrence=self.counted[f"mark: {aim.mark}"] + aim.occurrence))
 
     def expect(self, error: FileError) -> None:
         """From now on operations are counted, and fail as this says."""

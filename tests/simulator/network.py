@@ -33,7 +33,7 @@ _LONGEST_CALL_SECONDS = 1000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineFault:
-    """What happens to a line when the so-manieth message of all is handed to it."""
+    """What happens to a line when the so-manieth message of all, from the beginning of a stretch, is handed to it."""
 
     number: int
     kind: str
@@ -90,10 +90,10 @@ class _Details:
 class Network:
     """All lines."""
 
-    def __init__(self, loop: SeededLoop, draw: random.Random, faults: Iterable[LineFault]) -> None:
+    def __init__(self, loop: SeededLoop, draw: random.Random) -> None:
         self.loop = loop
         self._draw = draw
-        self._faults = {fault.number: fault for fault in faults}
+        self._faults: dict[int, LineFault] = {}
         self.lines: dict[str, Line] = {}
         self.server: Server | None = None
         self.messages = 0
@@ -104,6 +104,13 @@ class Network:
         self.trace: Callable[[str], None] | None = None
         self.coordinator: Machine | None = None
         self.longest_seconds = 0.0
+
+    def expect(self, fault: LineFault) -> None:
+        """Messages are counted from now on."""
+        number = self.messages + fault.number
+        while number in self._faults:
+            number += 1
+        self._faults[number] = fault
 
     def add_line(self, silo: str) -> Line:
         self.lines[silo] = Line(silo, len(self.lines) + 1)

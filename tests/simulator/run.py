@@ -11,21 +11,21 @@ from __future__ import annotations
 import argparse
 import errno
 import itertools
-import json
 import math
 import os
 import secrets
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulator.federation import Outcome
 
 _NEW_SEEDS = 10**9
 _APART = 10**6
 """Between the new seeds of two processes."""
-_BLOCK = 40
-"""Schedules that one copy of the process runs: each leaves some 5 MB that only a collection would free."""
 
 
 def main() -> int:
@@ -49,70 +49,48 @@ def main() -> int:
 
     warm_up()
     began, used = time.monotonic(), _processor_seconds()
-    runs = faults = failed = 0
-    end = began + 60 * options.minutes if options.minutes else math.inf
-    seeds = iter(_seeds(options.seeds))
-    while failed < options.failures and time.monotonic() < end and (block := list(itertools.islice(seeds, _BLOCK))):
-        done = _in_child(lambda block=block, failed=failed: _run_block(  # type: ignore[misc]
-            block, options, end=end, most=options.failures - failed))
-        runs, faults, failed = runs + done[0], faults + done[1], failed + done[2]
+    runs, faults, failed = _run_seeds(options)
     took, used = time.monotonic() - began, _processor_seconds() - used
     print(f"{runs} schedules with {faults} faults in {took:.1f} s, {1000 * used / max(1, runs):.0f} ms of a processor"
           f" each: {failed} broke an invariant", flush=True)
     return int(failed > 0)
 
 
-def _run_block(seeds: list[int], options: argparse.Namespace, *, end: float, most: int) -> tuple[int, int, int]:
-    """(schedules, faults, schedules that broke an invariant); ends after `most` of these, and at a moment."""
-    from tests.simulator.federation import run_schedule
-    from tests.simulator.schedule import draw_schedule
+def _run_seeds(options: argparse.Namespace) -> tuple[int, int, int]:
+    """(schedules, faults, schedules that broke an invariant)."""
+    from tests.simulator.branches import Tally, run_family
+    from tests.simulator.schedule import family_of
 
-    runs = faults = failed = 0
-    for seed in seeds:
-        if failed >= most or time.monotonic() > end:
+    tally = Tally()
+    end = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
+
+    def goes_on() -> bool:
+        return tally.read()[2] < options.failures and time.monotonic() < end
+
+    def tell(outcome: Outcome) -> None:
+        tally.add(outcome)
+        _tell(outcome, options)
+
+    for _, seeds in itertools.groupby(_seeds(options.seeds), family_of):
+        if not goes_on():
             break
-        schedule = draw_schedule(seed)
-        outcome = run_schedule(schedule)
-        runs, faults = runs + 1, faults + schedule.num_faults
-        if options.trace:
-            print("\n".join((*schedule.lines(), *outcome.trace)))
-        if outcome.violations:
-            failed += 1
-            print(f"seed {seed}: fingerprint {outcome.fingerprint}")
-            print("\n".join([*(f"    {line}" for line in schedule.lines()),
-                             *(f"    ! {line}" for line in outcome.violations)]), flush=True)
-        elif options.verbose or options.trace:
-            print(f"seed {seed}: {schedule.num_faults} faults, {outcome.messages} messages, {outcome.turns} callbacks,"
-                  f" {outcome.seconds - 1000:.0f} s, fingerprint {outcome.fingerprint}", flush=True)
-    return runs, faults, failed
+        run_family(list(seeds), tell=tell, goes_on=goes_on)
+    return tally.read()
 
 
-def _in_child(work: Callable[[], tuple[int, int, int]]) -> tuple[int, int, int]:
-    """What a piece of work returns that is done in a copy of this process: the remains of its runs go with the copy,
-    and nobody has to collect them."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.write(theirs, json.dumps(work()).encode())
-            sys.stdout.flush()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(theirs)
-    with open(ours, "rb") as file:
-        found = file.read()
-    _, status = os.waitpid(child, 0)
-    if not found:
-        raise SystemExit(f"a run has ended its process: status {status}")
-    runs, faults, failed = json.loads(found)
-    return runs, faults, failed
+def _tell(outcome: Outcome, options: argparse.Namespace) -> None:
+    """On standard output, as far as it is asked for, and what was broken."""
+    schedule, seed = outcome.schedule, outcome.schedule.seed
+    if options.trace:
+        print("\n".join((*schedule.lines(), *outcome.trace)))
+    if outcome.violations:
+        print(f"seed {seed}: fingerprint {outcome.fingerprint}")
+        print("\n".join([*(f"    {line}" for line in schedule.lines()),
+                         *(f"    ! {line}" for line in outcome.violations),
+                         f"    again, message by message: make simulate-faults SEEDS={seed} SIMULATE_ARGS=--trace"]))
+    elif options.verbose or options.trace:
+        print(f"seed {seed}: {schedule.num_faults} faults, {outcome.messages} messages, {outcome.turns} callbacks,"
+              f" {outcome.seconds - 1000:.0f} s, fingerprint {outcome.fingerprint}")
 
 
 def _processor_seconds() -> float:

@@ -1,27 +1,50 @@
-"""What goes wrong in a run, drawn from its seed."""
+"""What goes wrong in a run, drawn from its seed.
+
+A run has stretches, each with faults of its own, drawn from a seed of its own. The schedules of a family (a block of
+consecutive seeds) share the first stretches with some of their brothers: `branches` runs what is shared once.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tests.simulator.machine import AimedDeath, FileError, PointOfDeath
 from tests.simulator.network import LineFault
 
-__all__ = ["CHUNK_BYTES", "COORDINATOR", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath", "FullDisk",
-           "Schedule", "draw_schedule"]
+__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath",
+           "FullDisk", "Mark", "Schedule", "Stretch", "draw_schedule", "family_of", "path_of"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")
 """In byte order."""
 CHUNK_BYTES = (120, 4096)
 """Of a payload of some 200 bytes: two chunks, or one."""
+_FAN_OUT = (2, 2, 16)
+"""Into so many branches a family parts at the beginning of its second stretch, each of these at that of the third, and
+so on."""
+BRANCHES = 64
+"""Schedules of a family."""
+assert _FAN_OUT[0] * _FAN_OUT[1] * _FAN_OUT[2] == BRANCHES
 _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "vanish", "stall", "delay", "duplicate",
                "duplicate", "spoil")
-_MASKED_SHARE = 0.1
-"""Of the schedules: such a run takes three times as long."""
+_MASKED_EVERY = 10
+"""Every so-manieth family: such a run takes three times as long."""
+_SHARE_OF_TWO_PHASES = 0.12
+"""Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
+_LAST_BEGINS = ((0.03, 0.0, 0.03), (0.03, 0.03, 0.15), (0.08, 0.15, 0.7), (0.86, 0.72, 0.97))
+"""(share of the families, from, to): where their last stretch begins, as a share of a run without faults. Most part in
+the last round, in which everything happens that happens in the others, and what lies before it is run once; but what
+goes wrong in the beginning is found only by those that part there."""
+_BURST_SHARE, _BURST = 0.5, 0.05
+"""Of so many schedules the last faults fall into so much of a run, close to each other and to where it parts from its
+brothers, instead of anywhere in what is left."""
+_FAULTS, _LAST_FAULTS = (0, 0, 0, 1, 2), (2, 2, 2, 2, 3, 3, 4, 6)
+"""How many a stretch has, and the last one, which no other schedule shares."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +53,7 @@ class ClockStep:
 
     machine: str
     at_seconds: float
+    """From the beginning of its stretch, as all moments and numbers below."""
     by_seconds: float
 
 
@@ -50,32 +74,58 @@ class ComputeDeath:
     number: int
 
 
+_TURNS = {(1, False): 2800, (2, False): 5200, (1, True): 4600, (2, True): 9000}
+"""By phases and masks: callbacks of a run without faults. Moments and faults are drawn from so many; a schedule is the
+same whatever a change of the product does to these numbers."""
 _MESSAGES = {(1, 120): 375, (1, 4096): 325, (2, 120): 715, (2, 4096): 632}
-"""By phases and bytes of a chunk: messages of a run without faults. Faults are drawn from so many moments; a schedule
-is the same whatever a change of the product does to these numbers."""
+"""The same of messages, by phases and bytes of a chunk."""
+_MASKED_MESSAGES = 1.45
 _OFTEN_SECONDS, _SELDOM_SECONDS = 3.0, 7.0
 """Between reports of a silo on its work; the seldom ones leave a sixth of all messages out."""
 _EVENTS = {COORDINATOR: {"callback": 850, "disk": 420, "commit": 138, "message": 160},
            "silo": {"callback": 450, "disk": 210, "message": 40}}
 """The same of events on a machine, for one phase."""
+_MASKED_EVENTS = {COORDINATOR: {"callback": 1200, "disk": 250, "commit": 365, "message": 240},
+                  "silo": {"callback": 720, "disk": 400, "message": 52}}
+_OPERATIONS = {COORDINATOR: 24, "silo": 4}
+"""The same of calls of a compute process."""
+
+
+class Mark(NamedTuple):
+    """Something that deaths are aimed at."""
+
+    text: str
+    """The first words of a statement that changes the ledger, or what is done to a name and in which folder."""
+    times: int
+    """How often it is reached in a run without faults: what is done seldom is drawn as often as what is done all the
+    time."""
+    until: float = 1.0
+    """By then a run without faults has reached it for the last time, as a share of the run."""
+    needs: str = ""
+    """"masks", or "phases": several of them."""
+
+
 STATEMENTS = (
-    ("INSERT INTO round (study,", 4), ("INSERT INTO phase VALUES", 6), ("INSERT INTO event VALUES", 57),
-    ("INSERT INTO kept_state SELECT", 4), ("INSERT INTO silo_identity VALUES", 5), ("INSERT OR IGNORE INTO", 19),
-    ("UPDATE round SET state", 14), ("UPDATE round SET state_digest", 4), ("UPDATE round SET closed_unix", 4),
-    ("UPDATE round SET phase", 3), ("UPDATE phase SET closed_unix", 3), ("UPDATE task SET given_unix", 15),
-    ("UPDATE task SET state", 15), ("UPDATE declared_update SET accepted_unix", 13),
-    ("UPDATE declared_update SET folded", 4), ("UPDATE silo_state SET last_folded_round", 4),
-    ("UPDATE study SET state", 4), ("UPDATE study SET frozen_json", 1), ("DELETE FROM declared_update WHERE", 13),
-    ("INSERT INTO step_answer VALUES", 56), ("UPDATE secure_sum SET form_json", 3),
-    ("UPDATE secure_sum SET outcome_json", 3))
+    Mark("INSERT INTO round (study,", 4, 0.7), Mark("INSERT INTO phase VALUES", 6, 0.7),
+    Mark("INSERT INTO event VALUES", 57), Mark("INSERT INTO kept_state SELECT", 4),
+    Mark("INSERT INTO silo_identity VALUES", 5, 0.03), Mark("INSERT OR IGNORE INTO", 19, 0.9),
+    Mark("UPDATE round SET state", 14), Mark("UPDATE round SET state_digest", 4),
+    Mark("UPDATE round SET closed_unix", 4), Mark("UPDATE round SET phase", 3, 0.85, "phases"),
+    Mark("UPDATE phase SET closed_unix", 3), Mark("UPDATE task SET given_unix", 15, 0.7),
+    Mark("UPDATE task SET state", 15), Mark("UPDATE declared_update SET accepted_unix", 13),
+    Mark("UPDATE declared_update SET folded", 4), Mark("UPDATE silo_state SET last_folded_round", 4),
+    Mark("UPDATE study SET state", 4), Mark("UPDATE study SET frozen_json", 1, 0.01),
+    Mark("DELETE FROM declared_update WHERE", 13, 0.9), Mark("INSERT INTO step_answer VALUES", 56, 1.0, "masks"),
+    Mark("UPDATE secure_sum SET form_json", 3, 0.75, "masks"),
+    Mark("UPDATE secure_sum SET outcome_json", 3, 1.0, "masks"))
 NAMES = {
-    COORDINATOR: (("replace states", 34), ("unlink states", 34), ("replace payloads", 34), ("unlink payloads", 14),
-                  ("replace spool", 13), ("unlink spool", 13), ("unlink incoming", 3), ("replace s", 1)),
-    "silo": (("replace memory", 12), ("unlink memory", 7), ("replace outgoing", 3), ("unlink outgoing", 2),
-             ("replace cache", 7), ("unlink cache", 5), ("link tensors", 7), ("unlink tensors", 9),
-             ("unlink incoming", 14), ("replace cards", 3), ("replace secure", 21), ("replace home", 28))}
-"""Marks that deaths are aimed at, with how often each is reached in a run without faults: what is done seldom is drawn
-as often as what is done all the time."""
+    COORDINATOR: (Mark("replace states", 34), Mark("unlink states", 34), Mark("replace payloads", 34, 0.7),
+                  Mark("unlink payloads", 14), Mark("replace spool", 13, 0.9), Mark("unlink spool", 13),
+                  Mark("unlink incoming", 3, 0.25), Mark("replace s", 1)),
+    "silo": (Mark("replace memory", 12, 0.85), Mark("unlink memory", 7, 0.85), Mark("replace outgoing", 3, 0.85),
+             Mark("unlink outgoing", 2, 0.75), Mark("replace cache", 7, 0.8), Mark("unlink cache", 5, 0.8),
+             Mark("link tensors", 7, 0.85), Mark("unlink tensors", 9, 0.85), Mark("unlink incoming", 14, 0.8),
+             Mark("replace cards", 3, 0.1), Mark("replace secure", 21, 0.95, "masks"), Mark("replace home", 28))}
 _KINDS = {"line": 0.34, "death": 0.2, "aimed": 0.28, "clock": 0.07, "full": 0.04, "compute": 0.04, "outage": 0.03}
 """Of faults, with their shares where all are on."""
 _ON_SHARE = 0.65
@@ -83,6 +133,34 @@ _ROT_SHARE = 0.2
 """Of the deaths of silos."""
 _SECONDS, _SECONDS_OF_WORK = 8.0, 12.0
 """Virtual: how long it lasts at least, and for each second of the longest work."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Part of a run. Numbers of messages, events, marks and calls, and seconds, are counted from its beginning."""
+
+    seed: str = "run"
+    """Of all that chance decides from there on: delays, random bytes, what a disk forgets."""
+    at_turn: int = 0
+    """Begins when so many callbacks of the run are over."""
+    line_faults: tuple[LineFault, ...] = ()
+    deaths: Mapping[str, tuple[PointOfDeath, ...]] = field(default_factory=dict)
+    aims: Mapping[str, tuple[AimedDeath, ...]] = field(default_factory=dict)
+    clock_steps: tuple[ClockStep, ...] = ()
+    full_disks: tuple[FullDisk, ...] = ()
+    compute_deaths: tuple[ComputeDeath, ...] = ()
+
+    @property
+    def num_faults(self) -> int:
+        return (len(self.line_faults) + sum(map(len, self.deaths.values())) + sum(map(len, self.aims.values()))
+                + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths))
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        return [*(f"line: {fault}" for fault in self.line_faults),
+                *(f"{name}: {death}" for each in (self.deaths, self.aims) for name, deaths in each.items()
+                  for death in deaths),
+                *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,119 +179,200 @@ class Schedule:
     chunk_bytes: int = 4096
     slow_seconds: float = 1.0
     """The longest work of a compute process."""
-    line_faults: tuple[LineFault, ...] = ()
-    deaths: Mapping[str, tuple[PointOfDeath, ...]] = field(default_factory=dict)
-    aims: Mapping[str, tuple[AimedDeath, ...]] = field(default_factory=dict)
     report_seconds: float = 3.0
     """How often silos report on their work; above 3 s no longer when a stage begins, as where there are many silos."""
-    clock_steps: tuple[ClockStep, ...] = ()
-    full_disks: tuple[FullDisk, ...] = ()
-    compute_deaths: tuple[ComputeDeath, ...] = ()
+    stretches: tuple[Stretch, ...] = (Stretch(),)
+    """The first begins with the run."""
     file_error: FileError | None = None
 
     @property
     def num_faults(self) -> int:
-        return (len(self.line_faults) + sum(map(len, self.deaths.values())) + sum(map(len, self.aims.values()))
-                + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths)
-                + (self.file_error is not None))
+        return sum(stretch.num_faults for stretch in self.stretches) + (self.file_error is not None)
 
-    @property
-    def machines_that_lose_power(self) -> frozenset[str]:
-        return frozenset(name for each in (self.deaths, self.aims) for name, deaths in each.items()
-                         if any(death.power for death in deaths))
+    def deaths_of(self, machine: str) -> list[PointOfDeath | AimedDeath]:
+        """All of them."""
+        return [death for stretch in self.stretches for each in (stretch.deaths, stretch.aims)
+                for death in each.get(machine, ())]
+
+    def loses_power(self, machine: str) -> bool:
+        """Whether it may."""
+        return any(death.power for death in self.deaths_of(machine))
 
     def lines(self) -> list[str]:
         """For a person."""
         masks = " behind masks" if self.masked else ""
         found = [f"{self.phases} phases{masks}, quorum {self.quorum}, chunks of {self.chunk_bytes} bytes,"
                  f" work of up to {self.slow_seconds:.1f} s"]
-        found += [f"line: {fault}" for fault in self.line_faults]
-        found += [f"{name}: {death}" for each in (self.deaths, self.aims) for name, deaths in each.items()
-                  for death in deaths]
-        return [*found, *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths),
-                *([] if self.file_error is None else [str(self.file_error)])]
+        for stretch in self.stretches:
+            found += [f"from callback {stretch.at_turn} on:"] if stretch.at_turn else []
+            found += stretch.lines()
+        return [*found, *([] if self.file_error is None else [str(self.file_error)])]
 
 
-def _moment(draw: random.Random, most: int) -> int:
+# Families -------------------------------------------------------------------------------------------------------------
+
+
+def family_of(seed: int) -> int:
+    """Number of the family."""
+    return seed // BRANCHES
+
+
+def path_of(seed: int) -> tuple[int, ...]:
+    """Which branch is taken at the beginning of each stretch: (family, of the second, of the third, ...)."""
+    rest, path = seed % BRANCHES, []
+    for count in reversed(_FAN_OUT):
+        rest, digit = divmod(rest, count)
+        path.append(digit)
+    return family_of(seed), *reversed(path)
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """At least two faults, which no other schedule has, and those of the stretches that it shares."""
+    path = path_of(seed)
+    draw = random.Random(f"family {path[0]}")
+    phases, part = _evenly(path[0])
+    plain = Schedule(seed=seed, phases=2 if phases < _SHARE_OF_TWO_PHASES else 1,
+                     masked=path[0] % _MASKED_EVERY == _MASKED_EVERY - 1,
+                     quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
+                     slow_seconds=draw.choice((0.3, 2.0, 8.0)),
+                     report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
+    bounds = (0.0, *_moments(draw, part), 1.0)
+    return replace(plain, stretches=tuple(
+        _Stretches(plain, begin, end, f"stretch {path[:number]}", last=number == len(path)).draw()
+        for number, (begin, end) in enumerate(itertools.pairwise(bounds), start=1)))
+
+
+def _evenly(family: int) -> tuple[float, float]:
+    """Two numbers in [0, 1), spread more evenly over neighbouring families than chance would: a search of a few
+    minutes has families of every kind. Multiples of 1 / g, where g^3 = g + 1, and of the golden ratio."""
+    return (0.5 + family * 0.7548776662466927) % 1.0, (0.5 + family * 0.6180339887498949) % 1.0
+
+
+def _moments(draw: random.Random, part: float) -> tuple[float, ...]:
+    """Where the second stretch begins, and those after it, as shares of a run without faults.
+
+    Args:
+        part: in [0, 1): which of `_LAST_BEGINS`.
+    """
+    ends = itertools.accumulate(share for share, _, _ in _LAST_BEGINS)
+    earliest, latest = next((bounds for end, (_, *bounds) in zip(ends, _LAST_BEGINS, strict=True) if part < end),
+                            _LAST_BEGINS[-1][1:])
+    last = draw.uniform(earliest, latest)
+    return *sorted(draw.uniform(0.0, last) for _ in _FAN_OUT[1:]), last
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+def _moment(draw: random.Random, most: float) -> int:
     """One of the first `most` events; every third time an early one, of which there are few."""
+    most = max(1, int(most))
     return draw.randint(1, most) if draw.random() < 2 / 3 else int(most ** draw.random())
 
 
-def _set_right(steps: list[ClockStep], draw: random.Random) -> list[ClockStep]:
-    """Half of all clocks are set right again: what was noted meanwhile is of another time."""
-    return [ClockStep(machine=step.machine, at_seconds=step.at_seconds + draw.uniform(0.1, 60.0),
-                      by_seconds=-step.by_seconds) for step in steps if draw.random() < 0.5]
-
-
 def _shares(draw: random.Random) -> dict[str, float]:
-    """Which kinds of faults a schedule has, and how often each: where all are on at once, each hides what another would
+    """Which kinds of faults a stretch has, and how often each: where all are on at once, each hides what another would
     have shown (swarm testing: Groce et al., ISSTA 2012)."""
     shares = {kind: share * draw.choice((0.3, 1.0, 3.0)) for kind, share in _KINDS.items()
               if draw.random() < _ON_SHARE}
     return shares or dict(_KINDS)
 
 
-def _aim(draw: random.Random, name: str) -> AimedDeath:
-    """A death shortly after something that happens seldom."""
-    statement = name == COORDINATOR and draw.random() < 0.65
-    mark, most = draw.choice(STATEMENTS if statement else NAMES[COORDINATOR if name == COORDINATOR else "silo"])
-    rare = "commit" if name == COORDINATOR else "message"
-    return AimedDeath(
-        mark=mark, occurrence=int(most ** draw.random()),
-        kind=draw.choice((rare, rare, "disk", "callback") if statement else ("disk", "disk", rare, "callback")),
-        later=int(12 ** draw.random()) - 1, after=draw.random() < 0.5, power=draw.random() < 0.6,
-        down_seconds=draw.choice((0.2, 2.0, 40.0)) * (0.5 + draw.random()), rots=_rots(draw, name))
+class _Stretches:
+    """Draws the faults of a stretch."""
+
+    def __init__(self, schedule: Schedule, begin: float, end: float, seed: str, *, last: bool) -> None:
+        """From `begin` to `end`, as shares of a run without faults."""
+        self._schedule = schedule
+        self._begin, self._share = begin, end - begin
+        self._seed = seed
+        self._last = last
+        self._draw = random.Random(f"faults of {seed}")
+        if last and self._draw.random() < _BURST_SHARE:
+            self._share = min(self._share, _BURST)
+
+    def draw(self) -> Stretch:
+        draw, schedule = self._draw, self._schedule
+        shares, kinds_of_line = _shares(draw), draw.sample(_LINE_KINDS, draw.randint(2, len(_LINE_KINDS)))
+        seconds = self._share * (_SECONDS + _SECONDS_OF_WORK * schedule.phases * schedule.slow_seconds)
+        lines: list[LineFault] = []
+        deaths: dict[str, list[PointOfDeath]] = {}
+        aims: dict[str, list[AimedDeath]] = {}
+        steps: list[ClockStep] = []
+        full: list[FullDisk] = []
+        computes: dict[str, ComputeDeath] = {}
+        for _ in range(draw.choice(_LAST_FAULTS if self._last else _FAULTS)):
+            what = draw.choices(tuple(shares), tuple(shares.values()))[0]
+            name = COORDINATOR if draw.random() < 0.4 else draw.choice(schedule.silos)
+            if what == "death":
+                deaths.setdefault(name, []).append(self._death(name))
+            elif what == "aimed":
+                aims.setdefault(name, []).append(self._aim(name))
+            elif what == "clock":
+                steps += self._steps(name, seconds)
+            elif what == "full":
+                full.append(FullDisk(machine=name, at_seconds=draw.uniform(0, seconds),
+                                     for_seconds=draw.choice((0.3, 5.0, 60.0))))
+            elif what == "compute" and name not in computes:
+                computes[name] = ComputeDeath(machine=name, number=_moment(
+                    draw, self._share * schedule.phases * _OPERATIONS[_kind_of(name)]))
+            else:
+                kind = "outage" if what == "outage" else draw.choice(kinds_of_line)
+                lines.append(LineFault(number=_moment(draw, self._messages()), kind=kind, seconds=draw.choice(
+                    (0.05, 0.5, 3.0, 20.0, 70.0, 150.0)) * (0.5 + draw.random())))
+        turns = _TURNS[schedule.phases, schedule.masked]
+        return Stretch(seed=self._seed, at_turn=max(int(self._begin > 0), int(self._begin * turns)),
+                       line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
+                       aims={name: tuple(each) for name, each in aims.items()}, clock_steps=tuple(steps),
+                       full_disks=tuple(full), compute_deaths=tuple(computes.values()))
+
+    def _messages(self) -> float:
+        schedule = self._schedule
+        return (self._share * _MESSAGES[schedule.phases, schedule.chunk_bytes]
+                * (_MASKED_MESSAGES if schedule.masked else 1.0)
+                * (1.0 if schedule.report_seconds == _OFTEN_SECONDS else 5 / 6))
+
+    def _death(self, name: str) -> PointOfDeath:
+        draw = self._draw
+        events = (_MASKED_EVENTS if self._schedule.masked else _EVENTS)[_kind_of(name)]
+        kind = draw.choice(_DEATH_KINDS)
+        kind = kind if kind in events else "disk"
+        return PointOfDeath(
+            kind=kind, number=_moment(draw, self._share * self._schedule.phases * events[kind]),
+            after=kind != "callback" and draw.random() < 0.5, power=draw.random() < 0.5,
+            down_seconds=self._down_seconds(), rots=self._rots(name))
+
+    def _aim(self, name: str) -> AimedDeath:
+        """A death shortly after something that happens seldom, and will happen again."""
+        draw = self._draw
+        statement = name == COORDINATOR and draw.random() < 0.65
+        mark = draw.choice([mark for mark in (STATEMENTS if statement else NAMES[_kind_of(name)]) if self._comes(mark)])
+        rare = "commit" if name == COORDINATOR else "message"
+        return AimedDeath(
+            mark=mark.text, occurrence=int(max(1.0, mark.times * self._share) ** draw.random()),
+            kind=draw.choice((rare, rare, "disk", "callback") if statement else ("disk", "disk", rare, "callback")),
+            later=int(12 ** draw.random()) - 1, after=draw.random() < 0.5, power=draw.random() < 0.6,
+            down_seconds=self._down_seconds(), rots=self._rots(name))
+
+    def _comes(self, mark: Mark) -> bool:
+        schedule = self._schedule
+        return self._begin < mark.until and (
+            not mark.needs or schedule.masked or (mark.needs == "phases" and schedule.phases > 1))
+
+    def _steps(self, name: str, seconds: float) -> list[ClockStep]:
+        """Half of all clocks are set right again: what was noted meanwhile is of another time."""
+        draw = self._draw
+        step = ClockStep(machine=name, at_seconds=draw.uniform(0, seconds), by_seconds=draw.choice(
+            (-86400.0, -3600.0, -30.0, 30.0, 3600.0, 86400.0)) * (0.5 + draw.random()))
+        back = replace(step, at_seconds=step.at_seconds + draw.uniform(0.1, 60.0), by_seconds=-step.by_seconds)
+        return [step, back] if draw.random() < 0.5 else [step]
+
+    def _down_seconds(self) -> float:
+        return self._draw.choice((0.2, 2.0, 40.0)) * (0.5 + self._draw.random())
+
+    def _rots(self, name: str) -> bool:
+        return name != COORDINATOR and self._draw.random() < _ROT_SHARE
 
 
-def _rots(draw: random.Random, name: str) -> bool:
-    return name != COORDINATOR and draw.random() < _ROT_SHARE
-
-
-def draw_schedule(seed: int) -> Schedule:
-    """Two to eight faults."""
-    draw = random.Random(f"schedule {seed}")
-    phases, quorum = 2 if draw.random() < 0.2 else 1, 5 if draw.random() < 0.7 else 3
-    chunk_bytes, slow_seconds = draw.choice(CHUNK_BYTES), draw.choice((0.3, 2.0, 8.0))
-    report_seconds = draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS))
-    seconds = _SECONDS + _SECONDS_OF_WORK * phases * slow_seconds
-    messages = int(_MESSAGES[phases, chunk_bytes] * (1.0 if report_seconds == _OFTEN_SECONDS else 5 / 6))
-    shares = _shares(draw)
-    kinds_of_line = draw.sample(_LINE_KINDS, draw.randint(2, len(_LINE_KINDS)))
-    lines: list[LineFault] = []
-    deaths: dict[str, list[PointOfDeath]] = {}
-    aims: dict[str, list[AimedDeath]] = {}
-    steps: list[ClockStep] = []
-    full: list[FullDisk] = []
-    computes: list[ComputeDeath] = []
-    for _ in range(draw.choice((2, 2, 3, 3, 4, 5, 6, 8))):
-        what = draw.choices(tuple(shares), tuple(shares.values()))[0]
-        name = COORDINATOR if draw.random() < 0.4 else draw.choice(SILOS)
-        if what == "death":
-            kind, events = draw.choice(_DEATH_KINDS), _EVENTS[COORDINATOR if name == COORDINATOR else "silo"]
-            kind = kind if kind in events else "disk"
-            deaths.setdefault(name, []).append(PointOfDeath(
-                kind=kind, number=_moment(draw, phases * events[kind]),
-                after=kind != "callback" and draw.random() < 0.5,
-                power=draw.random() < 0.5, down_seconds=draw.choice((0.2, 2.0, 40.0)) * (0.5 + draw.random()),
-                rots=_rots(draw, name)))
-        elif what == "aimed":
-            aims.setdefault(name, []).append(_aim(draw, name))
-        elif what == "clock":
-            steps.append(ClockStep(machine=name, at_seconds=draw.uniform(0, seconds), by_seconds=draw.choice(
-                (-86400.0, -3600.0, -30.0, 30.0, 3600.0, 86400.0)) * (0.5 + draw.random())))
-        elif what == "full":
-            full.append(FullDisk(machine=name, at_seconds=draw.uniform(0, seconds),
-                                 for_seconds=draw.choice((0.3, 5.0, 60.0))))
-        elif what == "compute" and not any(each.machine == name for each in computes):
-            computes.append(ComputeDeath(machine=name, number=draw.randint(1, 40 if name == COORDINATOR else 5)))
-        else:
-            kind = "outage" if what == "outage" else draw.choice(kinds_of_line)
-            lines.append(LineFault(number=draw.randint(1, messages), kind=kind,
-                                   seconds=draw.choice((0.05, 0.5, 3.0, 20.0, 70.0, 150.0)) * (0.5 + draw.random())))
-    steps += _set_right(steps, random.Random(f"clocks {seed}"))
-    masked = random.Random(f"masked {seed}").random() < _MASKED_SHARE
-    return Schedule(seed=seed, phases=phases, masked=masked, quorum=quorum, chunk_bytes=chunk_bytes,
-                    slow_seconds=slow_seconds, report_seconds=report_seconds,
-                    line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
-                    aims={name: tuple(each) for name, each in aims.items()},
-                    clock_steps=tuple(steps), full_disks=tuple(full), compute_deaths=tuple(computes))
+def _kind_of(machine: str) -> str:
+    return machine if machine == COORDINATOR else "silo"

@@ -7,6 +7,7 @@ Only for a process that does nothing else: `python -m tests.simulator.run`.
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import os
 import random
@@ -60,7 +61,7 @@ def _machine() -> Machine | None:
 def _disk_of(path: str) -> Disk:
     if _over:
         raise Killed
-    return _by_name[path[2:].partition("/")[0]].disk
+    return _by_name[path.split("/", 2)[1][1:]].disk
 
 
 def _disk_with(descriptor: int) -> Disk:
@@ -89,6 +90,7 @@ def _install() -> None:
     _take_over_two("rename", "replace")
     _take_over_two("link", "link")
     _take_over_others()
+    _remember_joins()
     _take_over_time()
     _take_over_chance()
     _take_over_sqlite()
@@ -136,6 +138,20 @@ def _take_over_two(name: str, method: str) -> None:
         return getattr(_disk_of(first), method)(first, second)
 
     setattr(os, name, call)
+
+
+def _remember_joins() -> None:
+    """A schedule joins a few hundred paths, thousands of times, and a path does not change."""
+    join = PosixPath.__truediv__
+
+    @functools.lru_cache(maxsize=16_384)
+    def joined(folder: str, name: str) -> PosixPath:
+        return join(PosixPath(folder), name)
+
+    def call(path: PosixPath, name: Any) -> PosixPath:
+        return joined(str(path), name) if type(name) is str and type(path) is PosixPath else join(path, name)
+
+    PosixPath.__truediv__ = call  # type: ignore[method-assign]
 
 
 class _Entry:

@@ -5,12 +5,14 @@ are run by `make simulate-faults`, in processes of their own: there the simulato
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import re
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from tests.simulator.file_errors import ERRORS
 from tests.simulator.loop import Killed, SeededLoop, TooLong
 from tests.simulator.machine import BEFALLS, AimedDeath, FileError, Machine, PointOfDeath
 from tests.simulator.planted import FILE_ERROR_BUGS, PLANTED, PlantedBug
-from tests.simulator.schedule import COORDINATOR, NAMES, STATEMENTS, draw_schedule
+from tests.simulator.schedule import BRANCHES, COORDINATOR, NAMES, STATEMENTS, draw_schedule, path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,32 +44,46 @@ def test_a_schedule_is_replayed_bit_for_bit_and_holds_all_invariants() -> None:
 
 
 @pytest.mark.slow
-def test_a_schedule_is_the_same_alone_and_among_others() -> None:
-    """What earlier ones have left in this process is collected, and its `finally` blocks run, in between."""
-    among, alone = _run("5-7", "--verbose"), _run("7", "--verbose")
-    assert among.stdout.splitlines()[2] == alone.stdout.splitlines()[0]
+def test_a_schedule_is_the_same_alone_and_in_a_copy_of_a_process_that_has_run_its_beginning_for_others() -> None:
+    """15 and 16 part at the beginning of the third stretch, 31 and 32 at that of the second, 32 and 33 at the last."""
+    seeds = (15, 16, 31, 32, 33)
+    assert [path_of(seed)[1:] for seed in seeds] == [(0, 0, 15), (0, 1, 0), (0, 1, 15), (1, 0, 0), (1, 0, 1)]
+    among = _run("15-16", "31-33", "--verbose").stdout.splitlines()
+    assert [line.partition(":")[0] for line in among[:-1]] == [f"seed {seed}" for seed in seeds]
+    for place, seed in ((1, 16), (3, 32), (4, 33)):
+        assert _run(str(seed), "--verbose").stdout.splitlines()[0] == among[place]
 
 
 @pytest.mark.slow
 def test_every_mark_that_a_death_may_be_aimed_at_is_reached_without_faults() -> None:
-    reached = subprocess.run([sys.executable, "-c", _MARKS_REACHED], cwd=ROOT, text=True, capture_output=True,
+    lines = subprocess.run([sys.executable, "-c", _MARKS_REACHED], cwd=ROOT, text=True, capture_output=True,
                              check=True, env={**os.environ, "PYTHONHASHSEED": "0"}).stdout.splitlines()
+    reached = dict(sorted(line.rsplit(" at ", 1) for line in lines))  # the latest of each
     for place, marks in (("coordinator", (*STATEMENTS, *NAMES[COORDINATOR])), ("a", NAMES["silo"])):
-        missing = [mark for mark, _ in marks if f"{place}: {mark}" not in reached]
+        missing = [mark.text for mark in marks if f"{place}: {mark.text}" not in reached]
         assert not missing, f"a death at one of these never comes: {missing}"
+        over = [mark.text for mark in marks if float(reached[f"{place}: {mark.text}"]) < mark.until - 0.15]
+        assert not over, f"one of these does not come any more, long before it is said to: {over}"
 
 
 _MARKS_REACHED = """
 from tests.simulator.federation import run_schedule
-from tests.simulator.machine import AimedDeath
-from tests.simulator.schedule import COORDINATOR, Schedule
+from tests.simulator.machine import AimedDeath, Machine
+from tests.simulator.schedule import COORDINATOR, Schedule, Stretch
 
 never = (AimedDeath(mark="never", occurrence=1, kind="disk", later=0),)
-for phases, masked in ((2, False), (1, True)):
-    done = run_schedule(Schedule(seed=1, phases=phases, masked=masked, aims={COORDINATOR: never, "a": never}))
+last, mark = {}, Machine.mark
+def note(machine, what):
+    last[machine.name, what] = machine.loop.turns
+    mark(machine, what)
+Machine.mark = note
+for phases, masked in ((2, False), (1, True), (1, False)):
+    last.clear()
+    done = run_schedule(Schedule(seed=1, phases=phases, masked=masked, stretches=(
+        Stretch(aims={COORDINATOR: never, "a": never}),)))
     assert not done.violations, done.violations
-    for name, events in done.events.items():
-        print("\\n".join(f"{name}: {kind[6:]}" for kind in events if kind.startswith("mark: ")))
+    for (name, what), turn in last.items():
+        print(f"{name}: {what} at {turn / done.turns:.3f}")
 """
 
 
@@ -77,6 +93,10 @@ def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
     assert found.returncode == 1
     assert re.search(r"^seed \d+: fingerprint", found.stdout, re.MULTILINE), found.stdout + found.stderr
     assert "other bits than an undisturbed run" in found.stdout
+    seed = re.search(r"^seed (\d+):", found.stdout, re.MULTILINE)[1]  # type: ignore[index]
+    assert f"make simulate-faults SEEDS={seed} SIMULATE_ARGS=--trace" in found.stdout
+    again = _run(seed, "--planted", "memory-counts-though-nothing-was-folded")
+    assert again.stdout.splitlines()[:-1] == found.stdout.splitlines()[:-1], "to be seen again by itself"
 
 
 @pytest.mark.parametrize("bug", [*PLANTED, *FILE_ERROR_BUGS], ids=lambda bug: bug.name)
@@ -87,6 +107,51 @@ def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
 def test_every_schedule_has_at_least_two_faults_and_follows_from_its_seed() -> None:
     assert all(draw_schedule(seed).num_faults >= 2 for seed in range(500))
     assert draw_schedule(7) == draw_schedule(7) != draw_schedule(8)
+
+
+def test_schedules_of_a_family_share_their_stretches_until_they_part_and_none_after() -> None:
+    family = [draw_schedule(seed) for seed in range(5 * BRANCHES, 6 * BRANCHES)]
+    for one, other in itertools.combinations(family, 2):
+        shared = sum(1 for _ in itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(path_of(one.seed), path_of(other.seed), strict=True)))
+        assert one.stretches[:shared] == other.stretches[:shared]
+        assert {each.seed for each in one.stretches[shared:]}.isdisjoint(each.seed for each in other.stretches[shared:])
+        assert replace(one, seed=0, stretches=()) == replace(other, seed=0, stretches=())
+    assert all(each.stretches[-1].num_faults >= 2 for each in family), "of its own"
+    assert family[0] != replace(draw_schedule(6 * BRANCHES), seed=family[0].seed), "another family"
+
+
+def test_a_stretch_begins_after_those_before_it_and_the_last_one_in_every_part_of_a_run() -> None:
+    last = []
+    for seed in range(0, 400 * BRANCHES, BRANCHES):
+        moments = [stretch.at_turn for stretch in draw_schedule(seed).stretches]
+        assert moments == sorted(moments)
+        assert moments[0] == 0 < moments[1]
+        last.append(moments[-1])
+    assert min(last) < 60 < 1500 < max(last)
+    assert sum(moment < 1900 for moment in last) > 40, "not only in the last round"
+
+
+def test_a_hundred_neighbouring_families_have_all_kinds_of_studies_and_beginnings() -> None:
+    for first in (0, 10**6, 3 * 10**7):
+        families = [draw_schedule((first + number) * BRANCHES) for number in range(100)]
+        assert sum(each.masked for each in families) == 10, "every tenth"
+        assert 9 <= sum(each.phases == 2 for each in families) <= 15
+        assert sum(each.stretches[-1].at_turn < 300 for each in families) >= 2
+
+
+def test_what_is_to_come_in_a_stretch_is_counted_from_its_beginning() -> None:
+    machine = _machine()
+    machine.begin()
+    for _ in range(5):
+        machine.event("disk")
+    machine.expect_death(PointOfDeath(kind="disk", number=2))
+    machine.event("disk")
+    life = machine.life
+    assert life is not None
+    assert life.alive
+    machine.event("disk")
+    assert not life.alive
 
 
 # What is simulated ----------------------------------------------------------------------------------------------------

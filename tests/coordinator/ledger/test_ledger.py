@@ -83,6 +83,7 @@ def test_answers_and_ends_of_rounds_last_and_announcements_need_not(tmp_path: Pa
         return levels[-1] == "PRAGMA synchronous = FULL" if levels else was_full
 
     assert not is_full(lambda: ledger.task_given(task.task_id))
+    assert is_full(lambda: ledger.replace_payloads(task, task.spec.payloads)), "the silo asks for them by name"
     assert not is_full(lambda: ledger.declare_update(declared(task)))
     assert is_full(lambda: ledger.accept_update(declared(task), task))
     assert not is_full(lambda: ledger.close_phase(ledger.phase("s", 1, 0)))

@@ -455,6 +455,28 @@ def test_what_a_late_silo_has_sent_half_does_not_stay_in_the_spool(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def test_what_a_late_silo_has_sent_whole_does_not_stay_in_the_spool_and_an_accepted_update_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["beta"], content_of(tasks["beta"])
+            await coordinator.begin(task, content)
+            late = coordinator.task_service.awaited("beta", id_of(task, content))
+            accepted = tasks["alpha"]
+            await coordinator.deliver(accepted, content_of(accepted))
+            again = coordinator.ledger.declared_update(id_of(accepted, content_of(accepted)))
+            assert again is not None
+            with pytest.raises(TaskClosed):  # the same content, under another id
+                await coordinator.task_service.accept("alpha", replace(again, update_id="other"), None)
+            assert coordinator.spool.has(again.digest), "it is still to be folded"
+            coordinator.roster.revoke("beta")
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+            await coordinator.task_service.store(late, content)  # its last byte comes after the round was tidied up
+            with pytest.raises(TaskClosed):
+                await coordinator.task_service.accept("beta", late, None)
+            assert not coordinator.spool.has(late.digest)
+    asyncio.run(scenario())
+
+
 # Studies --------------------------------------------------------------------------------------------------------------
 
 
