@@ -218,6 +218,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
                 problems.append(error)
         raise problems[0]
     if origin is typing.Literal:
+        arguments = hint.__args__  # in their own order: as keys of the cache, Literals of the same choices are equal
         if value in arguments and any(type(value) is type(option) for option in arguments):
             return value
         near = difflib.get_close_matches(str(value), [str(option) for option in arguments], n=1)

@@ -47,6 +47,7 @@ from semisilo.coordinator.studies.study_file import (
 from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy, PrivacyPolicy, Require
 from semisilo.silo.site.working_hours import Hours
 from tests.command_lines import SCRIPTS, commands_of, problem_of
+from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
@@ -174,7 +175,7 @@ def test_every_command_is_documented(script: str) -> None:
     assert [name for name in commands if (script, name) not in mentioned] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_documented_command_is_accepted_by_the_real_parser(page: Path) -> None:
     problems = {}
     for command in set(_commands_in(page.read_text(encoding="utf-8"))):
@@ -203,7 +204,7 @@ def test_every_make_target_in_the_pages_is_there() -> None:
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("page", "parent", "heading", "settings"), SECTIONS,
+@each_of(("page", "parent", "heading", "settings"), SECTIONS,
                          ids=lambda value: getattr(value, "__name__", None))
 def test_every_setting_is_documented_with_its_default(page: Path, parent: str, heading: str, settings: Any) -> None:
     text = page.read_text(encoding="utf-8")
@@ -320,7 +321,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_within_the_repository_resolve(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
@@ -388,7 +389,7 @@ def test_architecture_lists_the_modules_as_they_are() -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"],  # which stay as written
+@each_of("page", [page for page in PAGES if page.parent.name != "decisions"],  # which stay as written
                          ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
     names = re.findall(r"`((?:common|coordinator|silo|semisilo|tests|docs|deploy|protos)/[\w./-]*)`",

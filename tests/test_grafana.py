@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semisilo.coordinator.monitoring.prometheus import Exposition
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import fill_study
+from tests.each_of import each_of
 
 GRAFANA = Path(__file__).resolve().parents[1] / "deploy" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "semisilo.json").read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("expression", [*queries(), *(rule["expr"] for rule in RULES)])
+@each_of("expression", [*queries(), *(rule["expr"] for rule in RULES)])
 def test_every_metric_and_label_that_is_asked_for_is_served(expression: str, served: dict[str, set[str]]) -> None:
     names = _METRIC.findall(re.sub(r'"[^"]*"', '""', expression))
     assert names
@@ -67,7 +68,7 @@ def test_every_metric_and_label_that_is_asked_for_is_served(expression: str, ser
             assert any(label in served[name] for name in names), label
 
 
-@pytest.mark.parametrize("panel", [panel for panel in PANELS if panel["type"] != "row"],
+@each_of("panel", [panel for panel in PANELS if panel["type"] != "row"],
                          ids=lambda panel: panel["title"])
 def test_every_legend_names_labels_that_its_query_leaves(panel: dict[str, Any], served: dict[str, set[str]]) -> None:
     for target in panel["targets"]:
@@ -78,7 +79,7 @@ def test_every_legend_names_labels_that_its_query_leaves(panel: dict[str, Any], 
             assert label in left
 
 
-@pytest.mark.parametrize("panel", [panel for panel in PANELS if panel["type"] != "row"],
+@each_of("panel", [panel for panel in PANELS if panel["type"] != "row"],
                          ids=lambda panel: panel["title"])
 def test_every_panel_says_what_it_shows_in_which_unit_and_asks_the_chosen_prometheus(panel: dict[str, Any]) -> None:
     assert panel["description"].endswith(".")

@@ -50,7 +50,7 @@ def test_status_of_the_hub_loads_sqlite_and_rich_and_nothing_heavier(tmp_path: P
     assert run_cli(coordinator_app, ["init", "lung", "--folder", str(tmp_path / "hub")], name="coordinator") == 0
     found = loaded("coordinator", "status", "--folder", str(tmp_path / "hub"), cwd=tmp_path)
     assert {"semisilo.coordinator.monitoring.status", "sqlite3"} <= found
-    assert not found & {*HEAVY, "grpc", "cryptography", "google.protobuf"}
+    assert not found & {*HEAVY, "grpc", "cryptography", "numpy", "google.protobuf"}
 
 
 def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:

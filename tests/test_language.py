@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
+from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "methods").glob("*.md"),
@@ -86,7 +86,7 @@ def strings_of(source: str) -> Iterator[str]:
                     yield part.value
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_of_a_page_are_short(page: Path) -> None:
     found = [(words(sentence), sentence) for sentence in sentences(page.read_text(encoding="utf-8"))]
     if found:
@@ -94,7 +94,7 @@ def test_sentences_of_a_page_are_short(page: Path) -> None:
     assert [sentence for count, sentence in found if count > MOST_WORDS] == []
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+@each_of("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_banned_phrase(page: Path) -> None:
     assert banned_in(page.read_text(encoding="utf-8")) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -77,6 +78,14 @@ _USAGE_EXCEPTION: Any = next(base for base in typer.BadParameter.__mro__ if base
 """What the parser raises for wrong words; typer brings its own copy of the class from some version on."""
 
 
+@functools.cache
+def _command_of(app: typer.Typer) -> Any:
+    """The commands of an app with plain help: made once in a process, however many lines it runs."""
+    command = typer.main.get_command(app)
+    say_plainly(command)
+    return command
+
+
 def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: str | None = None) -> int:
     """Runs a command line and returns its exit status; nothing but a bug ends in a traceback.
 
@@ -88,10 +97,8 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         work short (`Terminated`). The line `error: ...` with the remedy goes to standard error.
     """
     try:
-        command = typer.main.get_command(app)
-        say_plainly(command)
-        result = command(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False,
-                         terminal_width=help_width())
+        result = _command_of(app)(args=None if arguments is None else list(arguments), prog_name=name,
+                                  standalone_mode=False, terminal_width=help_width())
         sys.stdout.flush()
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except typer.Exit as exit:

@@ -26,6 +26,7 @@ from benchmarks.learning.cells import (
 )
 from benchmarks.learning.results import read_table, write_page
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.each_of import each_of
 
 FOLDER = Path(runner.__file__).parent
 DATA = Path("data")
@@ -38,7 +39,7 @@ def test_there_are_at_least_sixteen_cells_of_four_sets_and_four_splits() -> None
     assert {cell.split for cell in CELLS} == {"even", "two classes", "Dirichlet 0.1", "imbalanced"}
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@each_of("cell", CELLS, ids=lambda cell: cell.name)
 def test_every_study_is_valid_and_no_two_are_the_same(cell: Cell) -> None:
     studies = {name: study_of(cell, name, seed=1, folder=DATA) for name in methods_of(cell)}
     for study in studies.values():

@@ -22,6 +22,7 @@ from semisilo.simulation import run
 from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
 from semisilo.simulation.splits.named_splits import deal
 from semisilo.simulation.splits.splits import Indices, Split
+from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "papers" / "studies"
@@ -92,7 +93,7 @@ def test_no_two_studies_have_one_name() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("name", FILES)
+@each_of("name", FILES)
 def test_a_study_loads_and_names_its_data_where_the_readme_says(name: str) -> None:
     study = _study(name)
     assert _set_of(study) in SETS
@@ -375,7 +376,7 @@ ANCHORS: dict[str, dict[str, Any]] = {
 """Values written by hand from the specification's pages of the methods and of data."""
 
 
-@pytest.mark.parametrize("name", ANCHORS)
+@each_of("name", ANCHORS)
 def test_a_study_has_the_values_of_the_specification(name: str) -> None:
     study = _study(name)
     draft = study.draft

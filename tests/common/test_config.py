@@ -13,6 +13,7 @@ import pytest
 
 from semisilo.common.config import canonical_json, from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration
+from tests.each_of import each_of
 
 
 class Colour(StrEnum):
@@ -60,7 +61,7 @@ def test_a_table_becomes_its_dataclass_and_goes_back_to_plain_types() -> None:
     assert from_dict(Outer, json.loads(json.dumps(back))) == made
 
 
-@pytest.mark.parametrize(("change", "text", "remedy"), [
+@each_of(("change", "text", "remedy"), [
     ({"nmae": "x"}, "unknown key 'nmae'", "Did you mean 'name'?"),
     ({"zzzzzz": 1}, "unknown key 'zzzzzz'", "Known keys: anything, by_name, colour"),
     ({"count": True}, "count: expected a whole number, found true", ""),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import grpc
-import pytest
 
 from semisilo.common import errors
 from semisilo.common.errors import BadConfiguration, DiskFull, SemisiloError, UsageError, by_code
+from tests.each_of import each_of
 
 CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
 
@@ -22,7 +22,7 @@ def test_no_two_errors_have_one_code() -> None:
     assert len(codes) == len(set(codes)) > 20
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+@each_of("cls", CLASSES, ids=lambda cls: cls.code)
 def test_a_code_that_came_over_the_network_is_its_class_again(cls: type[SemisiloError]) -> None:
     assert by_code(cls.code) is cls
     assert cls.status in grpc.StatusCode.__members__, "gRPC has that status"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.each_of import each_of
 from tests.mutants.mutant import Mutant
 from tests.mutants.run import ROOT, main, run_mutants
 from tests.mutants.table import MUTANTS
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@each_of("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutants_text_stands_once_in_its_file_and_its_tests_exist(mutant: Mutant) -> None:
     assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
     assert mutant.new != mutant.old

@@ -10,6 +10,7 @@ import contextlib
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,29 @@ def browser() -> Iterator[Any]:
             started.close()
 
 
+_SHARED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _shared_context(browser: Any) -> Any:
+    """What tabs without options of their own share: each context is a person's profile of its own, and to make one
+    takes longer than most tests."""
+    if browser not in _SHARED:
+        _SHARED[browser] = browser.new_context()
+        _SHARED[browser].new_page()  # its window stays
+    return _SHARED[browser]
+
+
 class Tab:
     """A page of the browser that remembers everything that went wrong in it."""
 
     def __init__(self, browser: Any, address: str, *, viewport: dict[str, int] | None = None,
                  scheme: str = "light", **options: Any) -> None:
         self.address = address
-        self.context = browser.new_context(viewport=viewport or WIDE, color_scheme=scheme, **options)
+        self._alone = bool(options)
+        self.context = browser.new_context(**options) if options else _shared_context(browser)
         self.page = self.context.new_page()
+        self.page.set_viewport_size(viewport or WIDE)
+        self.page.emulate_media(color_scheme=scheme)
         self.page.set_default_timeout(300_000)
         self.problems: list[str] = []
         self.forgiven: tuple[str, ...] = ()
@@ -92,9 +108,20 @@ class Tab:
         until(lambda: bool(self.page.evaluate(function, argument)), seconds=seconds,
               otherwise=lambda: f"{function} {argument}\n{self.text('body')[:3000]}")
 
+    def leave(self) -> None:
+        """Closes the tab; the next one finds nothing of it."""
+        if self._alone:
+            self.context.close()
+            return
+        if self.page.url.startswith("http"):
+            self.page.evaluate("() => localStorage.clear()")
+        self.page.close()
+        self.context.clear_permissions()
+        self.context.clear_cookies()
+
     def close(self) -> None:
         """Closes the tab, and fails when anything went wrong in it."""
-        self.context.close()
+        self.leave()
         problems = [problem for problem in self.problems if not any(words in problem for words in self.forgiven)]
         assert not problems, "\n".join(problems)
 
@@ -107,7 +134,7 @@ def tab(browser: Any, address: str, **options: Any) -> Iterator[Tab]:
         yield opened
     except BaseException:
         print("\n".join(opened.problems))
-        opened.context.close()
+        opened.leave()
         raise
     opened.close()
 

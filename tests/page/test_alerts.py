@@ -54,7 +54,7 @@ def test_the_browser_announces_what_is_new_once_it_was_asked_to(browser: Any, tm
     filled.ledger.queue_study("second", {"study": {"rounds": 3}})
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:
         page.said["study"] = "second"
-        shown.context.add_init_script(RECORDER)
+        shown.page.add_init_script(RECORDER)
         shown.go("#/alerts", title="Needs a person")
         shown.page.get_by_role("button", name="Show notices in this browser").click()
         shown.page.get_by_role("button", name="Stop notices").wait_for()

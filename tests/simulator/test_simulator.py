@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each_of import each_of
 from tests.simulator.database import Database
 from tests.simulator.disk import Disk
 from tests.simulator.file_errors import ERRORS
@@ -99,7 +100,7 @@ def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
     assert again.stdout.splitlines()[:-1] == found.stdout.splitlines()[:-1], "to be seen again by itself"
 
 
-@pytest.mark.parametrize("bug", [*PLANTED, *FILE_ERROR_BUGS], ids=lambda bug: bug.name)
+@each_of("bug", [*PLANTED, *FILE_ERROR_BUGS], ids=lambda bug: bug.name)
 def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
     assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from semisilo.common.measures.class_counts import ClassCounts
 from semisilo.common.measures.intervals import Interval, area_interval, precision_interval, wilson
-from semisilo.common.measures.multi_label import ClassCounts
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import confusion_of
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow

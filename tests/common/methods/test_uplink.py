@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semisilo.common.methods.uplink import LOSSY_FORMS, Uplink, parse_uplink
+from tests.each_of import each_of
 
 
 @pytest.mark.parametrize(("text", "expected", "lossy"), [
@@ -26,7 +27,7 @@ def test_a_setting_says_what_is_sent_and_what_a_policy_must_permit(text: str, ex
     assert set(lossy) <= set(LOSSY_FORMS)
 
 
-@pytest.mark.parametrize("text", [
+@each_of("text", [
     "", "Raw", "exact", "int16", "top-k", "top-k int8", "top-k 1", "top-k 0%", "top-k 101%", "top-k -1%", "top-k 1e9%",
     "top-k nan%", "top-k 1% raw", "top-k 1% top-k 1%", "int8 top-k 1%", "top-k 1%%", f"top-k {'9' * 400}%",
     f"top-k 0.{'0' * 400}1%", f"top-k 0.{'0' * 322}1%"])

@@ -42,6 +42,7 @@ from semisilo.common.payload.torch_tensors import (
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import tensors_pb2 as pb
+from tests.each_of import each_of
 
 BASE = "ab" * 32
 SPEC = TensorSpec("w", (2, 3), "float32")
@@ -378,7 +379,7 @@ def test_digests_and_the_reference_of_a_manifest_survive_the_wire() -> None:
     assert parse_manifest(message) == groups
 
 
-@pytest.mark.parametrize(("message", "text"), [
+@each_of(("message", "text"), [
     (pb.PayloadManifest(), "layout version 0"),
     (pb.PayloadManifest(format=1), "layout version 1"),
     (pb.PayloadManifest(format=3), "layout version 3"),

@@ -28,6 +28,7 @@ from semisilo.common.rpc.convert import (
 )
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire import tensors_pb2
+from tests.each_of import each_of
 
 
 def make_task(**changes: object) -> TaskSpec:
@@ -132,7 +133,7 @@ def _set(path: str, value: object) -> Callable[[pb.Task], None]:
     return change
 
 
-@pytest.mark.parametrize(("change", "error"), [
+@each_of(("change", "error"), [
     (_set("task_id", ""), BadPayload),
     (_set("task_id", "x" * 641), BadPayload),
     (_set("task_id", "first/3\nerror: all is lost"), BadPayload),

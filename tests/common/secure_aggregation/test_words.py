@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.secure_aggregation.words import pack, packed_bytes, unpack, word_dtype
+from tests.each_of import each_of
 
 
 def plainly_packed(words: list[int], bits: int) -> bytes:
@@ -30,8 +31,8 @@ def test_words_come_back_and_bytes_are_those_of_one_long_integer(bits: int, word
     assert unpack(packed.tobytes(), bits=bits, count=len(words)).tolist() == [word % 2**bits for word in words]
 
 
-@pytest.mark.parametrize("bits", range(16, 33))
-@pytest.mark.parametrize("count", [2**15 - 1, 2**15, 100_003])
+@each_of("bits", range(16, 33))
+@each_of("count", [2**15 - 1, 2**15, 100_003])
 def test_more_words_than_a_block_come_back(bits: int, count: int) -> None:
     words = np.random.default_rng(bits).integers(0, 2**32, size=count, dtype=np.uint32)
     packed = pack(words, bits)

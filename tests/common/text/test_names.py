@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from semisilo.common.identity.certificates import is_name
 from semisilo.common.text.names import nearest_name
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("text", "name"), [
+@each_of(("text", "name"), [
     ("Universitätsklinik Köln", "universitaetsklinik-koeln"), ("Hospital A", "hospital-a"),
     ("GROSS-GERAU", "gross-gerau"),
     ("Groß Gerau", "gross-gerau"), ("Ærøskøbing", "aeroeskoebing"), ("Łódź", "lodz"), ("São Paulo", "sao-paulo"),

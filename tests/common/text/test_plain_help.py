@@ -11,13 +11,14 @@ from semisilo.cli.main import app as semisilo
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app as coordinator
 from semisilo.silo.cli.main import app as silo
+from tests.each_of import each_of
 
 APPS = {"coordinator": coordinator, "silo": silo, "semisilo": semisilo}
 COMMANDS = [(name, command) for name, app in APPS.items()
             for command in sorted(typer.main.get_command(app).commands)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("name", "command"), COMMANDS)
+@each_of(("name", "command"), COMMANDS)
 def test_no_help_names_a_type(name: str, command: str, capsys: pytest.CaptureFixture[str],
                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")

@@ -27,6 +27,7 @@ from semisilo.coordinator.compute import messages
 from semisilo.coordinator.compute.operations import Operations
 from semisilo.coordinator.ledger.records import FrozenStudy, HistoryPoint, LabelledOnlyResult
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
+from tests.each_of import each_of
 
 FROZEN = FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.25,)), num_labelled=4,
                      num_validation=0, num_test=3, num_parameters=5, dense_bytes=20, left_random=("head.weight",))
@@ -86,7 +87,7 @@ def test_the_settings_of_every_method_arrive_as_what_they_are(method: str) -> No
     assert type(found.config.method.settings) is METHODS[method].settings
 
 
-@pytest.mark.parametrize("message", [
+@each_of("message", [
     opening(config(lr=0.25)),
     messages.OpenedStudy(frozen=FROZEN, numerics=NUMERICS),
     messages.Prepare(), messages.Prepared(state="ab", metrics={"accuracy": 1 / 3}),

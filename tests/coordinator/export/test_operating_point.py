@@ -14,6 +14,7 @@ from semisilo.coordinator.export.operating_point import (
     rates_at,
     wanted_point,
 )
+from tests.each_of import each_of
 
 CLASSES = ("melanoma", "naevus, benign", "other")
 P = np.array([0.9, 0.8, 0.6, 0.2, 0.7, 0.5, 0.3, 0.1, 0.1, 0.05])
@@ -54,8 +55,8 @@ def test_thresholds_by_hand_lie_halfway(measure: str, level: float, threshold: f
     assert rates.specificity_interval == wilson(spared, 6)
 
 
-@pytest.mark.parametrize("measure", ["sensitivity", "specificity"])
-@pytest.mark.parametrize("seed", range(20))
+@each_of("measure", ["sensitivity", "specificity"])
+@each_of("seed", range(20))
 def test_the_rate_is_reached_and_no_better_threshold_reaches_it(measure: str, seed: int) -> None:
     """Against all thresholds there are, on coarse probabilities with many ties."""
     generator = np.random.default_rng(seed)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each_of import each_of
+
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOM = ("coordinator/ledger/*.py",)
@@ -75,7 +77,7 @@ def test_the_room_itself_is_found_to_have_it() -> None:
     assert sum(bool(sql_in(path.read_text(encoding="utf-8"))) for path in files) >= 5
 
 
-@pytest.mark.parametrize("source", [
+@each_of("source", [
     "import sqlite3", "from sqlite3 import connect", "import sqlite3.dbapi2",
     "ledger.query('whatever')", "db.execute(text)", "def f(db):\n    return db.cursor().executemany(text, rows)",
     "with ledger.transaction() as db:\n    pass",

@@ -20,6 +20,7 @@ from semisilo.coordinator.ledger.states import (
     check_transition,
 )
 from tests.coordinator.ledger_fixture import open_collecting_round, study_config
+from tests.each_of import each_of
 
 TABLES: list[tuple[type[StrEnum], frozenset[tuple[StrEnum, StrEnum]]]] = [
     (RoundState, ROUND_TRANSITIONS), (StudyState, STUDY_TRANSITIONS), (TaskState, TASK_TRANSITIONS)]  # type: ignore[list-item]
@@ -34,14 +35,14 @@ def pairs(*, legal: bool) -> list[tuple[frozenset[tuple[StrEnum, StrEnum]], StrE
     return found
 
 
-@pytest.mark.parametrize(("table", "before", "after"), pairs(legal=False))
+@each_of(("table", "before", "after"), pairs(legal=False))
 def test_a_pair_that_is_not_in_the_table_is_refused(table: frozenset[tuple[StrEnum, StrEnum]], before: StrEnum,
                                                     after: StrEnum) -> None:
     with pytest.raises(AssertionError, match=f"{before} -> {after} is not a legal transition"):
         check_transition(table, before, after)
 
 
-@pytest.mark.parametrize(("table", "before", "after"), pairs(legal=True))
+@each_of(("table", "before", "after"), pairs(legal=True))
 def test_a_pair_in_the_table_passes(table: frozenset[tuple[StrEnum, StrEnum]], before: StrEnum,
                                     after: StrEnum) -> None:
     check_transition(table, before, after)

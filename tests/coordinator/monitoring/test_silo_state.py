@@ -33,6 +33,7 @@ from semisilo.coordinator.report.page import render_page
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
+from tests.each_of import each_of
 from tests.page.kit import STATIC
 
 NOW = 1_000_000.0
@@ -47,7 +48,7 @@ SILENT = replace(MEMBER, silent_unix=LONG_AGO)
 AWAY = replace(MEMBER, away_reason="outside working hours", away_until_unix=NOW + 60)
 
 
-@pytest.mark.parametrize(("signs", "state"), [
+@each_of(("signs", "state"), [
     (replace(SIGNS, member=replace(MEMBER, revoked_unix=1.0, left_unix=1.0), in_call=True), SiloState.REVOKED),
     (replace(SIGNS, member=replace(MEMBER, left_unix=1.0)), SiloState.LEFT),
     (replace(SIGNS, member=replace(MEMBER, joined_unix=None), in_call=True), SiloState.ENROLLED),

@@ -18,6 +18,7 @@ from semisilo.common.page.token import TokenGate, is_token, page_token
 from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
 from tests.coordinator.page.page_kit import TOKEN, Page, asking
+from tests.each_of import each_of
 
 ACTIONS = {"pause": {"study": "first"}, "resume": {"study": "first"}, "stop": {"study": "first"},
            "extend": {"study": "first", "seconds": 60}, "invite": {"silo": "hospital-z"}, "revoke": {"silo": SILOS[0]},
@@ -276,9 +277,9 @@ def test_known_hosts_are_served(still: Filled, host: str) -> None:
     asking(still, work, hosts=("page.hub.example",))
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "",
+@each_of("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "",
                                   "10.0.0.7:8080", "[::2]", "evil.example:8080@127.0.0.1"])
-@pytest.mark.parametrize("path", ["/", "/health", "/api/federation", "/metrics", "/static/js/app.js"])
+@each_of("path", ["/", "/health", "/api/federation", "/metrics", "/static/js/app.js"])
 def test_other_hosts_are_not(still: Filled, host: str, path: str) -> None:
     """What DNS rebinding looks like: the browser is at 127.0.0.1, under a name of somebody else's."""
     async def work(page: Page) -> None:
@@ -346,7 +347,7 @@ def test_a_huge_body_is_refused_before_it_is_read(filled: Filled) -> None:
     asking(filled, work)
 
 
-@pytest.mark.parametrize("path", [
+@each_of("path", [
     "/static/../token.py", "/static/%2e%2e/token.py", "/static/..%2f..%2fledger.py", "/static//etc/passwd",
     "/static/%00", "/static/", "/static", "/static/....//token.py", "/api/studies/..%2f..%2ffederation.toml",
     "/api/studies/first/rounds/-1", "/api/studies/first/rounds/1e9", "/api/studies/first/rounds/99999999999999999999",

@@ -13,6 +13,7 @@ from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.common.methods import METHODS
 from semisilo.coordinator.federation.folder import study_template
 from semisilo.coordinator.studies.study_file import ParticipationSettings, StudyConfig, config_from_dict, load_study
+from tests.each_of import each_of
 
 DATA = '[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n'
 METHOD = '[method]\nname = "semifl"\n'
@@ -84,7 +85,7 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path, text
     assert refusal(tmp_path, text) == line
 
 
-@pytest.mark.parametrize(("table", "assignment", "words"), [
+@each_of(("table", "assignment", "words"), [
     ("study", 'rounds = "3"', ("[study] rounds", "whole number", "'3'")),
     ("study", "rounds = 3.0", ("[study] rounds", "whole number", "3.0")),
     ("study", "seed = true", ("[study] seed", "whole number", "true")),
@@ -108,7 +109,7 @@ def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assign
     assert all(word in line for word in words), line
 
 
-@pytest.mark.parametrize(("table", "assignment", "words"), [
+@each_of(("table", "assignment", "words"), [
     ("study", "rounds = 0", ("[study]", "rounds = 0", "at least 1")),
     ("study", "start_with = 0", ("[study]", "start_with = 0")),
     ("study", "baseline_epochs = -1", ("[study]", "baseline_epochs = -1")),
@@ -224,7 +225,7 @@ def test_a_method_that_does_not_know_labels_at_both_refuses_them_by_name(tmp_pat
         from_dict(METHODS[method].settings, {"scenario": "labels-at-both"})
 
 
-@pytest.mark.parametrize(("text", "words"), [
+@each_of(("text", "words"), [
     (DATA, ("[method]", "missing", 'name = "semifl"')),
     (METHOD, ("[data]", "missing")),
     ('[data]\nlabelled = "x"\n' + METHOD, ("[data]", "'image' is missing")),

@@ -178,6 +178,7 @@ def _come_and_go(number: int) -> tuple[str, ...]:
     return SILOS if number % 2 else SILOS[number % 4 // 2:3]
 
 
+@pytest.mark.slow  # tests/test_contract.py shows it quickly, with the code of both sides around the halves
 @pytest.mark.parametrize("method", sorted(SHORT))
 def test_neither_a_restart_between_any_two_steps_nor_the_order_of_answers_changes_a_bit(method: str,
                                                                                         tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from semisilo.common.data.augmentation.augment import (
 )
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadConfiguration
+from tests.each_of import each_of
 
 POLICIES = ("small", "semifl_official", "fedmatch_official", "fedmix")
 
@@ -51,9 +52,9 @@ def test_to_input_scales_then_standardises():
     assert images.max() == 255, "the images stay"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("view", [weak, strong])
-@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 8), (1, 32), (3, 32), (3, 1), (1, 5)])
+@each_of("policy", POLICIES)
+@each_of("view", [weak, strong])
+@each_of(("channels", "side"), [(1, 8), (3, 8), (1, 32), (3, 32), (3, 1), (1, 5)])
 def test_views_keep_shape_and_type_and_follow_from_the_generator_alone(policy, view, channels, side):
     images = noise(16, channels, side)
     before = images.clone()

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from semisilo.common.data.augmentation import randaugment as ra
+from tests.each_of import each_of
 
 FACTORS = (0.1, 0.5, 1.0, 1.37, 1.9, 0.0)
 
@@ -40,7 +41,7 @@ def images(request: pytest.FixtureRequest) -> torch.Tensor:
     return pictures(*request.param)
 
 
-@pytest.mark.parametrize(("ours", "enhancer"), [
+@each_of(("ours", "enhancer"), [
     (ra.brightness, ImageEnhance.Brightness), (ra.color, ImageEnhance.Color),
     (ra.contrast, ImageEnhance.Contrast), (ra.sharpness, ImageEnhance.Sharpness)])
 def test_enhancers_equal_those_of_pillow(images, ours, enhancer):
@@ -48,7 +49,7 @@ def test_enhancers_equal_those_of_pillow(images, ours, enhancer):
     assert torch.equal(got, pillow(images, lambda picture, i: enhancer(picture).enhance(FACTORS[i])))
 
 
-@pytest.mark.parametrize(("ours", "reference"), [
+@each_of(("ours", "reference"), [
     (ra.autocontrast, ImageOps.autocontrast), (ra.equalize, ImageOps.equalize), (ra.invert, ImageOps.invert)])
 def test_operations_without_a_parameter_equal_those_of_pillow(images, ours, reference):
     assert torch.equal(ours(images), pillow(images, lambda picture, i: reference(picture)))
@@ -77,7 +78,7 @@ def test_shear_equals_that_of_pillow(images, resample):
     assert torch.equal(ra.shift_columns(images, shift, resample=resample), reference(lambda s: (1, 0, 0, s, 1, 0)))
 
 
-@pytest.mark.parametrize("resample", ["nearest", "bilinear", "bicubic"])
+@each_of("resample", ["nearest", "bilinear", "bicubic"])
 def test_translation_equals_that_of_pillow(images, resample):
     side = images.shape[2]
     pixels = [0.3 * side, -0.3 * side, 1.0, -2.0, 0.13 * side, 100.0]

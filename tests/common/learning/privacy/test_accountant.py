@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from semisilo.common.errors import BadConfiguration, NotPermitted
 from semisilo.common.learning.privacy import accountant
 from semisilo.common.learning.privacy.accountant import MAX_STEPS, NoisySteps, epsilon_of, noise_for
+from tests.each_of import each_of
 
 DELTA = 1e-5
 
@@ -49,8 +50,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-7])
-@pytest.mark.parametrize(("noise", "count"), [(0.5, 1), (1.0, 1), (1.0, 20), (5.0, 1), (3.0, 400), (20.0, 10),
+@each_of("delta", [1e-5, 1e-7])
+@each_of(("noise", "count"), [(0.5, 1), (1.0, 1), (1.0, 20), (5.0, 1), (3.0, 400), (20.0, 10),
                                               (50.0, 30), (400.0, 1)])
 def test_without_sampling_it_is_the_closed_form_and_never_below(noise: float, count: int, delta: float) -> None:
     """T Gaussians with multiplier sigma are one with mu = sqrt(T) / sigma."""

@@ -11,6 +11,7 @@ from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.parts.imbalance import LABELLED_HINTS, ImbalanceSettings, check_class_prior
+from tests.each_of import each_of
 
 ALL = sorted(METHODS.keys() - {"self_training"})
 """Self-training has what it needs of them built in, and on."""
@@ -32,8 +33,8 @@ def _refused(method: str, **settings: Any) -> str:
     return raised.value.text
 
 
-@pytest.mark.parametrize("method", ALL)
-@pytest.mark.parametrize(("settings", "says"), [
+@each_of("method", ALL)
+@each_of(("settings", "says"), [
     ({"logit_adjustment": -1}, "at least 0"),
     ({"logit_adjustment": 1.0, "labelled_sampling": "class_balanced"}, "correct twice"),
     ({"alignment_strength": 0.5}, "alignment_strength = 0.5: not used"),

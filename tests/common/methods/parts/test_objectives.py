@@ -14,11 +14,12 @@ from semisilo.common.methods.fednova import FedNovaSettings
 from semisilo.common.methods.fedprox import FedProxSettings
 from semisilo.common.methods.local import LocalSettings
 from semisilo.common.methods.parts.imbalance import LABELLED_HINTS
+from tests.each_of import each_of
 
 OBJECTIVES = ("sl", "uda", "fixmatch", "pseudo_label", "mean_teacher")
 
 
-@pytest.mark.parametrize(("objective", "key", "value"), [
+@each_of(("objective", "key", "value"), [
     ("sl", "lambda_u", 2.0), ("sl", "confidence_threshold", 0.9), ("sl", "unlabelled_batch", 50), ("sl", "alpha0", 0.5),
     ("fixmatch", "temperature", 0.5), ("fixmatch", "tsa", "linear"), ("fixmatch", "teacher", "local"),
     ("uda", "ema_decay", 0.9), ("uda", "alpha0_ramp", "none"), ("uda", "label_refresh", "batch"),
@@ -81,8 +82,8 @@ def test_local_training_knows_no_coordinator() -> None:
             from_dict(LocalSettings, {key: value})
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednova", "local"])
+@each_of("objective", OBJECTIVES)
+@each_of("name", ["fedavg", "fedprox", "fednova", "local"])
 def test_settings_survive_ledger_and_task(name: str, objective: str) -> None:
     before = from_dict(METHODS[name].settings, {"objective": objective, "lr": 0.5})
     after = from_dict(METHODS[name].settings, to_dict(before))

@@ -29,6 +29,7 @@ from semisilo.common.payload.codec import (
     smallest_encoded_bytes,
 )
 from tests.common.codec_samples import FLOAT32, sparse_floats, there_and_back
+from tests.each_of import each_of
 
 RAW = Plan()
 SMALLEST = Plan(aim=Aim.SMALLEST)
@@ -134,7 +135,7 @@ def test_the_same_tensor_gives_the_same_bytes() -> None:
         assert first == second
 
 
-@pytest.mark.parametrize(("data", "message"), [
+@each_of(("data", "message"), [
     (header()[:-1], "only 17 are left"),
     (b"", "only 0 are left"),
     (bytes(HEADER_BYTES), "unknown encoding 0/0"),

@@ -31,6 +31,7 @@ from semisilo.common.payload.codec import (
 )
 from semisilo.common.payload.codec.positions import COMPLEMENT
 from semisilo.common.payload.codec.zstd import compress
+from tests.each_of import each_of
 from tests.fuzz.seeds import new_block, new_classes, new_gaps, new_rice
 from tests.fuzz.targets import KINDS
 
@@ -178,7 +179,7 @@ def bombs() -> Iterator[tuple[str, bytes, str]]:
 BOMBS = list(bombs())
 
 
-@pytest.mark.parametrize(("data", "dtype"), [(data, dtype) for _, data, dtype in BOMBS],
+@each_of(("data", "dtype"), [(data, dtype) for _, data, dtype in BOMBS],
                          ids=[what for what, _, _ in BOMBS])
 def test_a_bomb_in_a_block_is_refused_within_the_scratch_of_a_block(data: bytes, dtype: str) -> None:
     def work() -> None:

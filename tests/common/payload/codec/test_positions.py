@@ -16,6 +16,7 @@ from semisilo.common.payload.codec import BLOCK_ELEMENTS, Aim, IndexEncoding, Pl
 from semisilo.common.payload.codec.positions import COMPLEMENT, Mask, decode_positions, encode_mask, positions_of
 from semisilo.common.payload.codec.zstd import compress
 from tests.common.codec_samples import FLOAT32, entropy_bytes, sparse_floats, there_and_back
+from tests.each_of import each_of
 
 SMALLEST = Plan(aim=Aim.SMALLEST)
 BITMASK, ZSTD_BITMASK, GAPS, RICE, CLASSES = (
@@ -180,7 +181,7 @@ def test_the_forms_are_as_documented() -> None:
     assert decoded(CLASSES, with_length(compress(bytes([0, 1, 5]))) + b"\1", 11, 3) == [0, 2, 10]
 
 
-@pytest.mark.parametrize(("encoding", "data"), [
+@each_of(("encoding", "data"), [
     (BITMASK, b""),
     (BITMASK, bytes([0b1010_0000])),
     (BITMASK, bytes([0b1010_0000, 0b0100_0000, 0])),

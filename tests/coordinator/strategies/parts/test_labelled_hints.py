@@ -22,6 +22,7 @@ from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints, training_prior
 from semisilo.coordinator.strategies.parts.phases import TRAIN
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 LABELS = torch.tensor([0] * 8 + [1] * 3 + [2])
@@ -70,11 +71,11 @@ def test_every_method_tells_silos_what_follows_from_the_model_that_it_sends(meth
     assert {name: again.settings[name] for name in LABELLED_HINTS} == told, "all silos and a restart are told the same"
 
 
-@pytest.mark.parametrize(("settings", "told"), [
+@each_of(("settings", "told"), [
     ({}, set()), ({"distribution_alignment": "uniform"}, set()),
     ({"distribution_alignment": "labels"}, {"labelled_prior"}), ({"thresholds": "relative"}, {"labelled_confidence"}),
     ({"thresholds": "class_relative"}, {"labelled_confidence", "labelled_class_confidence"})])
-@pytest.mark.parametrize("method", METHODS_HERE)
+@each_of("method", METHODS_HERE)
 def test_nothing_is_told_that_no_setting_needs(method: str, settings: dict[str, Any], told: set[str]) -> None:
     strategy = load_strategy(method)(_settings(method, **settings), _environment())
     task = strategy.task(strategy.start(initial_model(_net, 3)), TRAIN, "a", None, round=1)

@@ -159,10 +159,11 @@ def test_a_process_that_is_killed_while_it_trains_is_replaced_and_its_task_done_
     assert len(dead) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "match"), [
     ("dying", r"3 processes in a row have died while they trained silo-000: .*signal 9"),
-    pytest.param("out_of_memory", r"3 processes in a row .*silo-000: Out of memory", marks=pytest.mark.slow),
-    pytest.param("mistaken", "ZeroDivisionError: a mistake", marks=pytest.mark.slow)])
+    ("out_of_memory", r"3 processes in a row .*silo-000: Out of memory"),
+    ("mistaken", "ZeroDivisionError: a mistake")])
 def test_what_goes_wrong_in_every_process_ends_the_simulation_with_one_line(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, match: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

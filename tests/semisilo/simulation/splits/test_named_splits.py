@@ -12,6 +12,7 @@ from semisilo.common.data.split_settings import SplitName
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.simulation.splits.named_splits import SplitSettings, deal, streaming_step
 from semisilo.simulation.splits.splits import Split, class_distributions, non_iidness
+from tests.each_of import each_of
 
 POOLED = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
 """CIFAR-10, training and test images together."""
@@ -224,7 +225,7 @@ def test_rounds_1_to_10_use_the_first_step_and_the_last_one_stays(round, step):
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("settings", "said"), [
+@each_of(("settings", "said"), [
     ({"name": "shard"}, "Did you mean 'shards'"),
     ({"name": "iid", "dirichlet": 0.1}, 'dirichlet has no effect in the split "iid"'),
     ({"name": "shards", "steps": 3}, 'choose "streaming_noniid"'),
