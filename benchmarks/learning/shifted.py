@@ -1,0 +1,212 @@
+"""Rare classes and other scanners at the hospitals: `python -m benchmarks.learning.shifted --help`.
+
+Self-training against labels alone where the table of `run.py` does not look: few classes of which one is rare, a hub
+with fewer than a hundred labels, and silos (and test images) whose colours, contrast and noise differ from the hub's.
+What stands in shifted.jsonl is not run again. Writes SHIFTED.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["METHODS", "TASKS", "Dealt", "Scanner", "Task", "deal", "seen_by", "write_page"]
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "shifted.jsonl"
+PAGE = HERE / "SHIFTED.md"
+_SILOS, _ROUNDS, _UNLABELLED, _TEST = 5, 10, 1500, 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Scanner:
+    """How a device shows what the hub's shows as it is."""
+
+    gains: tuple[float, float, float]
+    """Of red, green and blue."""
+    gamma: float
+    noise: float
+    """Standard deviation of normal noise, as a share of white."""
+
+
+SCANNERS = (Scanner((1.0, 1.0, 1.0), 1.0, 0.0), Scanner((1.1, 0.9, 0.95), 0.8, 0.02),
+            Scanner((0.85, 1.0, 1.1), 1.25, 0.04), Scanner((0.95, 1.05, 0.8), 1.0, 0.0))
+"""The first is the hub's. Of silos and test images as many are of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked of blood cells."""
+
+    classes: tuple[tuple[int, ...], ...]
+    """The set's classes that each class of the task is made of."""
+    labels: tuple[int, ...]
+    """Labelled images of each at the hub."""
+    dirichlet: float
+    """Of the silos' class shares around those of all images, times the number of classes; large is alike."""
+
+
+TASKS: Mapping[str, Task] = {
+    "two classes, one rare": Task(classes=((1, 2, 3, 4, 5, 6, 7), (0,)), labels=(70, 8), dirichlet=5.0),
+    "three classes, 5 to 1": Task(classes=((3,), (6,), (1,)), labels=(60, 30, 12), dirichlet=5.0),
+    "eight classes, 8 to 1": Task(classes=tuple((kind,) for kind in range(8)), labels=(24, 18, 13, 9, 7, 5, 3, 3),
+                                  dirichlet=5.0),
+}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "self-training": {"name": "self_training"},
+    "threshold 0.93": {"name": "self_training", "confidence_threshold": 0.93},
+    "no silo": {"name": "self_training", "confidence_threshold": 1.0},
+}
+"""With the last one no image is ever confident enough, so that only the hub trains on."""
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Images uint8 (N, H, W, 3) and labels int64 (N,), from 0."""
+
+    labelled: tuple[Images, Labels]
+    unlabelled: tuple[Images, Labels]
+    test: tuple[Images, Labels]
+
+
+def seen_by(scanner: Scanner, images_NHWC: Images, random: np.random.Generator) -> Images:
+    """clip(clip(gain x)^gamma + noise), rounded, of x from 0 to 1."""
+    shown = np.clip(images_NHWC / 255.0 * np.array(scanner.gains), 0.0, 1.0) ** scanner.gamma
+    if scanner.noise:
+        shown = np.clip(shown + random.normal(0.0, scanner.noise, shown.shape), 0.0, 1.0)
+    return np.round(shown * 255.0).astype(np.uint8)
+
+
+def deal(task: Task, images: Mapping[str, NDArray[Any]], *, shifted: bool, seed: int) -> Dealt:
+    """Draws the hub's labelled images, the silos' and the test images of one seed.
+
+    Args:
+        images: "train_images", "train_labels", "test_images", "test_labels" as in bloodcells.npz.
+        shifted: whether silos and test images come from all scanners, or from the hub's alone.
+    """
+    random = np.random.default_rng([seed, 64])
+    kinds = {kind: number for number, group in enumerate(task.classes) for kind in group}
+
+    def part(name: str) -> tuple[Images, Labels]:
+        found_N = images[f"{name}_labels"].reshape(-1)
+        chosen_N = np.isin(found_N, list(kinds))
+        return images[f"{name}_images"][chosen_N], np.array([kinds[int(kind)] for kind in found_N[chosen_N]])
+
+    def drawn(part: tuple[Images, Labels], chosen_n: NDArray[np.int64]) -> tuple[Images, Labels]:
+        shown, labels = part[0][chosen_n].copy(), part[1][chosen_n]
+        scanner_n = random.integers(0, len(SCANNERS), len(shown))
+        for number, scanner in enumerate(SCANNERS if shifted else ()):
+            shown[scanner_n == number] = seen_by(scanner, shown[scanner_n == number], random)
+        return shown, labels
+
+    train, test = part("train"), part("test")
+    hub_n = np.concatenate([random.choice(np.flatnonzero(train[1] == number), count, replace=False)
+                            for number, count in enumerate(task.labels)])
+    others_n = np.setdiff1d(np.arange(len(train[1])), hub_n)
+    return Dealt(labelled=(train[0][hub_n], train[1][hub_n]),
+                 unlabelled=drawn(train, random.choice(others_n, min(_UNLABELLED, len(others_n)), replace=False)),
+                 test=drawn(test, random.choice(len(test[1]), min(_TEST, len(test[1])), replace=False)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is missing, then writes the page."""
+    parser = argparse.ArgumentParser(description="Self-training and labels alone: rare classes, other scanners.")
+    parser.add_argument("--data", type=Path, default=Path("build/data"), help="folder of bloodcells.npz")
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--tasks", default="", help="only tasks whose name holds this text")
+    parser.add_argument("--methods", default="", help="only methods whose name holds this text")
+    parser.add_argument("--page", action="store_true", help="run nothing, write SHIFTED.md only")
+    options = parser.parse_args(arguments)
+    done = {(row["task"], row["shifted"], row["method"], row["seed"]) for row in lines()}
+    if not options.page:
+        with np.load(options.data / "bloodcells.npz") as file:
+            images = {name: file[name] for name in file.files}
+    wanted = [] if options.page else [
+        key for seed in range(1, options.seeds + 1) for task in TASKS for shifted in (False, True) for method in METHODS
+        if options.tasks in task and options.methods in method and (key := (task, shifted, method, seed)) not in done]
+    for number, (task, shifted, method, seed) in enumerate(wanted):
+        found = _run(task, deal(TASKS[task], images, shifted=shifted, seed=seed), method, seed=seed)
+        with RESULTS.open("a") as out:
+            out.write(json.dumps({"task": task, "shifted": shifted, "method": method, "seed": seed, **found}) + "\n")
+        print(f"[{number + 1}/{len(wanted)}] {task}, {'four scanners' if shifted else 'one scanner'}, {method}, seed"
+              f" {seed}: {100 * found['balanced_accuracy']:.1f}", file=sys.stderr, flush=True)
+    write_page(HERE)
+    return 0
+
+
+def lines() -> list[dict[str, Any]]:
+    """What was run so far."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def _run(task: str, dealt: Dealt, method: str, *, seed: int) -> dict[str, Any]:
+    import semisilo
+
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        run = semisilo.simulate(
+            labelled=dealt.labelled, unlabelled=dealt.unlabelled, test=dealt.test, silos=_SILOS, rounds=_ROUNDS,
+            split={"name": "prevalence_shift", "dirichlet": TASKS[task].dirichlet}, method=dict(METHODS[method]),
+            labelled_only=method == "self-training", seed=seed, out=Path(folder) / "run", engine="process",
+            progress=False)
+        last = run.rounds[-1].metrics
+        found = {name: last[name] for name in ("balanced_accuracy", "auroc")}
+        found["curve"] = [round(each.metrics["balanced_accuracy"], 4) for each in run.rounds]
+        if run.labelled_only:
+            found["labels_alone"] = {name: run.labelled_only[name] for name in ("balanced_accuracy", "auroc")}
+        return {**found, "processor_seconds": round(time.process_time() - began, 1)}
+
+
+def write_page(folder: Path) -> None:
+    """SHIFTED.md from shifted.jsonl."""
+    by: dict[tuple[str, bool], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in lines():
+        cell = by[row["task"], row["shifted"]]
+        cell[row["method"]].append((row["balanced_accuracy"], row["auroc"]))
+        if "labels_alone" in row:
+            cell["labels alone"].append((row["labels_alone"]["balanced_accuracy"], row["labels_alone"]["auroc"]))
+    names = ("labels alone", *METHODS)
+    table = ["| task | silos and test images | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
+    for task in TASKS:
+        for shifted in (False, True):
+            found = [_shown(by[task, shifted][name]) for name in names]
+            table.append(f"| {task} | {'four scanners' if shifted else 'as the hub'} | " + " | ".join(found) + " |")
+    described = "\n".join(f"- **{name}**: {', '.join(str(count) for count in task.labels)} labels at the hub."
+                          for name, task in TASKS.items())
+    (folder / PAGE.name).write_text(f"""# Rare classes and other scanners
+
+Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels, {_SILOS} silos with other shares of the
+classes, {_ROUNDS} rounds, the defaults of `semisilo.simulate`. Balanced accuracy / macro AUROC on {_TEST} test images
+after the last round in per cent, mean over seeds, and how many were run. Four scanners: silos and test images as seen
+by devices with other colours, contrast and noise, a quarter each; the hub's labelled images by the first alone. *No
+silo*: the hub trains on as in self-training, and no pseudo-label is ever kept.
+
+{described}
+
+""" + "\n".join(table) + "\n", encoding="utf-8")
+
+
+def _shown(pairs: Sequence[tuple[float, float]]) -> str:
+    if not pairs:
+        return ""
+    balanced, area = (100 * statistics.fmean(values) for values in zip(*pairs, strict=True))
+    return f"{balanced:.1f} / {area:.1f} ({len(pairs)})"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
