@@ -469,6 +469,7 @@ def test_what_a_late_silo_has_sent_whole_does_not_stay_in_the_spool_and_an_accep
                 await coordinator.task_service.accept("alpha", replace(again, update_id="other"), None)
             assert coordinator.spool.has(again.digest), "it is still to be folded"
             coordinator.roster.revoke("beta")
+            coordinator.runtime.notify()  # as `serve` does when the roster has changed
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
             await coordinator.task_service.store(late, content)  # its last byte comes after the round was tidied up
             with pytest.raises(TaskClosed):
