@@ -7,7 +7,8 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
@@ -79,6 +80,37 @@ def pictures_left_blank(monkeypatch: pytest.MonkeyPatch) -> None:
         Image.new("L", (1, 1), 255).save(target, format="PNG")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ledgers_begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], None]]:
+    """New ledgers of this process begin as copies of one that the program has made in it, for its migrations take
+    longer than most tests that need a ledger. Yields what the program does instead. See `ledgers_made_anew`."""
+    from semisilo.coordinator.ledger import database
+
+    begin_empty = database._begin_private
+    made: list[bytes] = []
+
+    def begin(path: Path) -> None:
+        if not made:
+            first = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+            made.append(b"")
+            database.LedgerFile(first).close()  # the last that closes it leaves everything in this one file
+            made[0] = first.read_bytes()
+        begin_empty(path)
+        with contextlib.suppress(OSError):  # as there: SQLite then says what is wrong
+            if path.stat().st_size == 0:
+                path.write_bytes(made[0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "_begin_private", begin)
+        yield begin_empty
+
+
+@pytest.fixture
+def ledgers_made_anew(_ledgers_begun: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how a ledger comes about: none is copied."""
+    monkeypatch.setattr("semisilo.coordinator.ledger.database._begin_private", _ledgers_begun)
 
 
 @pytest.fixture(scope="session")

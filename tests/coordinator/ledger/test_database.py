@@ -21,6 +21,8 @@ from semisilo.coordinator.ledger.migrations import MIGRATIONS
 from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.ledger_fixture import study_config
 
+pytestmark = pytest.mark.usefixtures("ledgers_made_anew")
+
 
 def opened(folder: Path) -> Ledger:
     ledger = Ledger(folder / "ledger.sqlite")
