@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.methods import METHODS
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app as coordinator_app
 from tests import identity_kit
@@ -51,6 +52,7 @@ def test_status_of_the_hub_loads_sqlite_and_rich_and_nothing_heavier(tmp_path: P
     found = loaded("coordinator", "status", "--folder", str(tmp_path / "hub"), cwd=tmp_path)
     assert {"semisilo.coordinator.monitoring.status", "sqlite3"} <= found
     assert not found & {*HEAVY, "grpc", "cryptography", "numpy", "google.protobuf"}
+    assert not found & {f"semisilo.common.methods.{name}" for name in METHODS}, "names of methods are enough for it"
 
 
 def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ symbols; they travel as canonical JSON.
 from __future__ import annotations
 
 from semisilo.common.methods.builtin import METHODS
-from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.methods.spec import (
     MethodPlugin,
     MethodSpec,
@@ -19,8 +18,8 @@ from semisilo.common.methods.spec import (
     silos_have_labels,
 )
 
-__all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "SemiFLSettings", "check_metrics",
-           "coordinator_has_labels", "find_method", "is_declared", "silos_have_labels"]
+__all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "check_metrics", "coordinator_has_labels",
+           "find_method", "is_declared", "silos_have_labels"]
 
 
 def find_method(name: str) -> MethodSpec:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
@@ -55,17 +55,6 @@ Memory = Any
 """What a trainer keeps between rounds: its own frozen dataclass, or None."""
 SiloState = Any
 """What a strategy keeps per silo: its own frozen dataclass, or None."""
-
-
-class Meaning(StrEnum):
-    """How the numbers of a tensor group act on the receiver; independent of how they are encoded."""
-
-    VALUES = "values"
-    """The tensors themselves."""
-    DIFFERENCE = "difference"
-    """To be added to the group named by the base digest."""
-    OVERWRITE = "overwrite"
-    """Indices with values; all other elements stay as in the base. In memory the result: the base, overwritten."""
 
 
 @dataclass(frozen=True, slots=True)

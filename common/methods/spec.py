@@ -9,14 +9,16 @@ import functools
 import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from semisilo.common.errors import BadPayload
-from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.parts.label_task import LabelTask
-from semisilo.common.methods.parts.privacy import Unit
-from semisilo.common.methods.parts.robust import Rule
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.text.logs import printable
+
+if TYPE_CHECKING:
+    from semisilo.common.methods.parts.label_task import LabelTask
+    from semisilo.common.methods.parts.privacy import Unit
+    from semisilo.common.methods.parts.robust import Rule
 
 __all__ = ["EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS", "STATISTICS",
            "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least", "below_one",

@@ -34,7 +34,7 @@ from semisilo.silo.trainers.parts.step_sums import StepSums
 
 if TYPE_CHECKING:
     from semisilo.common.data.image_set import ImageSet
-    from semisilo.common.methods import SemiFLSettings
+    from semisilo.common.methods.semifl import SemiFLSettings
 
 __all__ = ["SemiFLMemory", "SemiFLTrainer"]
 

@@ -16,8 +16,9 @@ from semisilo.common.errors import BadConfiguration, BadData, UnknownName
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.training import SGDSettings, cosine_lr, train_labelled
-from semisilo.common.methods import METHODS, SemiFLSettings
+from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy

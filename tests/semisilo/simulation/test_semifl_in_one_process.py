@@ -16,7 +16,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.data.readers import measure_form, read_images
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.evaluation import evaluate
-from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
+from semisilo.common.methods import METHODS, check_metrics
 from semisilo.common.methods.contract import (
     CoordinatorData,
     Environment,
@@ -28,6 +28,7 @@ from semisilo.common.methods.contract import (
     Update,
     UpdateHeader,
 )
+from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import ModelBuilder, initial_model, model_builder
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.compute.baseline import train_labelled_only

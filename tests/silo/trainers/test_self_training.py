@@ -20,11 +20,12 @@ from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.losses import PseudoLabels
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
 from semisilo.common.learning.sgd import SGDSettings
-from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
+from semisilo.common.methods import METHODS, check_metrics
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup
 from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.methods.parts.privacy import PrivateTask
 from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.fedavg import FedAvgTrainer

@@ -19,8 +19,9 @@ from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.losses import pseudo_labels
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
-from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
+from semisilo.common.methods import METHODS, check_metrics
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.silo.trainers import load_trainer

@@ -12,9 +12,9 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import tensors
 from semisilo.common.learning.batch_norm import StaticBatchNorm
-from semisilo.common.methods import SemiFLSettings
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.strategies.parts.gate import (
     STEPS,
