@@ -20,22 +20,22 @@ __all__ = ["BUILT_IN", "METHODS"]
 
 T = TypeVar("T")
 
-_STEMS = {
-    "self_training": "SelfTraining",
-    "semifl": "SemiFL",
-    "fed_shvr": "FedSHVR",
-    "fedmatch": "FedMatch",
-    "fedmix": "FedMix",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fednova": "FedNova",
-    "scaffold": "Scaffold",
-    "local": "Local",
-    "fedrgd": "FedRGD",
-    "fedsgd": "FedSGD",
+_SPECS_AND_STEMS = {
+    "self_training": ("semisilo.common.methods.self_training:SELF_TRAINING", "SelfTraining"),
+    "semifl": ("semisilo.common.methods.semifl:SEMIFL", "SemiFL"),
+    "fed_shvr": ("semisilo.common.methods.fed_shvr:FED_SHVR", "FedSHVR"),
+    "fedmatch": ("semisilo.common.methods.fedmatch:FEDMATCH", "FedMatch"),
+    "fedmix": ("semisilo.common.methods.fedmix:FEDMIX", "FedMix"),
+    "fedavg": ("semisilo.common.methods.fedavg:FEDAVG", "FedAvg"),
+    "fedprox": ("semisilo.common.methods.fedprox:FEDPROX", "FedProx"),
+    "fednova": ("semisilo.common.methods.fednova:FEDNOVA", "FedNova"),
+    "scaffold": ("semisilo.common.methods.scaffold:SCAFFOLD", "Scaffold"),
+    "local": ("semisilo.common.methods.local:LOCAL", "Local"),
+    "fedrgd": ("semisilo.common.methods.fedrgd:FEDRGD", "FedRGD"),
+    "fedsgd": ("semisilo.common.methods.fedsgd:FEDSGD", "FedSGD"),
 }
-"""In the order in which methods are listed to people. The halves of a method are in the modules of its name, as
-`<stem>Strategy` and `<stem>Trainer`; its spec is there in capitals."""
+"""In the order in which methods are listed to people: where the spec is, and the beginning of the names of both halves,
+`<stem>Strategy` and `<stem>Trainer`, in the modules of the method's name."""
 
 
 class _Table(MutableMapping[str, T], Generic[T]):
@@ -67,14 +67,16 @@ class _Table(MutableMapping[str, T], Generic[T]):
 
 
 def _spec(name: str) -> MethodSpec:
-    found: MethodSpec = getattr(importlib.import_module(f"semisilo.common.methods.{name}"), name.upper())
+    module, _, constant = _SPECS_AND_STEMS[name][0].partition(":")
+    found: MethodSpec = getattr(importlib.import_module(module), constant)
     return found
 
 
 def _row(name: str) -> MethodPlugin:
-    return MethodPlugin(spec=_spec(name), strategy=f"semisilo.coordinator.strategies.{name}:{_STEMS[name]}Strategy",
-                        trainer=f"semisilo.silo.trainers.{name}:{_STEMS[name]}Trainer")
+    stem = _SPECS_AND_STEMS[name][1]
+    return MethodPlugin(spec=METHODS[name], strategy=f"semisilo.coordinator.strategies.{name}:{stem}Strategy",
+                        trainer=f"semisilo.silo.trainers.{name}:{stem}Trainer")
 
 
-METHODS: MutableMapping[str, MethodSpec] = _Table(_STEMS, _spec)
-BUILT_IN: MutableMapping[str, MethodPlugin] = _Table(_STEMS, _row)
+METHODS: MutableMapping[str, MethodSpec] = _Table(_SPECS_AND_STEMS, _spec)
+BUILT_IN: MutableMapping[str, MethodPlugin] = _Table(_SPECS_AND_STEMS, _row)

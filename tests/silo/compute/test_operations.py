@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from dataclasses import replace
@@ -40,8 +41,10 @@ MODEL = ModelSettings(name="small_cnn", classes=CLASSES)
 SETTINGS = {"local_epochs": 1, "unlabelled_batch": 20, "confidence_threshold": 0.1, "round_lr": 0.05}
 
 
+@functools.cache
 def all_digits() -> Any:
-    """scikit-learn's digits, with `images` of 0 to 16 and `target`; it takes a second to import."""
+    """scikit-learn's digits, with `images` of 0 to 16 and `target`, to be left as they are; it takes a second to import,
+    and each time some hundredths to read."""
     from sklearn.datasets import load_digits
 
     return load_digits()
