@@ -19,13 +19,16 @@ def each_of(names: str | Sequence[str], cases: Iterable[Any], *,
     """`pytest.mark.parametrize` in one test, for cases that take no longer than a test's own setting up.
 
     Every case is tried. The test fails with all that failed, each with its own assertion and a line that says which
-    case it was. The cases share the fixtures of the test: a case must leave them as the next one may find them.
+    case it was; where none fails and some were skipped, the test is. The cases share the fixtures of the test: a case
+    must leave them as the next one may find them.
 
     Args:
         names: of the arguments that a case gives, as for `pytest.mark.parametrize`.
         cases: one value each, or one tuple each where there are several names.
         ids: what a failure calls the cases, or what makes that of one; their values where left out.
     """
+    cases = list(cases)
+    assert not any(hasattr(case, "marks") for case in cases), "cases cannot have marks, as pytest.param has"
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     values = [(case,) if isinstance(names, str) and len(arguments) == 1 else tuple(case) for case in cases]
     assert values, "no cases"
@@ -40,9 +43,12 @@ def each_of(names: str | Sequence[str], cases: Iterable[Any], *,
         @functools.wraps(test)
         def every(**fixtures: Any) -> None:
             failed: list[BaseException] = []
+            skipped: list[str] = []
             for case, value in zip(called, values, strict=True):
                 try:
                     test(**fixtures, **dict(zip(arguments, value, strict=True)))
+                except pytest.skip.Exception as skip:
+                    skipped.append(f"{case}: {skip}")
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"case: {case}")
                     failed.append(error)
@@ -50,6 +56,8 @@ def each_of(names: str | Sequence[str], cases: Iterable[Any], *,
                 raise failed[0]
             if failed:
                 raise BaseExceptionGroup(f"{len(failed)} of {len(values)} cases", failed)
+            if skipped:
+                pytest.skip(f"{len(skipped)} of {len(values)} cases; {'; '.join(skipped)}")
 
         signature = inspect.signature(test)
         left = [each for name, each in signature.parameters.items() if name not in arguments]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
+from tests.each_of import each_of
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 SIDES = ("common", "coordinator", "silo", "semisilo")
@@ -65,7 +67,7 @@ def test_most_rooms_are_small() -> None:
     assert statistics.median(len(modules) for room, modules in _rooms().items() if room not in SIDES) <= 8
 
 
-@pytest.mark.parametrize("side", SIDES)
+@each_of("side", SIDES)
 def test_the_root_of_a_side_holds_entry_points_only(side: str) -> None:
     assert {path.stem for path in _rooms()[side]} == ENTRY_POINTS[side]
 

@@ -25,6 +25,7 @@ from semisilo.coordinator.rounds import live_file
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.silo.site.home import SiloHome
 from tests.command_lines import problem_of
+from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -95,7 +96,7 @@ def test_the_command_of_a_systemd_unit_is_accepted(path: Path) -> None:
     assert problem_of([Path(command[0]).name, *command[1:]]) == ""
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+@each_of("path", UNITS, ids=lambda path: path.name)
 def test_a_systemd_unit_may_write_where_its_command_does_and_nowhere_else(path: Path) -> None:
     service = _unit(path)["Service"]
     words = shlex.split(service["ExecStart"])

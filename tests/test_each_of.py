@@ -33,6 +33,23 @@ def _raise_unless(fine: bool) -> None:
         raise ValueError("no")
 
 
+@each_of("number", [1, 2, 3])
+def _skips_1_and_wants(number: int, least: int) -> None:
+    if number == 1:
+        pytest.skip("not here")
+    TRIED.append(number)
+    assert number >= least
+
+
+def test_a_case_that_is_skipped_keeps_no_other_from_being_tried() -> None:
+    TRIED.clear()
+    with pytest.raises(pytest.skip.Exception, match="1 of 3 cases; number = 1: not here"):
+        _skips_1_and_wants(least=0)
+    assert TRIED == [2, 3]
+    with pytest.raises(AssertionError):
+        _skips_1_and_wants(least=3)
+
+
 def test_all_cases_are_tried_and_each_failure_says_which_case_it_was() -> None:
     TRIED.clear()
     with pytest.raises(ExceptionGroup, match="2 of 4 cases") as raised:
@@ -52,3 +69,5 @@ def test_a_case_that_does_not_fit_the_test_is_a_mistake_of_ours() -> None:
         each_of("wrong", [1])(_raise_unless)
     with pytest.raises(AssertionError, match="no cases"):
         each_of("fine", [])
+    with pytest.raises(AssertionError, match="cannot have marks"):
+        each_of("fine", [pytest.param(True, marks=pytest.mark.slow)])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.each_of import each_of
 from tests.processes import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +43,7 @@ def run_quickly(name: str, folder: Path, *replaced: tuple[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@each_of("name", NOTEBOOKS)
 def test_a_notebook_has_code_that_parses_and_no_outputs(name: str) -> None:
     notebook = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4

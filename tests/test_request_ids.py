@@ -31,6 +31,7 @@ from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff
 from tests.coordinator.federation_in_memory import content_of, id_of
 from tests.coordinator.hub_over_tls import SILOS, Hub, begin, hello, hub
+from tests.each_of import each_of
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_each_call_of_a_silo_is_one_id_in_the_lines_of_both_sides(tmp_path: Path
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-@pytest.mark.parametrize(("sent", "valid"), [
+@each_of(("sent", "valid"), [
     (f"00-{TRACE}-{SPAN}-01", True), (f"00-{TRACE}-{SPAN}-00", True),
     (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True), (f"00-{TRACE}-{SPAN}-01-more", False),
     (f"ff-{TRACE}-{SPAN}-01", False), (f"00-{'0' * 32}-{SPAN}-01", False), (f"00-{TRACE}-{'0' * 16}-01", False),

@@ -50,7 +50,7 @@ def test_every_study_is_valid_and_no_two_are_the_same(cell: Cell) -> None:
     assert all(split == federated[0] for split in federated), "all methods have the same images"
 
 
-@pytest.mark.parametrize("cell", SILO_CELLS, ids=lambda cell: cell.name)
+@each_of("cell", SILO_CELLS, ids=lambda cell: cell.name)
 def test_every_study_with_labels_at_silos_is_valid_and_has_the_same_images(cell: Cell) -> None:
     studies = {name: study_of(cell, name, seed=1, folder=DATA) for name in methods_of(cell)}
     for study in studies.values():

@@ -14,6 +14,7 @@ from benchmarks.papers import run as runner
 from benchmarks.papers.comparison import load_comparison, merged, study_digest
 from benchmarks.papers.results import spread, write_results
 from semisilo.simulation.settings import load_simulated_study
+from tests.each_of import each_of
 
 FOLDER = Path(runner.__file__).parent
 SMALL, FULL = (sorted((FOLDER / scale).glob("*.toml")) for scale in ("small", "full"))
@@ -25,7 +26,7 @@ def test_each_of_the_four_papers_has_its_comparison() -> None:
     assert not {path.stem for path in FULL} & {path.stem for path in SMALL}, "results have one folder"
 
 
-@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+@each_of("path", COMPARISONS, ids=lambda path: path.stem)
 def test_every_group_has_the_labels_alone_and_the_method_without_its_unlabelled_term(path: Path) -> None:
     """Labels alone are a row of their own, with labels at the coordinator the line of some study."""
     comparison = load_comparison(path, data=Path("data"))
@@ -53,7 +54,7 @@ def test_labels_alone_take_as_many_steps_as_the_method_takes_on_labels() -> None
     assert 14 * 60 // 32 == 2 * 420 // 32 == 26
 
 
-@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+@each_of("path", COMPARISONS, ids=lambda path: path.stem)
 def test_every_study_of_a_comparison_is_valid_and_has_three_seeds(path: Path) -> None:
     comparison = load_comparison(path, data=Path("data"))
     for variant in comparison.variants:

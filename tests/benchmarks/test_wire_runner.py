@@ -22,9 +22,10 @@ from benchmarks.wire.job import add_perturbation, initial_model, perturbation, s
 from benchmarks.wire.limits import entropy, measure_limits, position_bound_bytes, tls_round_seconds
 from benchmarks.wire.results import write_results
 from benchmarks.wire.watch import Processes, Watch, peak_bytes, wait_for
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize("parameters", [10_000, 100_000, 1_500_000, 25_000_000])
+@each_of("parameters", [10_000, 100_000, 1_500_000, 25_000_000])
 def test_the_shapes_have_exactly_so_many_parameters(parameters: int) -> None:
     found = shapes(parameters)
     assert sum(math.prod(shape) for shape in found.values()) == parameters

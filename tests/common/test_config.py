@@ -111,13 +111,13 @@ def test_equal_values_have_one_canonical_text() -> None:
         canonical_json(float("nan"))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
+@each_of(("text", "seconds"), [
     ("250ms", 0.25), ("30s", 30), ("5m", 300), ("1.5h", 5400), (" 2 d ", 172_800), (7, 7), (0.5, 0.5)])
 def test_a_duration_is_read_in_every_unit(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "5 weeks", "-3s", "1h30m", "s", True, None])
+@each_of("text", ["", "5", "5 weeks", "-3s", "1h30m", "s", True, None])
 def test_what_is_no_duration_is_refused(text: Any) -> None:
     with pytest.raises(BadConfiguration, match=r"deadline: .* is not a duration"):
         parse_duration(text, where="deadline")

@@ -325,7 +325,7 @@ def test_a_planted_bug_is_found_by_an_error_of_the_system_and_the_operation_is_t
     assert _run(*told.split()).returncode == 0
 
 
-@pytest.mark.parametrize("error", ["EIO", "EACCES", "EROFS", "ENOSPC", "EMFILE"])
+@each_of("error", ["EIO", "EACCES", "EROFS", "ENOSPC", "EMFILE"])
 def test_every_error_befalls_files_and_the_ledger(error: str) -> None:
     machine = _machine()
     machine.begin()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from semisilo.common.audit.chain import ChainWalk
 from tests.audit_kit import NOW, trail, walked
+from tests.each_of import each_of
 
 
 def test_a_sound_chain_is_walked_to_its_end_and_keeps_what_is_wanted() -> None:
@@ -18,8 +17,8 @@ def test_a_sound_chain_is_walked_to_its_end_and_keeps_what_is_wanted() -> None:
     assert (restore.number, restore.unix, restore.backup_unix) == (3, NOW + 3, NOW - 100.0)
 
 
-@pytest.mark.parametrize("change", [{"unix": NOW}, {"kind": "z"}, {"study": "s"}, {"detail_json": "{}"},
-                                    {"chain": "00" * 32}])
+@each_of("change", [{"unix": NOW}, {"kind": "z"}, {"study": "s"}, {"detail_json": "{}"},
+                    {"chain": "00" * 32}])
 def test_every_part_of_an_event_is_in_the_chain(change: dict[str, object]) -> None:
     first, second = trail("a", "b")
     walk = ChainWalk()

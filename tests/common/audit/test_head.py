@@ -21,6 +21,7 @@ from semisilo.common.identity.certificates import (
 )
 from semisilo.coordinator.federation.audit_key import AuditKey
 from tests.audit_kit import NOW, audit_key, signed, trail, walked
+from tests.each_of import each_of
 
 
 def test_the_coordinators_own_head_passes_and_is_signed_the_same_way_each_time() -> None:
@@ -28,8 +29,8 @@ def test_the_coordinators_own_head_passes_and_is_signed_the_same_way_each_time()
     assert signed(7) == signed(7)
 
 
-@pytest.mark.parametrize("change", [{"number": 8}, {"chain": "11" * 32}, {"unix": NOW + 1e-6}, {"restored_unix": NOW},
-                                    {"backup_unix": NOW}])
+@each_of("change", [{"number": 8}, {"chain": "11" * 32}, {"unix": NOW + 1e-6}, {"restored_unix": NOW},
+                    {"backup_unix": NOW}])
 def test_the_signature_covers_every_field(change: dict[str, object]) -> None:
     one = signed(7)
     altered = SignedHead(head=replace(one.head, **change), signature=one.signature,  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData
 from tests.common.data.packed_zeros import deflated_zeros
+from tests.each_of import each_of
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -152,7 +153,7 @@ def test_without_tifffile_one_line_names_the_extra(tmp_path, monkeypatch):
     assert "pip install 'semisilo[tiff]'" in caught.value.line()
 
 
-@pytest.mark.parametrize(("changed", "said"), [
+@each_of(("changed", "said"), [
     ({"window": (40.0, 0.0)}, "width above 0"), ({"window": "auto"}, 'window = "auto"'), ({"window": (1.0,)}, "centre"),
     ({"window": (float("nan"), 1.0)}, "centre"), ({"frames": "last"}, "frames"), ({"frames": 0}, "frames"),
     ({"slices": "first"}, "slices"), ({"window_number": 0}, "window_number")])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.data.form import ImageForm, Reading
+from tests.each_of import each_of
 
 GREY: dict[str, Any] = {"size": 8, "channels": 1, "mean": (0.5,), "std": (0.25,)}
 
@@ -16,7 +17,7 @@ def test_a_form_of_either_number_of_channels_can_be_made() -> None:
     assert ImageForm(size=4096, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3).reading == Reading()
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@each_of(("change", "said"), [
     ({"size": 0}, "size = 0"), ({"size": 4097}, "size = 4097"), ({"mean": (0.5, 0.5)}, "need 1 value, one"),
     ({"std": ()}, "need 1 value, one"), ({"channels": 3}, "need 3 values, one"), ({"std": (0.0,)}, "std must be above"),
     ({"std": (float("inf"),)}, "std must be above"), ({"std": (float("nan"),)}, "std must be above")])
@@ -25,7 +26,7 @@ def test_a_form_that_cannot_be_is_refused(change: dict[str, Any], said: str) -> 
         ImageForm(**{**GREY, **change})
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@each_of(("change", "said"), [
     ({"window": "auto"}, 'window = "auto"'), ({"window": (40.0,)}, "give .centre, width."),
     ({"window": (40.0, 0.0)}, "the width above 0"), ({"window": (float("nan"), 400.0)}, "give .centre, width."),
     ({"window_number": 0}, "window_number = 0"), ({"window_number": 100}, "window_number = 100"),
@@ -36,7 +37,7 @@ def test_a_reading_that_cannot_be_is_refused(change: dict[str, Any], said: str) 
         Reading(**change)
 
 
-@pytest.mark.parametrize("change", [
+@each_of("change", [
     {"window": (40.0, 400.0)}, {"window": "image"}, {"window_number": 99}, {"frames": 5}, {"frames": "middle"},
     {"slices": "all"}, {"slices": 10_000}])
 def test_a_reading_that_can_be_is_taken(change: dict[str, Any]) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.preview.preview import look_at
+from tests.each_of import each_of
 
 FORM = Geometry(size=8, channels=1, resize="fit")
 
 
-@pytest.mark.parametrize("names", [
+@each_of("names", [
     [f"PAT{number:05d}" for number in range(300)], [str(4711000 + number) for number in range(12)],
     [f"patient {number}" for number in range(1, 9)], [f"{number:08x}-90ab" for number in range(20)],
     [f"1.2.840.113619.{number}" for number in range(6)], [f"Mustermann_{chr(97 + n % 26)}{n}" for n in range(60)]])
@@ -24,10 +24,10 @@ def test_folders_of_patients_are_asked_about(names):
     assert f"'{names[0]}'" in said
 
 
-@pytest.mark.parametrize("counts", [
+@each_of("counts", [
     {"covid": 3, "healthy": 2, "pneumonia": 4, "other": 1, "none": 2}, {str(digit): 150 for digit in range(10)},
     {f"n0144{number:04d}": 1300 for number in range(1000)}, {"grade 0": 5, "grade 1": 5, "grade 2": 5, "grade 3": 5,
-                                                             "grade 4": 5}, {"PAT001": 1, "PAT002": 2}, {}])
+                                             "grade 4": 5}, {"PAT001": 1, "PAT002": 2}, {}])
 def test_classes_are_not(counts):
     assert patients_for_classes(counts) == ""
 

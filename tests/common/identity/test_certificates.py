@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from semisilo.common.errors import BadPayload, ClockSkew, InvitationInvalid, StorageDamaged, UsageError, WrongAuthority
 from semisilo.common.identity import certificates
 from semisilo.common.identity.invitation import InvitationLine, decode_invitation, encode_invitation
+from tests.each_of import each_of
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
 DAY = 86400.0
@@ -31,12 +32,12 @@ def _line(authority, **changes: object) -> InvitationLine:
     return InvitationLine(**values)
 
 
-@pytest.mark.parametrize("name", ["a", "0", "hospital-a", "a" * 63, "a-"])
+@each_of("name", ["a", "0", "hospital-a", "a" * 63, "a-"])
 def test_names_of_lower_case_letters_digits_and_hyphens_are_allowed(name):
     assert certificates.check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "-a", "A", "a_b", "a.b", "a b", "a\n", "a" * 64, "ä", "../x", "a:silo:b", "١"])
+@each_of("name", ["", "-a", "A", "a_b", "a.b", "a b", "a\n", "a" * 64, "ä", "../x", "a:silo:b", "١"])
 def test_every_other_name_is_refused(name):
     with pytest.raises(UsageError):
         certificates.check_name(name)
@@ -114,8 +115,8 @@ def test_a_certificate_with_two_names_names_nobody(authority):
     assert certificates.silo_uri_of(certificate) == ""
 
 
-@pytest.mark.parametrize("uri", ["", "urn:semisilo:lung:silo:", "urn:semisilo:lung:silo:a:b", "urn:semisilo:lung:a",
-                                 "URN:semisilo:lung:silo:a", "urn:semisilo:lung:silo:a\n", "https://lung/silo/a"])
+@each_of("uri", ["", "urn:semisilo:lung:silo:", "urn:semisilo:lung:silo:a:b", "urn:semisilo:lung:a",
+                 "URN:semisilo:lung:silo:a", "urn:semisilo:lung:silo:a\n", "https://lung/silo/a"])
 def test_only_the_exact_form_of_a_silo_uri_is_read(uri):
     assert certificates.split_silo_uri(uri) is None
     assert certificates.split_silo_uri("urn:semisilo:lung:silo:a-1") == ("lung", "a-1")
@@ -174,8 +175,8 @@ def test_a_line_that_is_cut_or_changed_anywhere_is_noticed(authority):
             decode_invitation(changed)
 
 
-@pytest.mark.parametrize("text", ["", "hello", "semisilo", "semisilo-invite-v1", "semisilo-invite-v1.",
-                                  "semisilo-invite-v1.ä", "semisilo-invite-v1." + "A" * 100_000])
+@each_of("text", ["", "hello", "semisilo", "semisilo-invite-v1", "semisilo-invite-v1.",
+                  "semisilo-invite-v1.ä", "semisilo-invite-v1." + "A" * 100_000])
 def test_what_is_no_invitation_line_is_refused(text):
     with pytest.raises(InvitationInvalid):
         decode_invitation(text)

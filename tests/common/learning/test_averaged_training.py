@@ -15,6 +15,7 @@ from semisilo.common.learning.averaged_training import (
     mixed_views,
     stream,
 )
+from tests.each_of import each_of
 
 
 def test_the_average_looks_back_over_a_tenth_of_the_training_and_less_at_its_beginning() -> None:
@@ -24,7 +25,7 @@ def test_the_average_looks_back_over_a_tenth_of_the_training_and_less_at_its_beg
     assert average_decay(5, 5) == 0.0  # too short to average: the last weights
 
 
-@pytest.mark.parametrize(("counts", "adjusted"), [
+@each_of(("counts", "adjusted"), [
     ((10, 10), False), ((15, 10), False), ((16, 10), True), ((4, 0), False), ((10, 1), True)])
 def test_only_imbalanced_labels_have_a_prior(counts: tuple[int, int], adjusted: bool) -> None:
     labels_N = torch.tensor([0] * counts[0] + [1] * counts[1])

@@ -11,6 +11,7 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, LayoutMismatch
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.batch_norm import LayerStatistics, OneValuePerChannel, StaticBatchNorm, StatisticsMissing
+from tests.each_of import each_of
 
 FORM = ImageForm(size=6, channels=1, mean=(0.4,), std=(0.2,))
 
@@ -163,7 +164,7 @@ def test_statistics_travel_with_counts_and_come_back() -> None:
     assert torch.allclose(back["second"].var, found["second"].var, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "tensor"), [
+@each_of(("name", "tensor"), [
     ("bn.var", torch.tensor([-1e-3, 1.0])), ("bn.var", torch.tensor([float("nan"), 1.0])),
     ("bn.mean", torch.tensor([float("inf"), 1.0])), ("bn.count", torch.tensor([0])), ("bn.count", torch.tensor([-5])),
     ("bn.count", torch.tensor([2**62])), ("bn.count", torch.tensor([1, 2])), ("bn.var", torch.zeros(3)),
@@ -187,7 +188,7 @@ def test_statistics_of_other_layers_are_refused_by_name() -> None:
         batch_norm.merge([{"a": LayerStatistics(1.0, ones, ones)}, {"b": LayerStatistics(1.0, ones, ones)}])
 
 
-@pytest.mark.parametrize(("kind", "expected"), [
+@each_of(("kind", "expected"), [
     ("static_batch", StaticBatchNorm), ("group", nn.GroupNorm), ("layer", nn.GroupNorm), ("none", nn.Identity)])
 def test_every_batch_norm_of_a_model_is_replaced(kind: batch_norm.Normalisation, expected: type[nn.Module]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48, eps=1e-3), nn.Sequential(nn.BatchNorm1d(48)))
@@ -203,7 +204,7 @@ def test_every_batch_norm_of_a_model_is_replaced(kind: batch_norm.Normalisation,
         assert model[1].weight.tolist() == [0.5] * 48
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(16, 16), (64, 32), (48, 24), (7, 7), (37, 1), (128, 32)])
+@each_of(("channels", "groups"), [(16, 16), (64, 32), (48, 24), (7, 7), (37, 1), (128, 32)])
 def test_group_norm_has_32_groups_or_the_largest_divisor_below(channels: int, groups: int) -> None:
     layer = batch_norm.normalisation_layer("group", channels)
     assert isinstance(layer, nn.GroupNorm)

@@ -18,6 +18,7 @@ from semisilo.common.learning.consistency import (
     uda_unsup,
 )
 from semisilo.common.learning.losses import cross_entropy
+from tests.each_of import each_of
 
 WEAK = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.5, 0.0]], dtype=torch.float64)
 STRONG = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
@@ -114,7 +115,7 @@ def test_a_low_temperature_turns_uda_into_fixmatch() -> None:
     assert float(sharp.loss) == pytest.approx(float(fixmatch_unsup(WEAK, STRONG, 0.5).loss), abs=1e-9)
 
 
-@pytest.mark.parametrize(("schedule", "start"), [("linear", 0.0), ("exp", math.exp(-5)), ("log", 0.0)])
+@each_of(("schedule", "start"), [("linear", 0.0), ("exp", math.exp(-5)), ("log", 0.0)])
 def test_annealing_begins_near_chance_and_ends_with_all(schedule: str, start: float) -> None:
     values = [tsa_threshold(schedule, t=t, total=20, num_classes=4) for t in range(21)]  # type: ignore[arg-type]
     assert values[0] == pytest.approx(0.25 + 0.75 * start)

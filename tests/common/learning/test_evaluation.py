@@ -14,6 +14,7 @@ from semisilo.common.errors import BadData
 from semisilo.common.learning import evaluation
 from semisilo.common.learning.evaluation import evaluate, logits_of
 from semisilo.common.numerics.side_by_side import set_lanes
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -71,7 +72,7 @@ def test_logits_are_in_the_order_of_the_images_whatever_goes_side_by_side(count:
     assert shares == [2 / 7, 4 / 7, 6 / 7, 1.0]
 
 
-@pytest.mark.parametrize(("size", "device", "expected"), [
+@each_of(("size", "device", "expected"), [
     (32, "cpu", 50), (8, "cpu", 250), (224, "cpu", 8), (32, "cuda", 1000), (224, "cuda", 50)])
 def test_images_go_forward_in_pieces_that_suit_device_and_size(size: int, device: str, expected: int) -> None:
     form = ImageForm(size=size, channels=1, mean=(0.5,), std=(0.25,))

@@ -9,6 +9,7 @@ from torch import Tensor
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning.mixing import LabelRule, fedmix_client_loss, fedmix_mix, fedmix_pseudo, mean_over_views
 from semisilo.common.learning.tensors import digest
+from tests.each_of import each_of
 
 X5 = {"mix_alpha": 0.5, "mix_beta": 0.3, "mix_gamma": 0.2}
 X6 = torch.tensor([[[0.75, 0.25], [0.6, 0.4]], [[0.875, 0.125], [0.3, 0.7]], [[0.625, 0.375], [0.9, 0.1]],
@@ -27,8 +28,8 @@ def test_oracle_x5_mixing_and_solving_back() -> None:
     assert ((mixed["w"] - 0.5 * psi["w"] - 0.2 * w["w"]) / 0.3).tolist() == pytest.approx([0.0, -1.0], abs=1e-5)
 
 
-@pytest.mark.parametrize(("weights", "kept"), [((0.0, 0.0, 1.0), "w"), ((0.0, 1.0, 0.0), "sigma"),
-                                               ((1.0, 0.0, 0.0), "psi")])
+@each_of(("weights", "kept"), [((0.0, 0.0, 1.0), "w"), ((0.0, 1.0, 0.0), "sigma"),
+                               ((1.0, 0.0, 0.0), "psi")])
 def test_a_whole_share_keeps_the_bits_of_that_model(weights: tuple[float, float, float], kept: str) -> None:
     """Signed zeros and huge numbers of the other models must leave no trace."""
     models = {"psi": _vector(1e38, -3.0, 0.1, dtype=torch.float32), "sigma": _vector(-1e38, 0.0, 7.0,

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from semisilo.common.learning.outliers import THRESHOLD, UpdateMeasure, robust_z_scores, stand_out
+from tests.each_of import each_of
 
 
 def measures(*norms: float, cosines: tuple[float | None, ...] = ()) -> dict[str, UpdateMeasure]:
@@ -22,7 +23,7 @@ def test_a_robust_z_score_is_the_distance_from_the_median_in_scaled_absolute_dev
     assert robust_z_scores([1.0, 2.0, 3.0], least=10.0) == pytest.approx([-0.1, 0.0, 0.1])
 
 
-@pytest.mark.parametrize(("norm", "sign"), [(31.0, 1), (0.01, -1), (0.0, -1), (3e14, 1)])
+@each_of(("norm", "sign"), [(31.0, 1), (0.01, -1), (0.0, -1), (3e14, 1)])
 def test_an_update_far_longer_or_shorter_than_the_others_stands_out_with_its_numbers(norm: float, sign: int) -> None:
     found = stand_out(measures(1.0, 1.1, 0.9, norm))
     assert list(found) == ["silo-3"]
@@ -46,7 +47,7 @@ def test_an_update_that_points_elsewhere_or_is_the_mean_itself_stands_out(odd: f
     assert math.copysign(1, found["silo-4"][0].z) == sign
 
 
-@pytest.mark.parametrize("given", [{}, measures(5.0), measures(1.0, 1e9, cosines=(1.0, -1.0)),
-                                   measures(0.0, 0.0, 0.0, 7.0)], ids=["none", "one", "two", "nothing but zeros"])
+@each_of("given", [{}, measures(5.0), measures(1.0, 1e9, cosines=(1.0, -1.0)),
+                   measures(0.0, 0.0, 0.0, 7.0)], ids=["none", "one", "two", "nothing but zeros"])
 def test_where_nobody_can_say_who_is_odd_nobody_stands_out(given: dict[str, UpdateMeasure]) -> None:
     assert stand_out(given) == {}

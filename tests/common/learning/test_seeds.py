@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import pytest
 import torch
 
 from semisilo.common.learning.seeds import derive_seed, numpy_generator, torch_generator
+from tests.each_of import each_of
 
 
 def test_a_seed_is_the_documented_number_of_63_bits() -> None:
@@ -18,8 +18,8 @@ def test_a_seed_is_the_documented_number_of_63_bits() -> None:
     assert all(0 <= derive_seed(seed, "shuffle") < 2**63 for seed in range(20))
 
 
-@pytest.mark.parametrize("other", [{"study_seed": 8}, {"purpose": "views"}, {"round": 4}, {"silo": "hospital-b"},
-                                   {"round": 31, "study_seed": 7}, {"silo": ""}])
+@each_of("other", [{"study_seed": 8}, {"purpose": "views"}, {"round": 4}, {"silo": "hospital-b"},
+                   {"round": 31, "study_seed": 7}, {"silo": ""}])
 def test_every_part_of_the_name_gives_other_numbers(other: dict[str, Any]) -> None:
     name: dict[str, Any] = {"study_seed": 7, "purpose": "shuffle", "round": 3, "silo": "hospital-a"}
     assert derive_seed(**name) != derive_seed(**{**name, **other})

@@ -15,6 +15,7 @@ import semisilo.common.learning.sgd as sgd_module
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
 from semisilo.common.numerics.side_by_side import lanes, set_lanes, shares
+from tests.each_of import each_of
 
 
 class _Vector(nn.Module):
@@ -48,7 +49,7 @@ def test_oracle_s7_holds_when_the_momentum_is_taken_out_and_put_back_between_the
     assert buffers["w"].tolist() == pytest.approx([0.840933, 0.321877], abs=1e-5)
 
 
-@pytest.mark.parametrize(("gradient", "max_norm", "expected"), [
+@each_of(("gradient", "max_norm", "expected"), [
     ([3.0, 4.0], 1.0, [3 / (5 + 1e-6), 4 / (5 + 1e-6)]), ([0.3, 0.4], 1.0, [0.3, 0.4]), ([3.0, 4.0], 0.0, [3.0, 4.0])])
 def test_clipping_scales_the_raw_gradient_to_the_norm_and_never_up(gradient: list[float], max_norm: float,
                                                                    expected: list[float]) -> None:
@@ -73,7 +74,7 @@ def test_momentum_of_another_model_is_refused() -> None:
         make_optimiser(_Vector([1.0, 2.0]), SGDSettings(lr=0.1), {"w": torch.zeros(3, dtype=torch.float64)})
 
 
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, False)])
+@each_of(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, False)])
 def test_ten_steps_equal_those_of_pytorch(momentum: float, nesterov: bool) -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)

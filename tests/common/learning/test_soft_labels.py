@@ -18,6 +18,7 @@ from semisilo.common.learning.soft_labels import (
     soft_cross_entropy,
     soft_labels,
 )
+from tests.each_of import each_of
 
 
 def _log(rows: list[list[float]]) -> Tensor:
@@ -115,7 +116,7 @@ def test_alpha1_of_zero_gives_hard_labels_and_their_cross_entropy() -> None:
     assert float(label_regulariser(hard)) == pytest.approx(math.log(3))
 
 
-@pytest.mark.parametrize("alpha1", [0.0, 1e-320, 1e-30, 0.75, 1e30])
+@each_of("alpha1", [0.0, 1e-320, 1e-30, 0.75, 1e30])
 def test_a_saturated_softmax_gives_finite_labels_that_sum_to_one(alpha1: float) -> None:
     logits = torch.tensor([[500.0, -500.0, 0.0], [0.0, 0.0, 0.0], [3e38, 0.0, -3e38]])
     v = soft_labels(torch.log_softmax(logits, dim=-1), alpha0=1.0, alpha1=alpha1)

@@ -12,6 +12,7 @@ from torch import nn
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning import tensors
 from semisilo.common.methods.contract import TensorSpec
+from tests.each_of import each_of
 
 
 def test_add_subtract_and_scale_work_tensor_by_tensor() -> None:
@@ -32,7 +33,7 @@ def test_inputs_are_left_as_they_were() -> None:
     assert a["x"].tolist() == b["x"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("other", "says"), [
+@each_of(("other", "says"), [
     ({"x": torch.zeros(2)}, "'y' is missing"),
     ({"x": torch.zeros(3), "y": torch.zeros(())}, "'x' has shape 3; expected 2"),
     ({"x": torch.zeros(2), "y": torch.zeros((), dtype=torch.float64)}, "'y' is float64; expected float32"),
@@ -59,7 +60,7 @@ def test_digest_does_not_depend_on_order_strides_or_grad() -> None:
     assert tensors.digest({"x": x, "y": y}) == tensors.digest({"y": y, "x": turned})
 
 
-@pytest.mark.parametrize("other", [
+@each_of("other", [
     {"x": torch.tensor([0.0, 2.0])},
     {"x": torch.tensor([-0.0, 1.0])},
     {"x": torch.tensor([[0.0, 1.0]])},
@@ -71,7 +72,7 @@ def test_digest_changes_with_everything_that_matters(other: dict[str, torch.Tens
     assert tensors.digest(other) != tensors.digest({"x": torch.tensor([0.0, 1.0])})
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.bool])
+@each_of("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.bool])
 def test_digest_takes_every_type_scalars_and_empty_tensors(dtype: torch.dtype) -> None:
     assert len(tensors.digest({"a": torch.ones((), dtype=dtype), "b": torch.ones(0, 3, dtype=dtype)})) == 64
 

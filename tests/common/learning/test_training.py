@@ -21,6 +21,7 @@ from semisilo.common.learning.training import (
     train_labelled,
     view_block_images,
 )
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 NO_VIEWS = AugmentationSettings(policy="none")
@@ -148,6 +149,6 @@ def test_divergence_is_named_with_its_remedy() -> None:
     assert "lr" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("size", "batch", "expected"), [(8, 10, 1020), (8, 250, 1000), (8, 2000, 2000), (4096, 4, 4)])
+@each_of(("size", "batch", "expected"), [(8, 10, 1020), (8, 250, 1000), (8, 2000, 2000), (4096, 4, 4)])
 def test_views_are_made_for_whole_batches_within_a_limit(size: int, batch: int, expected: int) -> None:
     assert view_block_images(torch.empty(2, 1, size, size, dtype=torch.uint8), batch) == expected

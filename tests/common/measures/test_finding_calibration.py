@@ -14,6 +14,7 @@ from semisilo.common.measures.finding_calibration import (
     fit_platt,
 )
 from semisilo.common.measures.multi_label import sigmoid
+from tests.each_of import each_of
 
 RANDOM = np.random.default_rng(3)
 LOGITS_N = RANDOM.normal(size=200) * 2
@@ -72,7 +73,7 @@ def test_a_class_that_is_ranked_worse_than_by_chance_is_not_turned_round() -> No
     assert float(sigmoid(np.array([found.offset]))[0]) == pytest.approx(share, abs=0.02), "the offset gives the share"
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+@each_of("scale", [1e-6, 1.0, 1e4])
 def test_images_that_are_told_apart_without_error_have_a_finite_scaling(scale: float) -> None:
     found = fit_platt(np.linspace(-1, 1, 40) * scale, np.arange(40) >= 20)
     assert found is not None

@@ -20,6 +20,7 @@ from semisilo.common.measures.gain import (
 )
 from semisilo.common.measures.intervals import Interval, newcombe
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
+from tests.each_of import each_of
 
 CLASSES = ("common", "rare")
 IMAGES = ImageCounts(200, (160, 40))
@@ -78,7 +79,7 @@ def test_of_an_auroc_it_holds_the_true_area_as_often_as_it_says() -> None:
     assert covered / 1000 > 0.93
 
 
-@pytest.mark.parametrize("measure", ["accuracy", "balanced_accuracy", "recall:rare", "auroc"])
+@each_of("measure", ["accuracy", "balanced_accuracy", "recall:rare", "auroc"])
 def test_two_models_that_have_everything_right_show_no_difference_and_leave_some_doubt(measure: str) -> None:
     perfect = dict.fromkeys(FEDERATED, 1.0)
     gain = found(measure, federated=perfect, alone=perfect)
@@ -128,7 +129,7 @@ def test_runs_on_the_same_images_are_no_surer_together() -> None:
     assert mean_gain([]) is None
 
 
-@pytest.mark.parametrize(("interval", "said"), [
+@each_of(("interval", "said"), [
     ((0.001, 0.04), "+2.0 points, 95 % interval +0.1 to +4.0, the silos have helped"),
     ((-0.01, 0.05), "+2.0 points, 95 % interval −1.0 to +5.0, no difference shown"),
     ((0.0, 0.04), "+2.0 points, 95 % interval +0.0 to +4.0, no difference shown"),

@@ -19,9 +19,10 @@ from semisilo.common.measures.intervals import (
     standard_error,
     wilson,
 )
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("successes", "count"), [(1, 2), (7, 10), (95, 100), (999, 1000), (3, 200)])
+@each_of(("successes", "count"), [(1, 2), (7, 10), (95, 100), (999, 1000), (3, 200)])
 def test_both_ends_of_wilsons_interval_are_shares_that_the_score_test_just_does_not_reject(successes: int, count: int
                                                                                             ) -> None:
     """The definition: (p - pi)^2 = z^2 pi (1 - pi) / n at pi = either end, and at nothing between."""
@@ -124,7 +125,7 @@ def test_of_symmetric_intervals_the_mean_has_the_variance_of_a_mean_and_the_diff
     assert (apart.low, apart.high) == pytest.approx((-0.2 - math.hypot(0.1, 0.05), -0.2 + math.hypot(0.1, 0.05)))
 
 
-@pytest.mark.parametrize(("area", "inside", "outside"), [(0.95, 40, 160), (0.6, 10, 5), (0.5, 3, 300)])
+@each_of(("area", "inside", "outside"), [(0.95, 40, 160), (0.6, 10, 5), (0.5, 3, 300)])
 def test_both_ends_of_an_areas_interval_are_areas_that_are_just_not_too_far(area: float, inside: int, outside: int
                                                                             ) -> None:
     found = area_interval(area, inside=inside, outside=outside)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 
 from semisilo.common.measures.round_choice import ScoredRound, best_round, chosen_round, rounds_without_gain
+from tests.each_of import each_of
 
 
 def rounds(*scores: float, error: float = 0.05) -> list[ScoredRound]:
     return [ScoredRound(number, score, error) for number, score in enumerate(scores)]
 
 
-@pytest.mark.parametrize(("scores", "chosen"), [
+@each_of(("scores", "chosen"), [
     ((0.5,), 0), ((0.5, 0.6, 0.7), 2), ((0.5, 0.9, 0.86), 2), ((0.5, 0.9, 0.84), 1), ((0.5, 0.9, 0.86, 0.1), 2),
     ((0.9, 0.1, 0.2), 0), ((0.7, 0.7, 0.7), 2)])
 def test_the_latest_round_within_one_error_of_the_best_is_chosen(scores: tuple[float, ...], chosen: int) -> None:

@@ -17,6 +17,7 @@ from semisilo.common.measures.site_evaluation import (
     site_scores,
 )
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
+from tests.each_of import each_of
 
 CLASSES = ("benign", "malignant", "never seen")
 FOUND = SiteEvaluation(study="s", round=4, classes=(
@@ -59,7 +60,7 @@ def test_a_measure_that_these_images_cannot_give_is_none(measure: str, found: Si
     assert site_scores(found, parse_measure(measure), CLASSES).measure is None
 
 
-@pytest.mark.parametrize(("images", "correct", "auroc"), [
+@each_of(("images", "correct", "auroc"), [
     (3, 4, None), (-1, 0, None), (3, -1, None), (MAX_IMAGES + 1, 0, None), (3, 1, 1.01), (3, 1, -0.1),
     (3, 1, math.nan), (3, 1, math.inf)])
 def test_counts_of_a_class_that_cannot_be_are_refused(images: int, correct: int, auroc: float | None) -> None:
@@ -67,7 +68,7 @@ def test_counts_of_a_class_that_cannot_be_are_refused(images: int, correct: int,
         ClassResult(images=images, correct=correct, auroc=auroc)
 
 
-@pytest.mark.parametrize("changes", [
+@each_of("changes", [
     {"round": -1}, {"classes": ()}, {"classes": (ClassResult(images=0, correct=0),)},
     {"classes": (ClassResult(images=MAX_IMAGES, correct=0), ClassResult(images=1, correct=0))},
     {"classes": (ClassResult(images=5, correct=5, auroc=0.5), ClassResult(images=0, correct=0))},
@@ -119,7 +120,7 @@ def test_where_images_have_several_labels_the_measure_alone_is_told_of_a_site() 
     assert site_scores(SEVERAL, ACCURACY, CLASSES).measure is None
 
 
-@pytest.mark.parametrize("wrong", [
+@each_of("wrong", [
     {"others": 5, "correct_others": 6}, {"others": 5, "average_precision": 1.5}, {"correct_others": 1}])
 def test_counts_of_other_images_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"cannot be right|not an average precision"):

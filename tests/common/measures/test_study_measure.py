@@ -17,11 +17,12 @@ from semisilo.common.measures.study_measure import (
     parse_measure,
     score_of,
 )
+from tests.each_of import each_of
 
 CLASSES = ("a", "b", "rare")
 
 
-@pytest.mark.parametrize(("text", "metric", "title"), [
+@each_of(("text", "metric", "title"), [
     ("accuracy", "accuracy", "accuracy"), ("balanced_accuracy", "balanced_accuracy", "balanced accuracy"),
     ("auroc", "auroc", "AUROC"), ("recall:rare", "recall/rare", "recall of rare"),
     ("recall:a:b", "recall/a:b", "recall of a:b")])
@@ -31,13 +32,13 @@ def test_a_measure_has_one_name_in_files_one_among_metrics_and_one_for_people(te
     assert (str(found), found.metric, found.title) == (text, metric, title)
 
 
-@pytest.mark.parametrize("text", ["", "acuracy", "recall", "recall:", "AUROC"])
+@each_of("text", ["", "acuracy", "recall", "recall:", "AUROC"])
 def test_another_name_is_refused_with_those_that_there_are(text: str) -> None:
     with pytest.raises(ValueError, match="recall:CLASS"):
         parse_measure(text)
 
 
-@pytest.mark.parametrize(("images", "kind"), [
+@each_of(("images", "kind"), [
     ((10, 10, 10), "accuracy"), ((15, 10, 10), "accuracy"), ((16, 10, 12), "balanced_accuracy"),
     ((3, 0, 3), "balanced_accuracy"), ((0, 0, 0), "accuracy"), ((), "accuracy")])
 def test_more_than_one_and_a_half_to_one_is_imbalanced_and_so_is_a_class_without_images(images: tuple[int, ...],

@@ -10,6 +10,7 @@ import pytest
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods.fedmatch import FEDMATCH, FedMatchSettings, preset_values
+from tests.each_of import each_of
 
 SCENARIOS = ("labels-at-coordinator", "labels-at-silo")
 
@@ -92,7 +93,7 @@ def test_every_preset_names_the_same_settings() -> None:
     assert all(each == fields for each in names.values())
 
 
-@pytest.mark.parametrize(("wrong", "text"), [
+@each_of(("wrong", "text"), [
     ({"scenario": "labels-at-silo", "coordinator_epochs": 1}, "coordinator_epochs"),
     ({"confidence_threshold": 1.5}, "confidence_threshold"),
     ({"num_helpers": -1}, "num_helpers"),

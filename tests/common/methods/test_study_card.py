@@ -19,6 +19,7 @@ from semisilo.common.methods.study_card import (
     contradictions,
     digest_of,
 )
+from tests.each_of import each_of
 from tests.study_cards import CARD, TASK
 
 
@@ -36,7 +37,7 @@ def test_what_a_later_version_adds_is_left_out_and_still_signed() -> None:
     assert digest_of(text) != CARD.digest()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"study": 1}', "[" * 100_000, " " * (MAX_CARD_BYTES + 1)])
+@each_of("text", ["", "{", "[]", "null", '{"study": 1}', "[" * 100_000, " " * (MAX_CARD_BYTES + 1)])
 def test_a_text_that_is_no_card_is_refused(text: str) -> None:
     with pytest.raises(BadPayload, match="study card"):
         card_from_text(text)
@@ -48,7 +49,7 @@ def test_a_task_of_the_study_contradicts_nothing_whatever_its_strategy_sets() ->
     assert contradictions(CARD, replace(TASK, round=2, settings={**TASK.settings, "round_lr": 0.5}), spec) == []
 
 
-@pytest.mark.parametrize(("changed", "said"), [
+@each_of(("changed", "said"), [
     ({"settings": {**TASK.settings, "local_epochs": 99}}, "settings.local_epochs: 5, not 99"),
     ({"seed": 8}, "seed: 7, not 8"), ({"rounds": 99}, "rounds: 3, not 99"),
     ({"uplink": replace(TASK.uplink, top_k=0.1)}, "uplink.top_k"), ({"secure": "00"}, "privacy.secure_aggregation"),

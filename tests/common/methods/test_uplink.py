@@ -8,7 +8,7 @@ from semisilo.common.methods.uplink import LOSSY_FORMS, Uplink, parse_uplink
 from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("text", "expected", "lossy"), [
+@each_of(("text", "expected", "lossy"), [
     ("raw", Uplink(), ()),
     ("auto", Uplink(aim="auto"), ()),
     ("smallest", Uplink(aim="smallest"), ()),
@@ -42,7 +42,7 @@ def test_rounding_and_error_feedback_come_along() -> None:
         assert (found.rounding, found.error_feedback) == ("nearest", False)
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan"), float("inf")])
+@each_of("share", [0.0, -0.1, 1.1, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="top_k"):
         Uplink(top_k=share)

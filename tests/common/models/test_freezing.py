@@ -15,6 +15,7 @@ from semisilo.common.learning.sgd import SGDSettings, make_optimiser, step
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.factory import build_model, model_builder
 from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
+from tests.each_of import each_of
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
 CLASSES = ("a", "b", "c")
@@ -55,7 +56,7 @@ def test_the_head_of_a_network_that_looks_at_its_own_numbers_while_it_is_made() 
     assert torch.equal(before, torch.random.get_rng_state()), "random numbers of others stay"
 
 
-@pytest.mark.parametrize(("entries", "expected"), [
+@each_of(("entries", "expected"), [
     (["classifier"], {"classifier.weight", "classifier.bias"}),
     (["classifier.bias"], {"classifier.bias"}),
     (["features.0", "features.1"], {"features.0.weight", "features.1.weight", "features.1.bias"}),
@@ -77,7 +78,7 @@ def test_a_module_name_does_not_stand_for_others_that_begin_like_it() -> None:
     assert set(frozen_names(model, ("layer1",), lambda: ())) == {"layer1.weight", "layer1.bias"}
 
 
-@pytest.mark.parametrize(("entry", "remedy"), [
+@each_of(("entry", "remedy"), [
     ("clasifier", "Did you mean 'classifier'?"), ("features.11.weight", "Did you mean 'features."),
     ("zzz", "Its parts are: features, classifier.")])
 def test_an_entry_that_fits_nothing_is_refused_with_the_nearest(entry: str, remedy: str) -> None:
@@ -192,7 +193,7 @@ def test_a_batch_norm_layer_without_parameters_can_be_frozen_by_its_name() -> No
     assert batch_norm.layers_of(model) == {}
 
 
-@pytest.mark.parametrize(("group", "error", "says"), [
+@each_of(("group", "error", "says"), [
     ({"features.99.weight": torch.zeros(1)}, LayoutMismatch, "'features.99.weight' is not the network's"),
     ({"features.0.weight": torch.zeros(32, 1, 3)}, LayoutMismatch, r"\[32, 1, 3\] float32; the network has"),
     ({"features.0.weight": torch.zeros(32, 1, 3, 3).half()}, LayoutMismatch, "float16"),

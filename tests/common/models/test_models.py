@@ -22,6 +22,7 @@ from semisilo.common.models.factory import build_model, check_model, initial_mod
 from semisilo.common.models.mlp_5000 import MLP5000
 from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.wide_resnet import WideResNet28
+from tests.each_of import each_of
 
 CLASSES = tuple(f"class {index}" for index in range(10))
 
@@ -119,7 +120,7 @@ def test_the_shortcut_convolution_takes_the_activated_input_and_a_plain_block_th
     assert torch.equal(second(y), y)
 
 
-@pytest.mark.parametrize(("name", "channels", "size", "normalisation", "parameters"), [
+@each_of(("name", "channels", "size", "normalisation", "parameters"), [
     ("wide_resnet_28_2", 3, 32, "auto", 1_467_610),
     ("resnet9", 3, 32, "auto", 6_568_640),
     ("resnet9", 3, 32, "static_batch", 6_573_120),
@@ -147,7 +148,7 @@ def test_the_networks_of_the_papers_take_their_images(name: str, channels: int, 
     assert check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form), form, 10) > 100_000
 
 
-@pytest.mark.parametrize(("name", "size", "fits"), [
+@each_of(("name", "size", "fits"), [
     ("resnet9", 28, "32x32"), ("resnet9", 64, "32x32"), ("alexnet_like", 7, "at least 8x8"),
     ("cnn13", 8, "at least 12x12")])
 def test_a_network_of_a_paper_names_the_image_size_that_fits(name: str, size: int, fits: str) -> None:
@@ -158,7 +159,7 @@ def test_a_network_of_a_paper_names_the_image_size_that_fits(name: str, size: in
     assert "size = 32" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("name", "kind"), [
+@each_of(("name", "kind"), [
     ("resnet9", "none"), ("alexnet_like", "none"), ("mlp_5000", "none"), ("cnn13", "static_batch"),
     ("cnn13_no_bias", "static_batch"), ("small_cnn", "static_batch"), ("wide_resnet_28_2", "static_batch"),
     ("resnet18", "static_batch"), ("hospital_nets:tiny", "static_batch")])
@@ -178,7 +179,7 @@ def test_a_network_with_a_place_for_normalisation_takes_any(name: str, kind: str
     assert sum(isinstance(module, kinds[kind]) for module in model.modules()) == num_convolutions
 
 
-@pytest.mark.parametrize(("name", "kind"), [
+@each_of(("name", "kind"), [
     ("alexnet_like", "static_batch"), ("mlp_5000", "group"), ("vit_b_16", "static_batch"), ("alexnet", "layer")])
 def test_normalisation_that_a_network_has_no_place_for_is_refused(name: str, kind: str) -> None:
     settings = ModelSettings(name=name, classes=CLASSES, normalisation=kind)  # type: ignore[arg-type]
@@ -290,7 +291,7 @@ def test_a_network_of_a_paper_follows_from_the_seed(name: str) -> None:
     assert not any(torch.equal(one[key], other[key]) for key in one if one[key].dim() > 1)
 
 
-@pytest.mark.parametrize(("size", "channels"), [(4, 1), (8, 1), (13, 3), (28, 1), (32, 3), (64, 3)])
+@each_of(("size", "channels"), [(4, 1), (8, 1), (13, 3), (28, 1), (32, 3), (64, 3)])
 def test_small_cnn_takes_small_images_of_any_size(size: int, channels: int) -> None:
     form = ImageForm(size=size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)  # type: ignore[arg-type]
     parameters = check_model(model_builder(ModelSettings(classes=CLASSES), form), form, 10)
@@ -404,7 +405,7 @@ def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, functi
     assert "\n" not in caught.value.line()
 
 
-@pytest.mark.parametrize("name", ["os.system:", ":x", "a b:c", "../x:y", "a:b:c"])
+@each_of("name", ["os.system:", ":x", "a b:c", "../x:y", "a:b:c"])
 def test_a_malformed_factory_name_is_refused_before_any_import(name: str) -> None:
     with pytest.raises(BadConfiguration, match=r"package\.module:factory"):
         build_model(ModelSettings(name=name, classes=CLASSES), channels=1, size=8, allow_factories=[name])

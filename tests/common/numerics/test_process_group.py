@@ -15,6 +15,7 @@ from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.methods import METHODS
 from semisilo.common.numerics import process_group
 from semisilo.common.numerics.process_group import ProcessGroup, share_of
+from tests.each_of import each_of
 
 TOLERANCE = 1e-5
 """Of an element of an update, over the largest element of its group: float32 has 6e-8, and a round of these studies has
@@ -22,7 +23,7 @@ up to 40 steps."""
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(("count", "size", "rows"), [
+@each_of(("count", "size", "rows"), [
     (8, 2, [4, 4]), (9, 2, [5, 4]), (10, 4, [3, 3, 2, 2]), (1, 3, [1, 0, 0]), (0, 2, [0, 0])])
 def test_a_batch_is_shared_in_order_and_as_equally_as_can_be(count: int, size: int, rows: list[int]) -> None:
     shares = share_of(count, ProcessGroup(rank=0, size=size))

@@ -13,9 +13,10 @@ from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.numerics import thread_count
 from semisilo.common.numerics.side_by_side import lanes
 from semisilo.common.numerics.thread_count import TrainingStep, candidates, fastest, fastest_threads
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("processors", "expected"), [
+@each_of(("processors", "expected"), [
     (1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6)), (16, (1, 2, 4, 8, 16))])
 def test_candidates_are_powers_of_two_and_all_processors(processors: int, expected: tuple[int, ...]) -> None:
     assert candidates(processors) == expected

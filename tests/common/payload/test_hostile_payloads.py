@@ -39,6 +39,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as round_pb
 from tests.common.codec_samples import sparse_floats
 from tests.common.payload.codec.test_hostile_bytes import MIB, block, peak_mib, peak_of
+from tests.each_of import each_of
 from tests.fuzz.seeds import TASK, payload_file
 
 BASE = "ab" * 32
@@ -296,7 +297,7 @@ def test_a_file_of_another_digest_is_refused_and_deleted(tmp_path: Path) -> None
     assert store.digests() == set()
 
 
-@pytest.mark.parametrize("padding", range(1, 9))
+@each_of("padding", range(1, 9))
 def test_a_chunk_whose_lengths_are_longer_than_they_need_be_is_left_to_protobuf(padding: int) -> None:
     """Protobuf takes some of them and refuses others; read by hand, all were taken."""
     message = pack_piece(SUBMIT_FIELD, Piece(5, zlib.crc32(b"abc"), b"abc"))
@@ -316,9 +317,9 @@ def task(**changes: object) -> round_pb.Task:
     return message
 
 
-@pytest.mark.parametrize("settings", ['{"a": 1e999}', '{"a": [-1e999]}', '{"a": NaN}', '{"a": "\\ud800"}',
-                                      '{"\\udfff": 1}', '{"a": ' + "[" * 30_000, '{"a": ' + "9" * 5000 + "}", "[]", "",
-                                      '{"a": ' + "[" * 700 + "]" * 700 + "}", json.dumps({"a": "x" * 65_536})])
+@each_of("settings", ['{"a": 1e999}', '{"a": [-1e999]}', '{"a": NaN}', '{"a": "\\ud800"}',
+                      '{"\\udfff": 1}', '{"a": ' + "[" * 30_000, '{"a": ' + "9" * 5000 + "}", "[]", "",
+                      '{"a": ' + "[" * 700 + "]" * 700 + "}", json.dumps({"a": "x" * 65_536})])
 def test_settings_that_cannot_be_written_again_are_refused(settings: str) -> None:
     task_from_proto(task(settings_json='{"a": 1e99, "b": "\\ud83d\\ude00"}'), silo="here")
     with pytest.raises(BadPayload, match="settings"):

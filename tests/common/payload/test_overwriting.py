@@ -36,6 +36,7 @@ from semisilo.common.payload.torch_tensors import (
 )
 from semisilo.common.payload.writer import Reference
 from semisilo.common.storage.store import PayloadStore
+from tests.each_of import each_of
 
 COUNT = 100_000
 A, B = "ab" * 32, "cd" * 32
@@ -271,7 +272,7 @@ def test_a_manifest_of_a_group_that_overwrites_survives_the_wire() -> None:
         assert parse_manifest(manifest_to_proto([group])) == (group,)
 
 
-@pytest.mark.parametrize(("changes", "text"), [
+@each_of(("changes", "text"), [
     ({"reference": B}, "overwrites one base and is coded against another"),
     ({"base": B}, "overwrites one base and is coded against another"),
     ({"base": ""}, "base digest of 0 bytes"),
@@ -287,7 +288,7 @@ def test_a_manifest_that_cannot_be_is_refused_before_a_byte_is_taken(changes: di
         parse_manifest(manifest_to_proto([replace(GROUP, **changes)]))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("meaning", "declared", "meant"), [
+@each_of(("meaning", "declared", "meant"), [
     (Meaning.OVERWRITE, Meaning.OVERWRITE, True), (Meaning.VALUES, Meaning.OVERWRITE, True),
     (Meaning.DIFFERENCE, Meaning.OVERWRITE, False), (Meaning.OVERWRITE, Meaning.VALUES, False),
     (Meaning.OVERWRITE, Meaning.DIFFERENCE, False), (Meaning.VALUES, Meaning.DIFFERENCE, False)])
@@ -310,7 +311,7 @@ CASES: list[tuple[str, GroupManifest, type[SemisiloError] | None]] = [
                                              reference_form=ReferenceForm.ALONE), WrongBase)]
 
 
-@pytest.mark.parametrize(("group", "error"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+@each_of(("group", "error"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_an_update_builds_on_its_task_and_on_nothing_else(
         group: GroupManifest, error: type[SemisiloError] | None) -> None:
     with nullcontext() if error is None else pytest.raises(error):

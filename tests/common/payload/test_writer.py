@@ -435,8 +435,8 @@ def test_a_manifest_that_fits_the_method_passes() -> None:
     check_manifest(groups, allowed=ALLOWED, layouts=None, max_bytes=72)
 
 
-@pytest.mark.parametrize("name", ["other", "helper", "helper/", "helper/*", "helper/x", "helper/01", "helper/-1",
-                                  "helper/1/2", "helper/²", "Model"])
+@each_of("name", ["other", "helper", "helper/", "helper/*", "helper/x", "helper/01", "helper/-1",
+                  "helper/1/2", "helper/²", "Model"])
 def test_a_group_that_the_method_does_not_declare_is_refused(name: str) -> None:
     with pytest.raises(BadPayload, match="no tensor group"):
         check_manifest([group_of(name)], allowed=ALLOWED, layouts=None, max_bytes=10**6)
@@ -451,7 +451,7 @@ def test_wrong_meaning_size_or_missing_group_is_refused() -> None:
         check_manifest([group_of("helper/0")], allowed=ALLOWED, layouts=None, max_bytes=100, required=("model",))
 
 
-@pytest.mark.parametrize("layout", [
+@each_of("layout", [
     (TensorSpec("v", (2, 3), "float32"),), (TensorSpec("w", (3, 2), "float32"),), (TensorSpec("w", (2, 3), "float16"),),
     (), (SPEC, TensorSpec("v", (), "float32"))])
 def test_another_layout_is_refused(layout: tuple[TensorSpec, ...]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from semisilo.common.errors import BadData, ComputeFailed
 from semisilo.common.process import compute_process
 from semisilo.common.process.compute_process import OUT_OF_MEMORY, SEE_LOG, ProgressThrottle, describe
+from tests.each_of import each_of
 
 
 def test_an_error_of_the_catalogue_keeps_its_code_text_and_remedy_and_brings_no_traceback() -> None:
@@ -33,7 +34,7 @@ def test_an_endless_error_is_cut() -> None:
     assert len(found.details or "") == 16_000
 
 
-@pytest.mark.parametrize(("error", "short"), [
+@each_of(("error", "short"), [
     (MemoryError(), True), (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
     (RuntimeError("shapes do not match"), False), (ValueError("out of memory"), False)])

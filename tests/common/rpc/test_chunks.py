@@ -37,6 +37,7 @@ from semisilo.common.rpc.chunks import (
 from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire.tensors_pb2 import Chunk
+from tests.each_of import each_of
 
 CONTENT = bytes(range(251)) * 400
 SIZE = len(CONTENT)
@@ -107,7 +108,7 @@ def test_the_data_is_the_last_field_of_the_message() -> None:
     assert Chunk(offset=5, crc32=7, data=b"abc").SerializeToString().endswith(b"\x1a\x03abc")
 
 
-@pytest.mark.parametrize(("chunk", "message"), [
+@each_of(("chunk", "message"), [
     (chunk_of(100, b""), "has 0 bytes"),
     (chunk_of(100, bytes(MAX_CHUNK_BYTES + 1)), "has 4194305 bytes"),
     (chunk_of(99, b"x"), "offset 99 arrived where 100"),

@@ -53,7 +53,7 @@ def test_a_task_survives_the_journey_through_its_message() -> None:
     assert message.report_interval.ToMilliseconds() == 2500
 
 
-@pytest.mark.parametrize("reading", [
+@each_of("reading", [
     Reading(), Reading(window="image", frames="all", slices="all", axis="coronal"),
     Reading(window=(-600.5, 1500.0), window_number=2, frames=8, slices=12, axis="sagittal")])
 def test_how_deep_images_are_read_travels_in_every_task(reading: Reading) -> None:
@@ -68,7 +68,7 @@ def test_a_task_of_a_coordinator_that_knows_no_reading_asks_for_the_default() ->
     assert task_from_proto(message, silo="hospital-a").image.reading == Reading()
 
 
-@pytest.mark.parametrize(("field", "value"), [
+@each_of(("field", "value"), [
     ("window", "auto"), ("window", ""), ("window_number", 0), ("frames", "last"), ("frames", "9" * 4000),
     ("frames", ""), ("axis", "top"), ("slices", "first"), ("slices", "-1")])
 def test_a_reading_that_does_not_exist_is_refused(field: str, value: object) -> None:
@@ -78,7 +78,7 @@ def test_a_reading_that_does_not_exist_is_refused(field: str, value: object) -> 
         task_from_proto(message, silo="hospital-a")
 
 
-@pytest.mark.parametrize("width", [0.0, -1.0, float("nan"), float("inf")])
+@each_of("width", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_window_without_width_is_refused(width: float) -> None:
     message = task_to_proto(make_task(), report_interval_seconds=1.0)
     message.image.reading.window, message.image.reading.window_width = "fixed", width
@@ -239,7 +239,7 @@ def test_an_evaluation_of_images_with_several_labels_arrives_as_it_was_sent() ->
     assert evaluation_from_proto(pb.SiteEvaluation.FromString(sent)) == several
 
 
-@pytest.mark.parametrize("changes", [
+@each_of("changes", [
     {"study": ""}, {"study": "../x"}, {"round": -1}, {"classes": []}, {"labels_alone": True},
     {"classes": [pb.ClassResult(image_count=1, correct_count=2)]},
     {"classes": [pb.ClassResult(image_count=-1)]},
@@ -254,7 +254,7 @@ def test_an_evaluation_that_cannot_be_is_a_bad_payload(changes: dict[str, Any]) 
         evaluation_from_proto(pb.SiteEvaluation(**good | changes))
 
 
-@pytest.mark.parametrize(("model_round", "measure", "read"), [
+@each_of(("model_round", "measure", "read"), [
     (None, "", ""), (0, "auroc", "auroc"), (1, "recall:x", "recall:x"), (1, "a measure of a later version", "")])
 def test_a_task_says_which_model_it_brings_and_by_what_rounds_are_compared(model_round: int | None, measure: str,
                                                                           read: str) -> None:
@@ -273,7 +273,7 @@ def test_the_digest_of_a_networks_file_crosses_and_nothing_else_that_is_not_one(
         task_from_proto(sent, silo="a")
 
 
-@pytest.mark.parametrize("model_round", [-1, 2, 2**40])
+@each_of("model_round", [-1, 2, 2**40])
 def test_a_task_cannot_bring_the_model_of_its_own_or_a_later_round(model_round: int) -> None:
     sent = task_to_proto(make_task(round=2), report_interval_seconds=1.0)
     sent.model_round = model_round

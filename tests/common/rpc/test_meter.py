@@ -33,6 +33,7 @@ from semisilo.common.rpc.meter import (
     parse_peer,
 )
 from semisilo.common.rpc.socket_counters import TcpCounters
+from tests.each_of import each_of
 from tests.proxy import Proxy
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
@@ -363,7 +364,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-@pytest.mark.parametrize(("peer", "expected"), [
+@each_of(("peer", "expected"), [
     ("ipv4:127.0.0.1:54321", "ipv4:127.0.0.1:54321"),
     ("ipv6:%5B::1%5D:80", "ipv6:[::1]:80"),
     ("ipv6:[::1]:80", "ipv6:[::1]:80"),

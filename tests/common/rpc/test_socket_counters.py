@@ -12,6 +12,7 @@ import pytest
 
 from semisilo.common.rpc import socket_counters
 from semisilo.common.rpc.socket_counters import DestroyedSockets, TcpCounters, cookie_of
+from tests.each_of import each_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
 
@@ -81,7 +82,7 @@ def _heard(listener: DestroyedSockets, listening: socket.socket) -> bool:
     return cookie in _last_words(listener, {cookie}, seconds=1)
 
 
-@pytest.mark.parametrize("data", [
+@each_of("data", [
     b"", b"x" * 15, struct.pack("=IHHII", 10, 20, 0, 0, 0) + b"\0" * 200,
     struct.pack("=IHHII", 2**31, 20, 0, 0, 0) + b"\0" * 200,
     struct.pack("=IHHII", 100, 20, 0, 0, 0) + b"\0" * 72 + struct.pack("=HH", 2, 2) + b"\0" * 8,

@@ -24,17 +24,18 @@ from semisilo.common.rpc.tls import (
 from semisilo.common.wire import enrollment_service_pb2 as pb
 from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 from semisilo.coordinator.federation.authority import ensure_coordinator_certificate
+from tests.each_of import each_of
 from tests.identity_kit import make_federation
 
 
-@pytest.mark.parametrize(("address", "parts"), [
+@each_of(("address", "parts"), [
     ("hub.example:8443", ("hub.example", 8443)), ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535))])
 def test_addresses_are_split(address, parts):
     assert split_address(address) == parts
 
 
-@pytest.mark.parametrize("address", ["", "hub", ":1", "hub:", "hub:x", "hub:65536", "hub:-1", "::1:8443", "[]:1",
-                                     "hub:" + "9" * 5000, "hub:²"])
+@each_of("address", ["", "hub", ":1", "hub:", "hub:x", "hub:65536", "hub:-1", "::1:8443", "[]:1",
+                     "hub:" + "9" * 5000, "hub:²"])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(BadConfiguration, match="not an address"):
         split_address(address)

@@ -19,6 +19,7 @@ from semisilo.common.secure_aggregation.clipped import (
     length_in_levels,
 )
 from semisilo.common.secure_aggregation.fixed_point import largest_level
+from tests.each_of import each_of
 
 
 def generator(seed: int = 1) -> np.random.Generator:
@@ -44,7 +45,7 @@ def test_no_update_is_longer_than_the_clip(count: int, magnitude: float, length:
     assert length_of(clipped_levels(values, length, scale=1e3, generator=generator(seed))) <= length
 
 
-@pytest.mark.parametrize("draw", [0.0, 0.5, 1.0 - 2.0**-53])
+@each_of("draw", [0.0, 0.5, 1.0 - 2.0**-53])
 def test_not_even_where_every_number_is_rounded_up(draw: float) -> None:
     """The worst that a generator can give: then it is rounded towards zero."""
     class Stuck:
@@ -70,8 +71,8 @@ def test_what_is_long_keeps_its_direction_and_has_nearly_the_length() -> None:
     assert np.dot(found, values) / np.linalg.norm(found) / np.linalg.norm(values) > 0.9999
 
 
-@pytest.mark.parametrize(("bits", "silos", "noise", "shares"), [(18, 10, 1.0, 4), (18, 32, 0.1, 12), (16, 10, 8.0, 1),
-                                                               (32, 10, 1.0, 7)])
+@each_of(("bits", "silos", "noise", "shares"), [(18, 10, 1.0, 4), (18, 32, 0.1, 12), (16, 10, 8.0, 1),
+                                               (32, 10, 1.0, 7)])
 def test_the_sum_of_all_silos_fits_into_a_word_noise_and_all(bits: int, silos: int, noise: float, shares: int) -> None:
     bound = bound_of_clip(0.5, noise_multiplier=noise, silo_count=silos, shares=shares)
     length = length_in_levels(0.5, bits=bits, bound=bound, silo_count=silos)
@@ -91,8 +92,8 @@ def test_words_have_bits_enough_for_rounding() -> None:
     assert bits_of_clip(18, 10**17, clip_norm=1.0, bound=bound, silo_count=10) == 32
 
 
-@pytest.mark.parametrize(("bits", "images", "noise", "shares"), [(18, 100, 1.0, 4), (18, 1000, 1.0, 7),
-                                                                 (16, 30, 20.0, 1)])
+@each_of(("bits", "images", "noise", "shares"), [(18, 100, 1.0, 4), (18, 1000, 1.0, 7),
+                                                 (16, 30, 20.0, 1)])
 def test_the_sum_of_a_step_fits_into_a_word_even_where_all_gradients_are_alike(bits: int, images: int, noise: float,
                                                                                 shares: int) -> None:
     """Ten deviations of how many images come, and of the noise of all silos; and the noise of each is above the grid.
@@ -116,7 +117,7 @@ def rounded_sum(means: list[float], deviation: float) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("deviation", [0.6, 0.8, 1.0, 1.4])
+@each_of("deviation", [0.6, 0.8, 1.0, 1.4])
 def test_a_sum_of_rounded_gaussians_knows_of_its_parts_their_sum_alone(deviation: float) -> None:
     """By Fourier: what it knows besides, of n of them, is at most n exp(-pi^2 deviation^2) in any word. Two silos, and
     four, whose values have the same sum and lie otherwise between the grid's lines."""

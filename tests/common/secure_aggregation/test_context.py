@@ -12,6 +12,7 @@ from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.mask_form import MaskForm
+from tests.each_of import each_of
 
 TASK = TaskSpec(
     task_id="s/3/2-train/a", study="s", round=3, rounds=9, phase="train", silo="a", method="fedavg",
@@ -33,7 +34,7 @@ def test_what_differs_between_silos_is_not_in_it() -> None:
     assert len(context()) == 32
 
 
-@pytest.mark.parametrize("other", [
+@each_of("other", [
     {"study": "t"}, {"round": 4}, {"rounds": 10}, {"method": "semifl"}, {"settings": {"lr": 0.2}}, {"seed": 8},
     {"model": ModelSettings(name="resnet9", classes=("0", "1"))},
     {"image": ImageForm(size=9, channels=1, mean=(0.0,), std=(1.0,))},

@@ -25,6 +25,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskAnswer,
 )
 from semisilo.common.wire import secure_aggregation_pb2 as pb
+from tests.each_of import each_of
 
 KEYS = RoundKeys(seal_key=b"a" * 32, mask_key=b"b" * 32, signature=b"c" * 64)
 QUESTION = SumQuestion(
@@ -38,13 +39,13 @@ ANSWERS: dict[str, StepAnswer] = {
     "confirm": b"s" * 64, "unmask": UnmaskAnswer(self_shares=(("a", b"1"), ("b", b"2")), key_shares=(("c", b"3"),))}
 
 
-@pytest.mark.parametrize("step", ["keys", "shares", "mask", "confirm", "unmask"])
+@each_of("step", ["keys", "shares", "mask", "confirm", "unmask"])
 def test_a_question_comes_back_as_it_was(step: str) -> None:
     question = replace(QUESTION, step=step)  # type: ignore[arg-type]
     assert question_from_hex(question_to_hex(question)) == question
 
 
-@pytest.mark.parametrize("step", sorted(ANSWERS))
+@each_of("step", sorted(ANSWERS))
 def test_an_answer_comes_back_as_it_was_and_fits_its_own_step_only(step: str) -> None:
     message = answer_to_proto(ANSWERS[step])
     assert answer_from_proto(message, step) == ANSWERS[step]  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ def test_an_answer_comes_back_as_it_was_and_fits_its_own_step_only(step: str) ->
             answer_from_proto(message, other)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [
+@each_of("wrong", [
     {"nonce": b"short"}, {"threshold": 1}, {"threshold": 33}, {"survivors": ("b", "a")}, {"survivors": ("a", "a")},
     {"phase": ""}, {"survivors": tuple(f"s{number:02d}" for number in range(33))},
     {"sealed": (SealedShare(silo="b", sealed=b"x" * 513),)}, {"sealed": (SealedShare(silo="b", sealed=b""),)},
@@ -68,12 +69,12 @@ def test_a_question_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
         question_from_hex(question_to_hex(replace(QUESTION, **wrong)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("form", [pb.MaskForm(bits=8, silo_count=3, random_k=1.0),
-                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[float("nan")]),
-                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[1.0] * 65_537),
-                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=["x"] * 9),
-                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=["x" * 33]),
-                                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=[""])])
+@each_of("form", [pb.MaskForm(bits=8, silo_count=3, random_k=1.0),
+                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[float("nan")]),
+                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, bounds=[1.0] * 65_537),
+                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=["x"] * 9),
+                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=["x" * 33]),
+                  pb.MaskForm(bits=18, silo_count=3, random_k=1.0, totals=[""])])
 def test_a_form_that_cannot_be_is_refused(form: pb.MaskForm) -> None:
     message = pb.SecureTask.FromString(bytes.fromhex(question_to_hex(QUESTION)))
     message.form.CopyFrom(form)
@@ -81,13 +82,13 @@ def test_a_form_that_cannot_be_is_refused(form: pb.MaskForm) -> None:
         question_from_hex(message.SerializeToString().hex())
 
 
-@pytest.mark.parametrize("text", ["zz", "ff", ""])
+@each_of("text", ["zz", "ff", ""])
 def test_what_is_no_question_is_refused(text: str) -> None:
     with pytest.raises(BadPayload):
         question_from_hex(text)
 
 
-@pytest.mark.parametrize(("step", "message"), [
+@each_of(("step", "message"), [
     ("keys", pb.SecureAnswer(keys=pb.RoundKeys(seal_key=b"a"))), ("confirm", pb.SecureAnswer(confirmation=b"s")),
     ("shares", pb.SecureAnswer(shares=pb.SecureShares(commitment=b"h"))), ("keys", pb.SecureAnswer()),
     ("unmask", pb.SecureAnswer(unmask=pb.UnmaskAnswer(self_shares=[pb.RevealedShare(silo="a", share=b"x" * 129)]))),

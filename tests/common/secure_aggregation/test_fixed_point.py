@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_level, quantise, to_words
+from tests.each_of import each_of
 
 
 def generator(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize(("bits", "silos", "level"), [(16, 10, 3276), (16, 32, 1023), (24, 10, 838860),
-                                                      (32, 1, 2**31 - 1), (16, 3, 10922)])
+@each_of(("bits", "silos", "level"), [(16, 10, 3276), (16, 32, 1023), (24, 10, 838860),
+                                      (32, 1, 2**31 - 1), (16, 3, 10922)])
 def test_the_largest_level(bits: int, silos: int, level: int) -> None:
     assert largest_level(bits, silos) == level
     assert silos * level <= 2**(bits - 1) - 1 < silos * (level + 1)
@@ -102,7 +103,7 @@ def test_draws_do_not_hang_on_blocks() -> None:
             == np.floor(scaled + generator(5).random(100_000))).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@each_of("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused(value: float) -> None:
     values = np.zeros(70_000, dtype=np.float32)
     values[-1] = value
@@ -110,7 +111,7 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
         quantise(values, bound=1.0, level=10, generator=generator())
 
 
-@pytest.mark.parametrize(("bound", "level"), [(0.0, 1), (-1.0, 1), (np.inf, 1), (np.nan, 1), (1.0, 0), (1.0, 2**31)])
+@each_of(("bound", "level"), [(0.0, 1), (-1.0, 1), (np.inf, 1), (np.nan, 1), (1.0, 0), (1.0, 2**31)])
 def test_scales_that_are_none_are_our_own_mistake(bound: float, level: int) -> None:
     with pytest.raises(ValueError, match="A bound is finite"):
         quantise(np.zeros(1, dtype=np.float32), bound=bound, level=level, generator=generator())

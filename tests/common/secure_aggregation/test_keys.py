@@ -26,6 +26,7 @@ from semisilo.common.secure_aggregation.keys import (
     unseal,
 )
 from semisilo.common.secure_aggregation.messages import Confirmation, Member, RoundKeys
+from tests.each_of import each_of
 from tests.secure_sums import a_total
 
 TOTAL = a_total(3)
@@ -51,7 +52,7 @@ def test_agreement_is_x25519() -> None:
     assert agree(bob, bytes.fromhex(ALICE_PUBLIC)).hex() == SHARED
 
 
-@pytest.mark.parametrize("peer", LOW_ORDER)
+@each_of("peer", LOW_ORDER)
 def test_keys_of_low_order_are_refused(peer: bytes) -> None:
     """The seven of small order on the curve or its twist: with them, the secret is 0 whatever the private key."""
     for _ in range(2):
@@ -59,7 +60,7 @@ def test_keys_of_low_order_are_refused(peer: bytes) -> None:
             agree(new_key(), peer)
 
 
-@pytest.mark.parametrize("call", [
+@each_of("call", [
     lambda: agree(new_key(), bytes(31)), lambda: agree(bytes(31), public_of(new_key())), lambda: public_of(b""),
     lambda: identity_of(bytes(33)), lambda: sign_survivors(b"", TOTAL, b"", ()),
 ])

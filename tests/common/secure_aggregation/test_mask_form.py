@@ -16,6 +16,7 @@ from semisilo.common.secure_aggregation.mask_form import (
     weight_of,
     wider_bounds,
 )
+from tests.each_of import each_of
 
 
 def outcome(*, cut: int = 0, largest: tuple[float, ...] = (0.5, 0.001)) -> SumOutcome:
@@ -67,15 +68,15 @@ def test_what_several_sums_have_told_is_weighed_together() -> None:
     assert together([one]) == one
 
 
-@pytest.mark.parametrize(("share", "elements", "count"), [(1.0, 7, 7), (0.01, 7, 1), (0.5, 7, 4), (0.5, 0, 0)])
+@each_of(("share", "elements", "count"), [(1.0, 7, 7), (0.01, 7, 1), (0.5, 7, 4), (0.5, 0, 0)])
 def test_a_share_is_rounded_up(share: float, elements: int, count: int) -> None:
     assert share_count(share, elements) == count
 
 
-@pytest.mark.parametrize("wrong", [{"bits": 15}, {"bits": 33}, {"silo_count": 0}, {"silo_count": 33},
-                                   {"bounds": (0.0,)}, {"bounds": (float("inf"),)}, {"bounds": (float("nan"),)},
-                                   {"weight_reference": -1}, {"totals": ("x",) * 9}, {"totals": ("",)},
-                                   {"random_k": 0.0}, {"random_k": 1.5}])
+@each_of("wrong", [{"bits": 15}, {"bits": 33}, {"silo_count": 0}, {"silo_count": 33},
+                   {"bounds": (0.0,)}, {"bounds": (float("inf"),)}, {"bounds": (float("nan"),)},
+                   {"weight_reference": -1}, {"totals": ("x",) * 9}, {"totals": ("",)},
+                   {"random_k": 0.0}, {"random_k": 1.5}])
 def test_a_form_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     right: dict[str, object] = {"bits": 18, "bounds": (1.0,), "silo_count": 3}
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from semisilo.common.secure_aggregation.masks import add_masks
 from semisilo.common.secure_aggregation.messages import MaskSeed
+from tests.each_of import each_of
 
 
 def quarter(state: list[int], a: int, b: int, c: int, d: int) -> None:
@@ -61,7 +62,7 @@ def test_masks_of_both_signs_vanish_and_words_stay() -> None:
     assert (words == before).all()
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 2**15 - 1, 2**15, 2**15 + 1, 3 * 2**15 + 7])
+@each_of("count", [0, 1, 15, 16, 17, 2**15 - 1, 2**15, 2**15 + 1, 3 * 2**15 + 7])
 def test_blocks_leave_no_seam(count: int) -> None:
     """A keystream that began anew, or lost bytes, at a block's end would differ from one that is made at once."""
     at_once = Cipher(algorithms.ChaCha20(b"s" * 32, bytes(16)), mode=None).encryptor().update(bytes(4 * count))
@@ -98,8 +99,8 @@ def test_progress_is_told_up_to_the_last_word() -> None:
     assert told[-1] == 70_000
 
 
-@pytest.mark.parametrize("words", [np.zeros(4, dtype=np.int32), np.zeros((2, 2), dtype=np.uint32),
-                                   np.zeros(8, dtype=np.uint32)[::2]])
+@each_of("words", [np.zeros(4, dtype=np.int32), np.zeros((2, 2), dtype=np.uint32),
+                   np.zeros(8, dtype=np.uint32)[::2]])
 def test_words_of_another_kind_are_our_own_mistake(words: np.ndarray) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match="contiguous uint32"):
         add_masks(words, [])

@@ -20,6 +20,7 @@ from semisilo.common.secure_aggregation.roster import (
     replay,
     roster_of,
 )
+from tests.each_of import each_of
 
 
 def key(number: int) -> bytes:
@@ -55,7 +56,7 @@ def test_nothing_new_changes_nothing() -> None:
     assert replay(roster_of(FIVE), []) == roster_of(FIVE)
 
 
-@pytest.mark.parametrize(("seen", "entries", "said"), [
+@each_of(("seen", "entries", "said"), [
     (FIVE[:2], FIVE[3:], "Entry 3 of the roster is missing: 4 follows"),
     ([], [FIVE[0], FIVE[2]], "Entry 2 of the roster is missing: 3 follows"),
     ([], FIVE[1:], "Entry 1 of the roster is missing: 2 follows"),
@@ -73,7 +74,7 @@ def test_other_chains_are_refused(seen: list[RosterEntry], entries: list[RosterE
         replay(roster_of(seen), entries)
 
 
-@pytest.mark.parametrize(("silo", "number", "change", "said"), [
+@each_of(("silo", "number", "change", "said"), [
     ("a", 5, ADDED, "adds silo 'a', which is there"),
     ("z", 2, ADDED, "gives silo 'z' the identity of another"),
     ("z", 5, REMOVED, "does not have"), ("a", 5, REMOVED, "does not have"),

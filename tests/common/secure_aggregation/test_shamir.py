@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from semisilo.common.errors import BadShare
 from semisilo.common.secure_aggregation.shamir import PRIME, SHARE_BYTES, combine, share_at, split
+from tests.each_of import each_of
 
 SECRET = bytes(range(32))
 SEED = b"c" * 32
@@ -124,7 +125,7 @@ def test_coefficients_are_spread_over_the_whole_field() -> None:
     assert abs(float(mean) - 0.5) < 5 / (12 * 500) ** 0.5
 
 
-@pytest.mark.parametrize(("shares", "said"), [
+@each_of(("shares", "said"), [
     ({1: as_share(5)}, "1 shares are there, 2 are needed"),
     ({1: as_share(5), 2: as_share(5)[:-1]}, "expected 66 bytes"),
     ({1: as_share(5), 2: b"\0" + as_share(5)}, "expected 66 bytes"),
@@ -142,13 +143,13 @@ def test_shares_that_are_none_are_refused(shares: dict[int, bytes], said: str | 
         combine(shares, threshold=2)
 
 
-@pytest.mark.parametrize("points", [(), (1,), (0, 1), (1, 1), (1, 2**16)])
+@each_of("points", [(), (1,), (0, 1), (1, 1), (1, 2**16)])
 def test_points_that_would_give_the_secret_away_or_collide_are_our_own_mistake(points: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="Points"):
         split(SECRET, threshold=2, points=points, coefficients=SEED)
 
 
-@pytest.mark.parametrize(("secret", "seed"), [(bytes(31), SEED), (bytes(33), SEED), (SECRET, b""), (SECRET, bytes(33))])
+@each_of(("secret", "seed"), [(bytes(31), SEED), (bytes(33), SEED), (SECRET, b""), (SECRET, bytes(33))])
 def test_secrets_of_another_size_are_our_own_mistake(secret: bytes, seed: bytes) -> None:
     with pytest.raises(ValueError, match="have 32 bytes each"):
         split(secret, threshold=2, points=(1, 2), coefficients=seed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from semisilo.common.secure_aggregation.fixed_point import largest_level
 from semisilo.common.secure_aggregation.totals import TOTAL_WORDS, decode_totals, total_words
+from tests.each_of import each_of
 
 SILOS = st.lists(st.tuples(st.floats(0, 1), st.lists(st.integers(0, 5000), min_size=2, max_size=2)), min_size=1,
                  max_size=32)
@@ -47,7 +48,7 @@ def test_a_million_steps_have_room_in_the_coarsest_words_and_more_are_cut() -> N
     assert found[1] == pytest.approx(level**2, rel=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+@each_of("wrong", [-1.0, math.nan, math.inf])
 def test_what_is_no_count_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="cannot be added up"):
         total_words([wrong], weight=1.0, level=1000)

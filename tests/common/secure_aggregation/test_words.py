@@ -57,14 +57,14 @@ def test_sixteen_bits_of_words_are_two_bytes_and_all_wider_ones_four() -> None:
     assert [word_dtype(bits).itemsize for bits in (16, 17, 24, 32)] == [2, 4, 4, 4]
 
 
-@pytest.mark.parametrize(("data", "said"), [(b"\0" * 4, "3 words of 20 bits take 8 bytes, found 4"),
-                                            (b"\0" * 9, "found 9"), (b"\0" * 7 + b"\x10", "set after the last word")])
+@each_of(("data", "said"), [(b"\0" * 4, "3 words of 20 bits take 8 bytes, found 4"),
+                            (b"\0" * 9, "found 9"), (b"\0" * 7 + b"\x10", "set after the last word")])
 def test_bytes_that_are_not_the_words_announced_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(BadPayload, match=said):
         unpack(data, bits=20, count=3)
 
 
-@pytest.mark.parametrize("bits", [0, 15, 33])
+@each_of("bits", [0, 15, 33])
 def test_other_widths_are_our_own_mistake(bits: int) -> None:
     for call in (lambda: pack(np.zeros(1, dtype=np.uint32), bits), lambda: unpack(b"", bits=bits, count=0),
                  lambda: packed_bytes(1, bits), lambda: word_dtype(bits)):

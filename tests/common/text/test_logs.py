@@ -29,6 +29,7 @@ from semisilo.common.text.logs import (
     set_up_logging,
     without_secrets,
 )
+from tests.each_of import each_of
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def test_what_is_bound_ends_with_its_block_and_none_takes_a_field_away() -> None
     assert log_context() == {}
 
 
-@pytest.mark.parametrize("sent", ["", "short", "x" * 65, "abc def ghi", "abcdefgh\n", "ab\u00e9cdefgh", b"abcdefgh"])
+@each_of("sent", ["", "short", "x" * 65, "abc def ghi", "abcdefgh\n", "ab\u00e9cdefgh", b"abcdefgh"])
 def test_a_request_id_that_is_none_of_ours_is_replaced(sent: str | bytes) -> None:
     found = call_in([("other", "x"), (REQUEST_ID_KEY, sent)])["request_id"]
     assert found != sent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 from rich.table import Table
 
 from semisilo.common.text.narrow_table import fitted
+from tests.each_of import each_of
 
 
 def printed(width: int) -> str:
@@ -29,7 +29,7 @@ def test_a_wide_terminal_shows_the_table() -> None:
     assert second.split()[:2] == ["a-study-with-quite-a-long-name", "running"]
 
 
-@pytest.mark.parametrize("width", [30, 40, 60])
+@each_of("width", [30, 40, 60])
 def test_a_narrow_one_shows_every_cell_below_its_name(width: int) -> None:
     said = printed(width)
     assert all(len(line.rstrip()) <= width for line in said.splitlines())

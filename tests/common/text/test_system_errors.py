@@ -9,9 +9,10 @@ import pytest
 
 from semisilo.common.errors import BadData, DiskFull, SemisiloError, SystemTrouble
 from semisilo.common.text.system_errors import explained, explained_text, is_shortage, remedy_of
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("number", "kind"), [
+@each_of(("number", "kind"), [
     (errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EROFS, SystemTrouble), (errno.EACCES, SystemTrouble),
     (errno.EIO, SystemTrouble), (errno.EMFILE, SystemTrouble), (errno.ENFILE, SystemTrouble)])
 def test_the_line_says_what_is_wrong_where_and_how_to_mend_it(number: int, kind: type[SemisiloError]) -> None:
@@ -29,7 +30,7 @@ def test_a_file_that_the_error_does_not_name_is_named_by_whoever_used_it() -> No
     assert found.text == "/hub/spool: Input/output error."
 
 
-@pytest.mark.parametrize("error", [
+@each_of("error", [
     FileNotFoundError(errno.ENOENT, "No such file"), OSError("without a number"), TimeoutError(), KeyError("EIO"),
     BadData("Input/output error")])
 def test_what_waiting_does_not_mend_is_no_error_of_the_system(error: Exception) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from semisilo.common.text.wrapped import fitted, terminal_width, wrapped
+from tests.each_of import each_of
 
 TEXT = "until 2026-12-23 20:06:30 UTC (30 days left), renews from 2026-12-13 20:06:30 UTC"
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80])
+@each_of("width", [20, 40, 60, 80])
 def test_lines_fit_and_nothing_is_lost(width: int) -> None:
     found = wrapped("certificate", TEXT, indent=14, width=width)
     assert all(len(line) <= width for line in found)

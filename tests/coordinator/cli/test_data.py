@@ -17,6 +17,7 @@ from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app
 from semisilo.coordinator.studies.images import read_study_data
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.each_of import each_of
 
 STUDY = """[data]
 labelled = "data/labelled"
@@ -169,7 +170,7 @@ def test_with_labels_at_both_the_labels_bring_the_classes_which_must_be_names_th
     assert opened("labels-at-coordinator").frozen.classes == ("cat", "unlabelled"), "silos' folders are not read"
 
 
-@pytest.mark.parametrize(("reading", "said"), [
+@each_of(("reading", "said"), [
     ({"window": "auto"}, 'window = "auto"'), ({"windw": "file"}, "window"), ({"frames": "last"}, "frames"),
     ({"axis": "top"}, "axial")])
 def test_a_reading_that_does_not_exist_is_refused_by_name(reading, said):

@@ -17,6 +17,7 @@ from semisilo.common.learning.training import cosine_lr
 from semisilo.common.methods.contract import CoordinatorData, Environment
 from semisilo.coordinator.compute import baseline, labels_alone
 from semisilo.coordinator.compute.baseline import PaperLabelsAlone, PaperRecipe, train_labelled_only
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -69,7 +70,7 @@ def test_the_same_seed_gives_the_same_line_whatever_the_global_generator() -> No
     assert train_labelled_only(_environment(seed=2), epochs=3) != lines[0]
 
 
-@pytest.mark.parametrize("data", [
+@each_of("data", [
     CoordinatorData(test=_halves(4, 0)), CoordinatorData(labelled=_halves(4, 0)),
     CoordinatorData(labelled=_halves(4, 0).without_labels(), test=_halves(4, 0)),
     CoordinatorData(labelled=_halves(4, 0), test=_halves(0, 0))])

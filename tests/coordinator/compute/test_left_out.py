@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.coordinator.compute.left_out import answers_finitely, fewest_left_out, not_finite_in, suspects
+from tests.each_of import each_of
 
 NAMES = tuple("abcdefghij")
 
 
-@pytest.mark.parametrize("needed", range(1, len(NAMES) + 1))
+@each_of("needed", range(1, len(NAMES) + 1))
 def test_the_shortest_beginning_that_works_is_left_out(needed: int) -> None:
     asked: list[int] = []
 

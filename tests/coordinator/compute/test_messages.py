@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods import METHODS
@@ -78,7 +76,7 @@ def test_every_request_of_the_coordinator_has_its_handler() -> None:
         assert each.answer_type().__module__ == messages.__name__
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@each_of("method", sorted(METHODS))
 def test_the_settings_of_every_method_arrive_as_what_they_are(method: str) -> None:
     request = opening(config(method), FROZEN)
     found = arrived(request)

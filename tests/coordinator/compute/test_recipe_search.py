@@ -19,9 +19,10 @@ from semisilo.coordinator.compute.recipe_search import (
     num_trials,
     trial_estimate,
 )
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("labels", "sizes"), [
+@each_of(("labels", "sizes"), [
     ([0] * 6 + [1] * 6, [4, 4, 4]), ([0] * 5 + [1] * 2, [4, 3]), ([0] * 4 + [1], [2, 1, 1]), ([0, 1, 2], []),
     ([3] * 3 + [5] * 3, [2, 2, 2])])
 def test_folds_hold_out_every_image_of_a_class_with_two_once_and_deal_each_class_evenly(
@@ -44,7 +45,7 @@ def test_the_same_seed_gives_the_same_folds_and_another_one_others() -> None:
     assert one != other
 
 
-@pytest.mark.parametrize(("folds", "trials"), [(0, 0), (1, 3), (2, 5), (3, 7)])
+@each_of(("folds", "trials"), [(0, 0), (1, 3), (2, 5), (3, 7)])
 def test_all_rates_are_tried_on_the_first_folds_and_the_best_two_on_the_rest(folds: int, trials: int) -> None:
     weights = [[1.0, 1.0]] * folds
     right: dict[Trial, list[bool]] = {}

@@ -22,6 +22,7 @@ from semisilo.coordinator.compute.strong_baseline import (
     planned_steps,
 )
 from tests.coordinator.compute.test_baseline import _Clock, _drawing, _environment, _halves
+from tests.each_of import each_of
 
 RECIPE = StrongRecipe(epochs=40, num_classes=2)
 
@@ -138,7 +139,7 @@ def test_without_labelled_or_test_images_it_is_refused() -> None:
         trained(_environment(data=CoordinatorData(labelled=_halves(4, 0))))
 
 
-@pytest.mark.parametrize(("recipe", "labels", "steps"), [
+@each_of(("recipe", "labels", "steps"), [
     (StrongRecipe(num_classes=2), 20, 600), (StrongRecipe(num_classes=2), 100, 2500),
     (StrongRecipe(num_classes=2, study_images=96000), 100, 3000), (StrongRecipe(num_classes=2), 400, 4000),
     (StrongRecipe(num_classes=2, epochs=3), 100, 10)])

@@ -54,6 +54,7 @@ from tests.coordinator.ledger_fixture import (
     Filled,
     fill_study,
 )
+from tests.each_of import each_of
 
 MEASURES = measure(np.eye(3, dtype=np.float32).repeat(40, axis=0), np.arange(3).repeat(40), classes=("a", "b", "c"),
                    seed=1, temperature=1.5)
@@ -175,7 +176,7 @@ def test_of_an_absolute_path_only_the_last_part_is_shown_and_nothing_else_is_cha
 FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.classes[1], images=0), TEST.classes[2]))
 
 
-@pytest.mark.parametrize(("card", "said"), [
+@each_of(("card", "said"), [
     (replace(COMPLETE, test=None), "The accuracy was not measured"),
     (replace(COMPLETE, model=replace(COMPLETE.model, chosen="best-on-test")),
      "Measure it on other images: --test SOURCE"),

@@ -28,7 +28,7 @@ def test_the_text_names_measure_level_and_class() -> None:
         measure="specificity", level=0.975, label="naevus, benign")
 
 
-@pytest.mark.parametrize(("text", "says"), [
+@each_of(("text", "says"), [
     ("95% for melanoma", "not understood"), ("recall 95% for melanoma", "not understood"),
     ("sensitivity 0% for melanoma", "above 0"), ("sensitivity 101% for melanoma", "at most 100"),
     ("sensitivity 95% for melanom", "no class 'melanom'")])
@@ -38,7 +38,7 @@ def test_another_text_is_refused_with_an_example_or_the_nearest_class(text: str,
     assert raised.value.remedy
 
 
-@pytest.mark.parametrize(("measure", "level", "threshold", "found", "spared"), [
+@each_of(("measure", "level", "threshold", "found", "spared"), [
     ("sensitivity", 0.75, 0.55, 3, 5),  # the third of four is 0.6, the next lower probability 0.5
     ("sensitivity", 0.76, 0.15, 4, 3),  # needs the fourth, 0.2, over 0.1
     ("sensitivity", 1.0, 0.15, 4, 3), ("sensitivity", 0.5, 0.75, 2, 6),  # 0.8 over 0.7

@@ -15,6 +15,7 @@ from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.exported import ModelFacts, OperatingPoint, facts_from_json
 from semisilo.coordinator.export.operating_point import wanted_points
 from semisilo.coordinator.export.thresholds import choose_thresholds, threshold_in_words, thresholds_in_words
+from tests.each_of import each_of
 
 CLASSES = ("edema", "effusion", "hernia")
 RANDOM = np.random.default_rng(2)
@@ -53,7 +54,7 @@ def test_thresholds_of_fitted_probabilities_find_the_same_images() -> None:
     assert [(each.found, each.spared) for each in plain.rates] == [(each.found, each.spared) for each in fitted.rates]
 
 
-@pytest.mark.parametrize(("texts", "says"), [
+@each_of(("texts", "says"), [
     (("sensitivity 90% for edem",), "no class 'edem'"), (("sensitivity 0% for every class",), "above 0"),
     (("sensitivity 90% for edema", "specificity 90% for edema"), "'edema' is named twice"),
     (("sensitivity 90% for every class", "specificity 90% for every class"), "'every class' is named twice")])

@@ -22,6 +22,7 @@ from semisilo.coordinator.federation.folder import (
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.studies.queue import create_study
 from semisilo.coordinator.studies.study_file import load_study
+from tests.each_of import each_of
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_a_folder_without_the_file_says_how_to_get_there(tmp_path: Path) -> None
     assert "coordinator init" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("public", "enrollment", "listen", "work", "enrolling"), [
+@each_of(("public", "enrollment", "listen", "work", "enrolling"), [
     ("hub:8443", "", "[::]", "[::]:8443", "[::]:8444"),
     ("hub:443", "hub:9000", "127.0.0.1", "127.0.0.1:443", "127.0.0.1:9000"),
     ("hub:443", "hub:444", "[::]:9443", "[::]:9443", "[::]:9444"),

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-import pytest
-
 from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +87,7 @@ def test_sql_is_noticed(source: str) -> None:
     assert sql_in(source)
 
 
-@pytest.mark.parametrize("source", [
+@each_of("source", [
     "with ledger.transaction():\n    pass", "'Select a study from the list.'",
     "print('from here, update the settings')", "ledger.query_plan", "'drops the table'"])
 def test_what_is_no_sql_is_not_taken_for_it(source: str) -> None:

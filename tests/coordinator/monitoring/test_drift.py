@@ -16,13 +16,14 @@ from semisilo.coordinator.monitoring.drift import (
     jensen_shannon_distance,
     pseudo_label_counts,
 )
+from tests.each_of import each_of
 
 
 def counts(*numbers: float) -> dict[int, float]:
     return {label: float(number) for label, number in enumerate(numbers) if number}
 
 
-@pytest.mark.parametrize(("p", "q", "distance"), [
+@each_of(("p", "q", "distance"), [
     (counts(1, 1), counts(1, 1), 0.0),
     (counts(1, 0), counts(0, 1), 1.0),
     # H(3/4, 1/4) - H(1/2, 1/2) / 2 with H(1, 0) = 0: 0.811278 - 0.5
@@ -42,7 +43,7 @@ def test_the_distance_is_that_of_scipy_in_bits() -> None:
         assert found == pytest.approx(jensenshannon(p, q, base=2), abs=1e-9)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 9, 99])
+@each_of("degrees", [1, 2, 9, 99])
 def test_the_quantile_is_at_most_four_per_cent_too_high(degrees: int) -> None:
     from scipy.stats import chi2
 

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import time
 
-import pytest
-
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from tests.each_of import each_of
 
 SILOS = 200
 WORK_SECONDS = 0.001
@@ -35,10 +34,10 @@ def test_while_many_silos_take_their_tasks_others_are_answered_after_a_few_of_th
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("reason", "account"), [
+@each_of(("reason", "account"), [
     (StandbyReason.COLLECTING, ("s", 3, "train")), (StandbyReason.COORDINATOR_WORKING, ("s", 3, "standby")),
     *((reason, ("", 0, "standby")) for reason in (StandbyReason.WAITING_FOR_SILOS, StandbyReason.PAUSED,
-                                                  StandbyReason.NO_STUDY))])
+                                  StandbyReason.NO_STUDY))])
 def test_only_traffic_of_rounds_under_way_is_booked_to_a_study(
         reason: StandbyReason, account: tuple[str, int, str]) -> None:
     runtime = RuntimeState()

@@ -15,6 +15,7 @@ from semisilo.coordinator.rpc.connection_limits import (
     ended_first,
     strangers_kept,
 )
+from tests.each_of import each_of
 
 
 def connection(host: str, number: int, since: float) -> OpenConnection:
@@ -31,7 +32,7 @@ def test_the_oldest_of_the_address_with_most_go_first() -> None:
     assert len(ended_first([*crowd, *pair, lone], kept=0)) == 13
 
 
-@pytest.mark.parametrize(("open_files", "silos", "kept"), [
+@each_of(("open_files", "silos", "kept"), [
     (0, 5000, 256), (1024, 5, 256), (1024, 200, 212), (1024, 1000, 16), (20_000, 1000, 256)])
 def test_strangers_have_half_of_what_silos_leave(open_files: int, silos: int, kept: int) -> None:
     assert strangers_kept(open_files, silos, own_files=200) == kept

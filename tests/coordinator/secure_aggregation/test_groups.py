@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semisilo.coordinator.secure_aggregation.groups import largest_group, number_of_groups, split
+from tests.each_of import each_of
 
 SILOS = tuple(f"silo-{number:02}" for number in range(40))
 
@@ -23,7 +23,7 @@ def test_every_silo_is_in_one_group_and_none_is_too_small(count: int, size: int,
     assert all(list(group) == sorted(group) for group in groups)
 
 
-@pytest.mark.parametrize(("silos", "size", "groups", "largest"), [
+@each_of(("silos", "size", "groups", "largest"), [
     (12, 3, 4, 3), (13, 3, 4, 4), (5, 3, 1, 5), (2, 3, 1, 2), (100, 0, 1, 100), (100, 16, 6, 17)])
 def test_how_many_groups_and_how_large(silos: int, size: int, groups: int, largest: int) -> None:
     assert (number_of_groups(silos, size), largest_group(silos, size)) == (groups, largest)

@@ -30,6 +30,7 @@ from semisilo.coordinator.strategies.fed_shvr import FedSHVRSiloState, FedSHVRSt
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.silo.trainers.fed_shvr import FedSHVRMemory, control_to_keep, received_correction
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -585,7 +586,7 @@ def test_labels_at_the_coordinator_is_refused_by_name() -> None:
         FedSHVRStrategy(settings, _environment())
 
 
-@pytest.mark.parametrize(("settings", "says"), [
+@each_of(("settings", "says"), [
     ({"lr": 0.0}, "lr"), ({"alpha0": -1.0}, "alpha0"), ({"alpha1": float("nan")}, "alpha1"),
     ({"ramp_epochs": 0}, "ramp_epochs"),
     ({"unlabelled_batch": 0}, "unlabelled_batch"), ({"correction_max_age_rounds": 3}, "correction_max_age_rounds"),

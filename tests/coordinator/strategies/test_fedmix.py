@@ -27,6 +27,7 @@ from semisilo.coordinator.strategies.fedmix import FedMixState, FedMixStrategy
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.labelled_training import CoordinatorTraining
 from semisilo.coordinator.strategies.parts.phases import TRAIN
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -304,7 +305,7 @@ def test_labels_at_the_coordinator_are_needed() -> None:
             _strategy(_environment(data=data))
 
 
-@pytest.mark.parametrize(("values", "text"), [
+@each_of(("values", "text"), [
     ({"scenario": "labels-at-silo"}, "labels-at-silo"),
     ({"mix_alpha": 0.6}, r"mix_alpha \+ mix_beta \+ mix_gamma = 1.1: must be 1"),
     ({"mix_alpha": 1.2, "mix_beta": -0.4}, "mix_beta = -0.4"),

@@ -29,6 +29,7 @@ from semisilo.coordinator.strategies.fedrgd import FedRGDSilo, FedRGDState, FedR
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.labelled_training import CoordinatorTraining
 from semisilo.coordinator.strategies.parts.phases import TRAIN
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -310,7 +311,7 @@ def test_labels_at_the_coordinator_are_needed() -> None:
         _strategy(_environment(data=CoordinatorData(labelled=_images().without_labels())))
 
 
-@pytest.mark.parametrize(("values", "text"), [
+@each_of(("values", "text"), [
     ({"scenario": "labels-at-silo"}, "labels-at-silo"),
     ({"objective": "uda"}, "uda"),
     ({"groups": 0}, "groups"),

@@ -30,6 +30,7 @@ from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.fedsgd import FedSGDState, FedSGDStrategy
 from semisilo.coordinator.strategies.parts.phases import TRAIN
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 PLAIN: dict[str, Any] = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip_norm": 0.0,
@@ -213,7 +214,7 @@ def test_labels_are_needed_where_the_scenario_puts_them_at_the_coordinator() -> 
     _strategy(scenario="labels-at-silo")
 
 
-@pytest.mark.parametrize(("values", "text"), [
+@each_of(("values", "text"), [
     ({"objective": "sl"}, "labels-at-coordinator"),
     ({"objective": "mean_teacher"}, "mean_teacher"),
     ({"local_epochs": 2}, "local_epochs"),

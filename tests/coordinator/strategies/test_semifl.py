@@ -26,6 +26,7 @@ from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -318,7 +319,7 @@ def test_fine_tuning_tells_how_far_it_is() -> None:
     assert told[-1] == 1.0
 
 
-@pytest.mark.parametrize("labelled", [None, "empty", "unlabelled"])
+@each_of("labelled", [None, "empty", "unlabelled"])
 def test_a_coordinator_without_labels_is_refused(labelled: str | None) -> None:
     sets = {None: None, "empty": _images(0), "unlabelled": _images(3).without_labels()}
     with pytest.raises(BadData, match="labelled images at the coordinator"):

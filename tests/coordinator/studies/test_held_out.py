@@ -23,6 +23,7 @@ from semisilo.coordinator.studies.held_out import (
 )
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.each_of import each_of
 
 GENERATOR = np.random.default_rng(3)
 
@@ -232,7 +233,7 @@ def test_a_part_that_is_too_large_for_memory_lies_on_the_disk_with_the_same_pixe
 # Patients -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("per_patient", [1, 3, 7, 25])
+@each_of("per_patient", [1, 3, 7, 25])
 def test_all_images_of_a_patient_are_held_out_or_none(per_patient: int) -> None:
     labels = np.repeat([0, 1, 2], [150, 75, 75])
     patients = [f"p{index // per_patient}" for index in range(len(labels))]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from semisilo.common.data.form import ImageForm
 from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult, RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
+from tests.each_of import each_of
 
 
 def frozen(*, num_test: int, measure: str) -> FrozenStudy:
@@ -36,7 +35,7 @@ def round_of(number: int, metrics: dict[str, float]) -> RoundHead:
                      start_digest="", state_digest=f"d{number}", metrics=metrics, reason="")
 
 
-@pytest.mark.parametrize(("accuracy", "alone", "said"), [
+@each_of(("accuracy", "alone", "said"), [
     (0.9, 0.7, ":+20.0 points, 95 % interval +14.6 to +25.3, the silos have helped."),
     (0.7, 0.9, ": −20.0 points, 95 % interval −25.3 to −14.6, the silos have not helped."),
     (0.81, 0.8, ":+1.0 points, 95 % interval −4.5 to +6.5, no difference shown."),
@@ -66,7 +65,7 @@ def test_where_the_test_images_do_not_give_the_measure_accuracy_is_compared() ->
     assert "round 1 has an accuracy of 90.0 % and labels alone 70.0 %: +20.0 points, 95 % interval" in found
 
 
-@pytest.mark.parametrize(("score", "handed_over"), [(0.81, True), (0.8, False), (0.79, False)])
+@each_of(("score", "handed_over"), [(0.81, True), (0.8, False), (0.79, False)])
 def test_labels_alone_are_handed_over_only_where_they_score_higher(score: float, handed_over: bool) -> None:
     found = choice(0.9, 0.7, validation_accuracy=score)
     assert found.labels_alone is handed_over

@@ -17,11 +17,12 @@ from semisilo.common.models.libraries.torchvision_models import torchvision_name
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.studies import network_list
 from semisilo.coordinator.studies.network_list import ListedNetwork, listed_networks, matching
+from tests.each_of import each_of
 
 NETWORKS = tuple(ListedNetwork(name, "timm") for name in ("timm/vit_tiny", "timm/resnet18", "resnet18", "vit_b_16"))
 
 
-@pytest.mark.parametrize(("pattern", "found"), [
+@each_of(("pattern", "found"), [
     ("", ["timm/vit_tiny", "timm/resnet18", "resnet18", "vit_b_16"]), ("vit", ["timm/vit_tiny", "vit_b_16"]),
     ("timm/*18", ["timm/resnet18"]), ("resnet*", ["resnet18"]), ("vit_?_16", ["vit_b_16"])])
 def test_a_pattern_is_part_of_a_name_or_has_stars(pattern: str, found: list[str]) -> None:

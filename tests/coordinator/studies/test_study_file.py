@@ -273,7 +273,7 @@ def test_every_table_of_the_file_is_a_field_of_the_study(tmp_path: Path) -> None
         assert line == f"unknown key '{field.name}x'. Did you mean '{field.name}'?"
 
 
-@pytest.mark.parametrize(("share", "joined", "asked"), [
+@each_of(("share", "joined", "asked"), [
     ("100%", 7, 7), ("10%", 9, 1), ("10%", 20, 2), ("50%", 5, 2), ("0.1%", 3, 1), ("29%", 100, 29), (3, 2, 2),
     (3, 9, 3),
 ])
@@ -282,7 +282,7 @@ def test_a_share_of_the_silos_is_rounded_down_but_never_to_nobody(share: int | s
     assert ParticipationSettings(silos_per_round=share).sample_size(joined) == asked
 
 
-@pytest.mark.parametrize(("quorum", "asked", "needed"), [
+@each_of(("quorum", "asked", "needed"), [
     (0, 1, 1), (0, 4, 2), (0, 5, 3), (2, 5, 2), (9, 5, 5), (0, 0, 0)])
 def test_the_quorum_is_half_of_those_asked_rounded_up_unless_the_study_says(quorum: int, asked: int,
                                                                             needed: int) -> None:

@@ -25,6 +25,7 @@ from semisilo.coordinator.tracking.hand_over import track_study
 from semisilo.coordinator.tracking.tensorboard_files import event_file
 from tests.coordinator.ledger_fixture import Filled, fill_study
 from tests.coordinator.tracking.test_tensorboard import commit, steps_in
+from tests.each_of import each_of
 
 pytest.importorskip("tensorboard")
 
@@ -173,7 +174,7 @@ def test_the_table_tracking_is_read_and_off_by_default(filled: Filled) -> None:
         configured(filled.federation, "tensorboards = true")
 
 
-@pytest.mark.parametrize("address", ["https://user:secret@mlflow.example", "ftp://mlflow.example", "https://"])
+@each_of("address", ["https://user:secret@mlflow.example", "ftp://mlflow.example", "https://"])
 def test_an_address_that_cannot_be_or_holds_a_password_is_refused(address: str) -> None:
     with pytest.raises(BadConfiguration) as caught:
         from_dict(TrackingSettings, {"mlflow": address}, where="federation.toml: [tracking]")

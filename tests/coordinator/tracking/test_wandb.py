@@ -18,6 +18,7 @@ from semisilo.coordinator.ledger.tracking import tracked_run
 from semisilo.coordinator.tracking.follow import artefacts_of
 from semisilo.coordinator.tracking.wandb_runs import WandbRuns
 from tests.coordinator.ledger_fixture import LABELLED_ONLY, Filled, accuracy_after, fill_study
+from tests.each_of import each_of
 
 installed = pytest.mark.skipif(find_spec("wandb") is None, reason="the extra wandb is not installed")
 pytestmark = pytest.mark.usefixtures("pictures_left_blank")
@@ -133,7 +134,7 @@ def test_what_weights_and_biases_raises_is_one_line_and_the_rounds_are_told_late
     assert known.last_round == -1
 
 
-@pytest.mark.parametrize("project", ["../x", "a b", "https://wandb.example", "-x", "x" * 129])
+@each_of("project", ["../x", "a b", "https://wandb.example", "-x", "x" * 129])
 def test_a_project_is_a_plain_name(project: str) -> None:
     with pytest.raises(BadConfiguration, match="write the name of a project"):
         from_dict(TrackingSettings, {"wandb": project})

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from semisilo.api.datasets import arrays_of_dataset
 from semisilo.common.errors import BadData
+from tests.each_of import each_of
 
 
 class Items(Dataset[Any]):
@@ -36,7 +37,7 @@ GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=2)
 
 
-@pytest.mark.parametrize(("image", "expected"), [
+@each_of(("image", "expected"), [
     (GREY, GREY), (COLOUR, COLOUR), (GREY[:, :, None], GREY), (GREY / 255, GREY), (np.moveaxis(COLOUR, 2, 0), COLOUR),
     (torch.from_numpy(GREY), GREY), (torch.from_numpy(GREY)[None], GREY),
     (torch.from_numpy(np.moveaxis(COLOUR, 2, 0) / np.float32(255)), COLOUR), (Image.fromarray(GREY), GREY),
@@ -49,7 +50,7 @@ def test_an_image_of_any_usual_kind_has_its_pixels(image: Any, expected: np.ndar
     assert found.labels.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("label", [2, np.int64(2), torch.tensor(2), torch.tensor([2]), "c"])
+@each_of("label", [2, np.int64(2), torch.tensor(2), torch.tensor([2]), "c"])
 def test_a_label_is_a_number_or_a_name(label: Any) -> None:
     names = ("a", "b", "c") if isinstance(label, str) else ()
     found = arrays_of_dataset(Items((GREY, label), classes=names), where="data")
@@ -92,7 +93,7 @@ class Endless(IterableDataset[Any]):
         raise TypeError("no length")
 
 
-@pytest.mark.parametrize(("dataset", "says"), [
+@each_of(("dataset", "says"), [
     (Items(), "data: the data set is empty"),
     (Endless(), "has no length"),
     (Items((GREY, 0), ValueError("first\nsecond")), "data: item 1: ValueError: first"),

@@ -7,6 +7,7 @@ import pytest
 
 from semisilo.common.errors import UsageError
 from semisilo.prediction.prevalence import at_prevalence, wanted_prevalence
+from tests.each_of import each_of
 
 CLASSES = ("granulocyte (pro-, meta-)", "a", "a=b")
 TRAINED = (0.5, 0.3, 0.2)
@@ -22,7 +23,7 @@ def test_names_hold_commas_brackets_and_equals_signs_and_shares_may_be_in_percen
     assert found == pytest.approx((0.6, 0.1, 0.3))
 
 
-@pytest.mark.parametrize(("text", "says"), [
+@each_of(("text", "says"), [
     ("b=0.1", "no class 'b'"), ("a=x", "no share"), ("a=0.1,a=0.2", "named twice"), ("a=1.2", "more than 1"),
     ("a=0.1,a=b=0.1,granulocyte (pro-, meta-)=0.1", "not 1"), ("  ", "says nothing"), ("a", "no class"),
     ("a=-0.1", "no share")])

@@ -17,6 +17,7 @@ from semisilo.probe.membership import (
     likelihood_ratios,
     of_replacement,
 )
+from tests.each_of import each_of
 
 NORMAL = NormalDist()
 
@@ -115,7 +116,7 @@ def test_rates_that_the_images_do_not_allow_are_left_out() -> None:
     assert found.trials == 800
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@each_of("epsilon", [0.1, 1.0, 4.0])
 def test_randomised_response_reaches_what_epsilon_allows_and_no_more(epsilon: float) -> None:
     """It tells the truth with p = e^eps / (1 + e^eps): found p, falsely accused 1 - p, and the area under the straight
     lines from there to (0, 0) and (1, 1) is p. Half way along them it finds p / 2 and (1 + p) / 2."""

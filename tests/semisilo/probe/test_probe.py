@@ -28,6 +28,7 @@ from semisilo.silo.site.stores import open_outgoing
 from semisilo.simulation.dealing import Dealt, deal_study
 from semisilo.simulation.engines.one_process import InlineWorkplace
 from semisilo.simulation.folder import SimulationFolder
+from tests.each_of import each_of
 from tests.semisilo.studies import study
 
 SUPERVISED = {"objective": "sl", "lambda_s": 1.0, "weak_view": "none"}
@@ -220,7 +221,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
         probe(probed_tables(supervised(), name="study"), out=tmp_path, settings=QUICK, device="cpu")
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
+@each_of(("wrong", "said"), [
     ({"shadows": 7}, "even number from 6"), ({"shadows": 4}, "even number from 6"),
     ({"shadows": 0, "reconstructions": 0}, "nothing to do"), ({"reconstructions": 1}, "no interval"),
     ({"images": 3}, "at least 4"), ({"epsilons": (0.0,)}, "above 0"), ({"epsilons": (8.0, 8.0)}, "twice")])

@@ -9,6 +9,7 @@ from semisilo.common.data.split_settings import SplitSettings
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.simulation.availability import drops_out, probabilities, reachable
 from semisilo.simulation.clock import PhaseClock
+from tests.each_of import each_of
 
 SILOS = [f"silo-{index:03d}" for index in range(20)]
 
@@ -18,7 +19,7 @@ def settings(**keys: object) -> SimulationSettings:
                               **keys)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("reach", [0.05, 0.3, 0.5, 0.7, 0.95, 1.0])
+@each_of("reach", [0.05, 0.3, 0.5, 0.7, 0.95, 1.0])
 def test_skewed_probabilities_are_a_ramp_whose_mean_is_the_share_that_was_asked_for(reach: float) -> None:
     """The mean of 2 r (i + 1/2) / K over i = 0 .. K - 1 is r, and likewise of 1 - 2 (1 - r) (i + 1/2) / K."""
     found = np.sort(probabilities(settings(availability="skewed", reachable=reach), 20, seed=1))
@@ -68,7 +69,7 @@ def test_a_silo_drops_out_with_its_probability_and_the_same_way_in_every_phase_o
     assert not any(drops_out(settings(), silo, seed=1, round=1) for silo in SILOS)
 
 
-@pytest.mark.parametrize(("keys", "match"), [
+@each_of(("keys", "match"), [
     ({"reachable": 0.0}, "reachable = 0.0"), ({"reachable": 1.2}, "reachable = 1.2"), ({"dropout": 1.0}, "dropout"),
     ({"pool_test": True}, "num_test"),
 ])

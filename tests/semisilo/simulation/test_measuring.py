@@ -28,6 +28,7 @@ from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.output import report
 from semisilo.simulation.settings import load_simulated_study
 from semisilo.simulation.surface import SURFACE_FILE, coordinates, drawn_surface, measure_surface
+from tests.each_of import each_of
 from tests.semisilo.simulation.test_simulate import killed
 from tests.semisilo.studies import study
 
@@ -143,7 +144,7 @@ def test_what_only_a_simulation_knows_is_in_no_answer_of_a_silo(measured: Simula
     assert not any(name.startswith(("labelled_accuracy", "stationarity")) for name in said)
 
 
-@pytest.mark.parametrize(("method", "scenario", "setting", "words"), [
+@each_of(("method", "scenario", "setting", "words"), [
     ("semifl", "labels-at-coordinator", "stationarity_gap", "Fed-SHVR's objective, which semifl does not have"),
     ("semifl", "labels-at-coordinator", "forgetting", "the silos have no labelled images"),
     ("fedsgd", "labels-at-silo", "forgetting", "cannot tell the silo's own model"),

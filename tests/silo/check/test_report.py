@@ -38,6 +38,7 @@ from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import DataPolicy, Limits, Permit, Policy
 from semisilo.silo.site.working_hours import Hours
 from tests import identity_kit
+from tests.each_of import each_of
 from tests.silo.cli.test_main import enrolled, hub
 
 NOW = 1_790_000_000.0
@@ -350,7 +351,7 @@ def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # What the study asks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "state", "said"), [
+@each_of(("policy", "state", "said"), [
     (Policy(), "ok", "semifl and what it needs are permitted"),
     (Policy(permit=Permit(methods=("fedavg",))), "bad", "does not permit the method 'semifl'"),
     (Policy(permit=Permit(groups=("model",))), "bad", "tensor group"),
@@ -369,7 +370,7 @@ def test_lossy_updates_that_are_not_permitted_are_found() -> None:
     assert (finding.state, "int8" in finding.text or "top-k" in finding.text) == ("bad", True)
 
 
-@pytest.mark.parametrize("changes", [
+@each_of("changes", [
     {"study": "../../etc"}, {"method": "a b"}, {"settings_json": "[]"}, {"settings_json": "{" * 100_000},
     {"dense_bytes": -1}, {"dense_bytes": 2**60}, {"typical_update_bytes": -5},
     {"model": pb.ModelSpec(name="\x1b[31m")}, {"model": pb.ModelSpec(name="x", classes=["a"] * 20_000)},
@@ -559,7 +560,7 @@ def test_check_loads_no_torch_and_no_grpc_before_it_connects(tmp_path: Path) -> 
     assert not loaded & {"torch", "grpc", "rich.console", "matplotlib"}
 
 
-@pytest.mark.parametrize(("method", "settings", "labelled", "steps"), [
+@each_of(("method", "settings", "labelled", "steps"), [
     ("semifl", {"local_epochs": 3, "unlabelled_batch": 10}, 20, 3 * 12),
     ("self_training", {"local_epochs": 3, "unlabelled_batch": 10}, 20, 3 * 12),
     ("self_training", {"local_epochs": 3, "unlabelled_batch": 10, "scenario": "labels-at-both"}, 20, 3 * 10 + 40),

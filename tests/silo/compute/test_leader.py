@@ -25,13 +25,14 @@ from semisilo.silo.compute import leader, rendezvous
 from semisilo.silo.compute.leader import images_digest
 from semisilo.silo.compute.messages import Dismiss, Dismissed, Trained
 from semisilo.silo.compute.rendezvous import Ready, own_device
+from tests.each_of import each_of
 from tests.silo.compute.test_operations import Site, digits, operations, site  # noqa: F401 - fixtures
 
 RECORD = NumericsRecord(device="cpu", torch="2.9", cpu_capability="AVX2", threads=1, deterministic=True)
 OWN = Ready(host="node0", record=RECORD, images="00")
 
 
-@pytest.mark.parametrize(("ready", "error", "text"), [
+@each_of(("ready", "error", "text"), [
     (replace(OWN, host="node1", images="01"), BadData, "on node1, reads other images than process 0 on node0"),
     (replace(OWN, host="node1", record=replace(RECORD, torch="2.8")), BadConfiguration, "computes differently"),
     (Ready(host="node1", failure=Failure(code="BAD_DATA", text="/scans: no such folder.")), BadData,

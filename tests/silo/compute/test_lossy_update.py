@@ -22,6 +22,7 @@ from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute.lossy_update import Sender, largest, merged, plan_of, share_count, write_update
+from tests.each_of import each_of
 
 BASE = "ab" * 32
 FORMS = ["bf16", "int8", "int4", "top-k 10%", "top-k 10% bf16", "top-k 10% int8", "top-k 10% int4"]
@@ -64,7 +65,7 @@ class Wire:
 # Which elements top-k keeps -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("share", "elements", "count"), [
+@each_of(("share", "elements", "count"), [
     (0.07, 100, 7), (0.01, 100, 1), (0.01, 101, 2), (0.001, 10, 1), (1.0, 10, 10), (0.5, 0, 0), (0.29, 100, 29)])
 def test_the_count_is_the_share_as_written_rounded_up(share: float, elements: int, count: int) -> None:
     """0.07 * 100 is 7.000000000000001 in float64 and 0.29 * 100 is 28.999999999999996: neither may show."""

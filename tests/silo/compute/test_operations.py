@@ -43,8 +43,8 @@ SETTINGS = {"local_epochs": 1, "unlabelled_batch": 20, "confidence_threshold": 0
 
 @functools.cache
 def all_digits() -> Any:
-    """scikit-learn's digits, with `images` of 0 to 16 and `target`, to be left as they are; it takes a second to import,
-    and each time some hundredths to read."""
+    """scikit-learn's digits, with `images` of 0 to 16 and `target`, to be left as they are: it takes a second to import
+    and a part of one to read."""
     from sklearn.datasets import load_digits
 
     return load_digits()

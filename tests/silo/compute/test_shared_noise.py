@@ -24,6 +24,7 @@ from semisilo.silo.compute import masked_update
 from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.masked_update import Summand, plain_words, write_masked
+from tests.each_of import each_of
 
 CLIP, SIGMA, SHARES, SILOS = 0.5, 1.0, 4, 10
 BOUND = bound_of_clip(CLIP, noise_multiplier=SIGMA, silo_count=SILOS, shares=SHARES)
@@ -111,7 +112,7 @@ class Silent:
         return torch.zeros(count, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("what", ["key", "round", "update", "one bit", "share", "clip"])
+@each_of("what", ["key", "round", "update", "one bit", "share", "clip"])
 def test_whatever_is_otherwise_has_other_noise(what: str) -> None:
     """Of the same noise on two updates, or of two sizes of it on one, the difference would be bare."""
     base, other = update(0.001), update(0.001)
@@ -133,7 +134,7 @@ def test_whatever_is_otherwise_has_other_noise(what: str) -> None:
     assert (first == levels(words(base, noise()))).all()
 
 
-@pytest.mark.parametrize("form", [
+@each_of("form", [
     replace(FORM, bounds=(BOUND, 2 * BOUND)), replace(FORM, weight_reference=100), replace(FORM, random_k=0.5),
     replace(FORM, bounds=(1e4, 1e4)), replace(FORM, bits=16, silo_count=32, bounds=(20.0, 20.0)),
     replace(FORM, bounds=(0.4, 0.4)), replace(FORM, bounds=(1e-300, 1e-300))])
@@ -244,7 +245,7 @@ def test_a_step_that_is_too_large_wraps_and_is_cut_to_nothing() -> None:
     assert float(np.std(rest)) == pytest.approx(SIGMA / math.sqrt(SHARES) * LEVELS, rel=0.04)
 
 
-@pytest.mark.parametrize("form", [
+@each_of("form", [
     replace(STEP, bounds=(STEP_BOUND, 2 * STEP_BOUND)), replace(STEP, weight_reference=100),
     replace(STEP, random_k=0.5), replace(STEP, bounds=(1e4, 1e4)), replace(STEP, bounds=(ONE / 2, ONE / 2)),
     replace(STEP, bounds=(1e-300, 1e-300))])

@@ -15,6 +15,7 @@ from semisilo.common.process.torchrun import Place, place
 from semisilo.silo.compute import torchrun
 from semisilo.silo.compute.messages import Dismiss, Dismissed
 from semisilo.silo.compute.torchrun import LeadingCompute, look_after_follower
+from tests.each_of import each_of
 
 ENVIRONMENT = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1",
                "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29400",
@@ -27,7 +28,7 @@ def test_a_process_knows_its_place_from_what_torchrun_has_set() -> None:
                                        kept_by_torchrun=True)
 
 
-@pytest.mark.parametrize("environment", [
+@each_of("environment", [
     {}, {name: value for name, value in ENVIRONMENT.items() if name != "TORCHELASTIC_RUN_ID"},
     ENVIRONMENT | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}])
 def test_a_process_that_is_alone_has_no_place(environment: dict[str, str]) -> None:
@@ -35,7 +36,7 @@ def test_a_process_that_is_alone_has_no_place(environment: dict[str, str]) -> No
     assert place(environment) is None
 
 
-@pytest.mark.parametrize(("change", "text"), [
+@each_of(("change", "text"), [
     ({"RANK": "4"}, "process 4 of 4"), ({"WORLD_SIZE": "two"}, "not a number"), ({"MASTER_ADDR": None}, "MASTER_ADDR"),
     ({"LOCAL_RANK": "2"}, "2 of 2 here")])
 def test_half_an_environment_is_refused(change: dict[str, str | None], text: str) -> None:

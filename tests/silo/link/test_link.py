@@ -35,6 +35,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff, waits
+from tests.each_of import each_of
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import FakeCoordinator, random_bytes, serving
 
@@ -382,8 +383,8 @@ def test_what_the_silos_own_clock_denies_is_tried_again_until_the_clocks_agree()
     run(work())
 
 
-@pytest.mark.parametrize("error", [CertificateRevoked("revoked"), CertificateExpired("expired"), UnknownSilo("unknown"),
-                                   WrongAuthority("wrong")])
+@each_of("error", [CertificateRevoked("revoked"), CertificateExpired("expired"), UnknownSilo("unknown"),
+                   WrongAuthority("wrong")])
 def test_what_no_repetition_can_mend_is_raised_at_the_first_time(error: SemisiloError) -> None:
     async def work() -> None:
         asked: list[str] = []

@@ -24,6 +24,7 @@ from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.silo.objectives import make_objective, train_locally, usable_data
 from semisilo.silo.objectives.training import LocalTraining
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTED = "semifl_official"
@@ -315,7 +316,7 @@ def test_with_labels_at_the_coordinator_labels_of_a_silo_are_not_looked_at() -> 
     assert tensors.digest(tensors.parameters_of(one)) == tensors.digest(tensors.parameters_of(other))
 
 
-@pytest.mark.parametrize(("settings", "data", "reason"), [
+@each_of(("settings", "data", "reason"), [
     ({"objective": "sl"}, SiloData(), "no_data"),
     ({"objective": "sl"}, SiloData(unlabelled=UNLABELLED), "no_labelled_data"),
     ({"objective": "fixmatch"}, SiloData(labelled=_images(0), unlabelled=_images(0)), "no_data"),
@@ -346,7 +347,7 @@ def test_steps_that_batch_norm_cannot_use_are_skipped_and_counted() -> None:
         assert (found.steps, found.skipped) == (steps, skipped)
 
 
-@pytest.mark.parametrize(("settings", "views"), [
+@each_of(("settings", "views"), [
     ({"objective": "sl"}, ()), ({"objective": "fixmatch"}, ("weak", "strong")),
     ({"objective": "fixmatch", "weak_view": "none"}, ("original", "strong")),
     ({"objective": "uda"}, ("original", "strong")), ({"objective": "pseudo_label"}, ("weak",)),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from semisilo.silo.objectives.steps import StepPlan, image_batches, plan_steps
+from tests.each_of import each_of
 
 
 def _fedmatch(n: int, m: int, *, epochs: int = 1, labelled: int = 10, unlabelled: int = 100) -> StepPlan:
@@ -24,7 +25,7 @@ def _batches(plan: StepPlan, count: int, batch: int) -> list[list[int]]:
     return [part.tolist() for part in image_batches(plan, count, batch, torch.Generator().manual_seed(0))]
 
 
-@pytest.mark.parametrize(("n", "m", "steps", "unlabelled"), [
+@each_of(("n", "m", "steps", "unlabelled"), [
     (50, 490, 5, 98),   # FedMatch on CIFAR-10, paper's count
     (50, 510, 5, 102),  # the code's count: its 102
     (57, 60, 6, 10), (55, 60, 6, 10), (45, 60, 4, 15),  # 5.7 -> 6; 5.5 -> 6 and 4.5 -> 4, half to even
@@ -38,7 +39,7 @@ def test_fedmatchs_steps_follow_the_labels(n: int, m: int, steps: int, unlabelle
     assert _fedmatch(n, m, epochs=3).steps == 3 * steps
 
 
-@pytest.mark.parametrize(("n", "m", "steps"), [
+@each_of(("n", "m", "steps"), [
     (60, 5940, 371),  # the paper's own number, floor(2 * 5940 / 32)
     (60, 0, 3),       # FedAvg with 600 labels on MNIST
     (100, 640, 40), (5, 0, 1), (0, 5, 1), (320, 64, 20),

@@ -29,6 +29,7 @@ from semisilo.silo.secure_aggregation.session import (
     unmask,
 )
 from semisilo.silo.secure_aggregation.trust import Trust
+from tests.each_of import each_of
 from tests.secure_sums import (
     CONTEXT,
     Silo,
@@ -158,7 +159,7 @@ def test_a_sum_that_is_over_answers_no_other_step(step: Callable[[SiloSession], 
 # Begin ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{"threshold": 1}, {"threshold": 33}, {"nonce": b""}, {"nonce": bytes(17)}])
+@each_of("changes", [{"threshold": 1}, {"threshold": 33}, {"nonce": b""}, {"nonce": bytes(17)}])
 def test_sums_that_are_none_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(SecureSumRefused, match="a threshold of 2 to 32 and a nonce of 16 bytes"):
         begin(dataclasses.replace(TOTAL, **changes), silo=ME)  # type: ignore[arg-type]
@@ -195,7 +196,7 @@ def other_signature(members: tuple[Member, ...]) -> tuple[Member, ...]:
     return (*members[:2], dataclasses.replace(members[2], keys=keys), *members[3:])
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@each_of(("change", "said"), [
     (lambda m: m[:2], "it has 2 members, and 3 to 32 are possible"),
     (lambda m: m[:1] + m[2:], "it is not listed as a member"),
     (lambda m: (*m[:1], signed_member(ME), *m[2:]), "it is listed with other keys than its own"),

@@ -19,6 +19,7 @@ from semisilo.silo.secure_aggregation.trust import (
     parse_fingerprint,
     short_number,
 )
+from tests.each_of import each_of
 from tests.secure_sums import a_total, identities_of, make_silos, name_of
 
 
@@ -108,7 +109,7 @@ def test_trusted_survivors_alone_count() -> None:
         check_survivors(("a", "b", "c"), trusted=trusted, threshold=4, min_silos=3)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
+@each_of(("changes", "said"), [
     ({"min_silos": 2}, "at least 3"), ({"identity": b"x"}, "has 1 bytes"), ({"pinned": {"b": b""}}, "'b' has 0 bytes"),
     ({"known": {"b": bytes(33)}}, "'b' has 33 bytes"), ({"pinned": {"a": bytes(32)}}, "another identity than its own"),
 ])

@@ -27,6 +27,7 @@ from semisilo.silo.site.policy import (
     load_policy,
     policy_text,
 )
+from tests.each_of import each_of
 from tests.plugin_kit import install, on_the_module_path
 
 TASK = TaskSpec(
@@ -119,7 +120,7 @@ def test_a_file_that_builds_a_network_is_refused_unless_its_very_digest_is_liste
                    replace(task, model=replace(model, factory_sha256="")))
 
 
-@pytest.mark.parametrize(("uplink", "forms"), [
+@each_of(("uplink", "forms"), [
     ("bf16", ["bf16"]), ("int8", ["int8"]), ("int4", ["int4"]), ("top-k 1%", ["top-k"]),
     ("top-k 1% int8", ["int8", "top-k"])])
 def test_a_lossy_form_is_refused_unless_it_is_listed(uplink: str, forms: list[str]) -> None:
@@ -133,7 +134,7 @@ def test_a_lossy_form_is_refused_unless_it_is_listed(uplink: str, forms: list[st
         assert "[permit] encodings in silo.toml of 'a'" in caught.value.remedy
 
 
-@pytest.mark.parametrize("uplink", ["raw", "auto", "smallest", "top-k 100%"])
+@each_of("uplink", ["raw", "auto", "smallest", "top-k 100%"])
 def test_an_exact_form_needs_no_permission(uplink: str) -> None:
     check_task(Policy(permit=Permit(encodings=())), replace(TASK, uplink=parse_uplink(uplink)))
 
@@ -150,7 +151,7 @@ def test_payloads_are_limited_by_their_sum() -> None:
         check_task(policy, replace(TASK, payloads=TASK.payloads * 2))
 
 
-@pytest.mark.parametrize(("settings", "word"), [
+@each_of(("settings", "word"), [
     ({"lrr": 0.1}, "lrr"), ({"lr": "fast"}, "lr"), ({"lr": -1.0}, "lr"),
     ({"scenario": "labels-at-silo"}, "labels-at-silo"),
 ])

@@ -11,6 +11,7 @@ import pytest
 from semisilo.common.config import from_dict
 from semisilo.common.errors import BadConfiguration
 from semisilo.silo.site.working_hours import Hours, closes_at, day_of, next_day_at, opens_at, time_text
+from tests.each_of import each_of
 
 BERLIN = "Europe/Berlin"
 
@@ -31,7 +32,7 @@ def test_without_a_table_a_site_works_at_any_time() -> None:
     assert opens_at(Hours(), 123.0) == 123.0
 
 
-@pytest.mark.parametrize(("hours", "now", "closes", "opens"), [
+@each_of(("hours", "now", "closes", "opens"), [
     (NIGHTS, "2026-11-21 19:59:59", None, "2026-11-21 20:00"),
     (NIGHTS, "2026-11-21 20:00", "2026-11-22 06:00", None),
     (NIGHTS, "2026-11-22 05:59:59", "2026-11-22 06:00", None),
@@ -76,7 +77,7 @@ def test_a_day_begins_at_midnight_of_the_zone() -> None:
     assert time_text(Hours(zone=BERLIN), at("2026-11-21 20:00")) == "2026-11-21 20:00 CET"
 
 
-@pytest.mark.parametrize(("table", "said"), [
+@each_of(("table", "said"), [
     ({"train": ["20-6"]}, "20:00-06:00"), ({"train": ["25:00-06:00"]}, "25:00-06:00"),
     ({"train": ["08:00-24:30"]}, "24:30"), ({"train": ["08:00-08:00"]}, "ends when it begins"),
     ({"days": []}, "no hour"), ({"days": ["monday"]}, "mon"), ({"zone": "Europe/Atlantis"}, "Atlantis"),

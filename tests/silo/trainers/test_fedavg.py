@@ -23,6 +23,7 @@ from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.fedavg import FedAvgMemory, FedAvgTrainer
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -69,7 +70,7 @@ def _delta(update: Update) -> dict[str, Tensor]:
     return dict(update.groups["model"].tensors)
 
 
-@pytest.mark.parametrize("objective", ["sl", "uda", "fixmatch", "pseudo_label", "mean_teacher"])
+@each_of("objective", ["sl", "uda", "fixmatch", "pseudo_label", "mean_teacher"])
 def test_an_update_is_a_difference_to_the_received_model(objective: str) -> None:
     task = _task(objective=objective)
     before = tensors.digest(task.groups["model"].tensors)

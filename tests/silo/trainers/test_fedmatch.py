@@ -27,6 +27,7 @@ from semisilo.common.methods.fedmatch import FedMatchSettings
 from semisilo.common.storage import checkpoint
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.fedmatch import EpochPlan, FedMatchMemory, FedMatchTrainer, epoch_plan
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTED = "semifl_official"
@@ -346,7 +347,7 @@ def test_labels_come_from_the_received_statistics_not_from_the_batch() -> None:
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("settings", "sizes", "plan"), [
+@each_of(("settings", "sizes", "plan"), [
     ({"preset": "paper_v3"}, (50, 510), EpochPlan(5, 102)),  # the official code's numbers
     ({"preset": "paper_v3"}, (50, 490), EpochPlan(5, 98)),
     ({"preset": "paper_v3"}, (25, 100), EpochPlan(2, 50)),  # 2.5 is rounded to even

@@ -25,6 +25,7 @@ from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup
 from semisilo.common.models.factory import initial_model
 from semisilo.silo.trainers import load_trainer
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 TARGET = (0.2, 0.3, 0.5)
@@ -215,8 +216,8 @@ _LEARNS: dict[str, dict[str, Any]] = {
 """One labelled batch of all twelve images in every step."""
 
 
-@pytest.mark.parametrize(("method", "name"), [("fedavg", "labelled_loss"), ("fedmatch", "label_loss"),
-                                              ("fed_shvr", "labelled_loss")])
+@each_of(("method", "name"), [("fedavg", "labelled_loss"), ("fedmatch", "label_loss"),
+                              ("fed_shvr", "labelled_loss")])
 def test_a_silos_labelled_loss_is_adjusted_by_its_own_shares(method: str, name: str) -> None:
     settings = _LEARNS[method]
     found = _metrics(_task(method, "labels-at-silo", logit_adjustment=1.0, **settings), method, LABELLED)
@@ -224,7 +225,7 @@ def test_a_silos_labelled_loss_is_adjusted_by_its_own_shares(method: str, name: 
     assert found[name] != pytest.approx(_adjusted_loss(np.arange(12), 0.0), rel=1e-2)
 
 
-@pytest.mark.parametrize(("method", "name", "stream"), [
+@each_of(("method", "name", "stream"), [
     ("fedavg", "labelled_loss", "labelled_order"), ("fedmatch", "label_loss", "labelled_order"),
     ("fed_shvr", "labelled_loss", "labelled_order")])
 def test_a_silo_draws_its_labelled_images_class_by_class(method: str, name: str, stream: str) -> None:

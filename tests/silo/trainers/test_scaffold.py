@@ -23,6 +23,7 @@ from semisilo.common.storage import checkpoint
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.scaffold import ScaffoldMemory, ScaffoldTrainer
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -93,7 +94,7 @@ def test_the_reported_losses_are_without_the_correction() -> None:
     assert tensors.digest(ours.groups["model"].tensors) != tensors.digest(theirs.groups["model"].tensors)
 
 
-@pytest.mark.parametrize("memory", [
+@each_of("memory", [
     None, ScaffoldMemory(c=C_K, epoch=0, round=1), ScaffoldMemory(c=C_K, epoch=1, round=0),
     ScaffoldMemory(c={name: tensor[:1] for name, tensor in C_K.items()}, epoch=1, round=1)],
     ids=["nothing", "older sum", "other round", "other model"])

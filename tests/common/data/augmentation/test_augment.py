@@ -68,7 +68,7 @@ def test_views_keep_shape_and_type_and_follow_from_the_generator_alone(policy, v
         assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "none"])
+@each_of("policy", [*POLICIES, "none"])
 def test_an_empty_batch_is_allowed(policy):
     empty = torch.empty(0, 3, 8, 8, dtype=torch.uint8)
     assert strong(empty, AugmentationSettings(policy=policy), seeded()).shape == (0, 3, 8, 8)
@@ -94,7 +94,7 @@ def test_weak_small_is_a_reflected_shift_of_at_most_an_eighth_and_never_flips(si
         assert {shift[axis] for shift in found} == set(range(-limit, limit + 1)), "every shift occurs"
 
 
-@pytest.mark.parametrize("policy", ["small", "semifl_official", "fedmix"])
+@each_of("policy", ["small", "semifl_official", "fedmix"])
 def test_flips_happen_to_half_of_the_images_when_allowed_and_to_none_otherwise(policy):
     ramp = torch.arange(32, dtype=torch.uint8).expand(400, 1, 32, 32).contiguous()  # brighter to the right
 
@@ -246,7 +246,7 @@ def test_posterize_of_fedmatch_keeps_at_least_six_bits():
     assert min(lowest) == 2, "6 bits leave two different values of the last three bits"
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+@each_of(("settings", "said"), [
     (AugmentationSettings(without=("invert",)), "Did you mean 'Invert'?"),
     (AugmentationSettings(without=("Solarise",)), "Did you mean 'Solarize'?"),
     (AugmentationSettings(policy="fedmatch_official", without=("Cutout",)), "has no operation 'Cutout'"),

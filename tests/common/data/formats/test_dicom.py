@@ -33,6 +33,7 @@ from semisilo.common.data.preview.preview import look_at  # noqa: E402
 from semisilo.common.data.readers import read_images, survey  # noqa: E402
 from semisilo.common.errors import BadConfiguration, BadData  # noqa: E402
 from tests.common.data.twelve_bits import jpeg_of_12_bits  # noqa: E402
+from tests.each_of import each_of  # noqa: E402
 
 REAL = Path(DATA_ROOT) / "test_files"
 NAME = "Unspeakable^Patient"
@@ -388,7 +389,7 @@ def test_patients_are_told_apart_by_number_and_issuer_and_their_numbers_are_not_
     assert set(read_images(str(table), size=8, channels=1).images.patients) == {a}, "the same patient in tags and table"
 
 
-@pytest.mark.parametrize("file", ["reportsi.dcm", "rtplan.dcm", "test-SR.dcm", "waveform_ecg.dcm"])
+@each_of("file", ["reportsi.dcm", "rtplan.dcm", "test-SR.dcm", "waveform_ecg.dcm"])
 def test_objects_without_pixels_are_no_trouble(file):
     with pytest.raises(NoPictureError, match="without pixels"):
         open_dicom(REAL / file)

@@ -14,6 +14,7 @@ from PIL import Image
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.preview.likeness import ChannelStatistics, statistics_of, unlikeness
 from semisilo.common.data.preview.preview import sample_of
+from tests.each_of import each_of
 
 Digits = Any
 
@@ -76,7 +77,7 @@ def test_a_single_colour_that_is_off_is_named() -> None:
         "green: darker: mean 0.440, the study's 0.500; more contrast: standard deviation 0.300, the study's 0.200",)
 
 
-@pytest.mark.parametrize(("mean", "std", "unlike"), [
+@each_of(("mean", "std", "unlike"), [
     (0.5 + 0.049, 0.2, False), (0.5 + 0.051, 0.2, True), (0.5 - 0.051, 0.2, True), (0.5, 0.161, False),
     (0.5, 0.159, True), (0.5, 0.249, False), (0.5, 0.251, True)])
 def test_the_limits_are_a_quarter_deviation_and_a_factor_of_four_fifths(mean: float, std: float, unlike: bool) -> None:
@@ -96,7 +97,7 @@ def test_too_few_images_on_either_side_tell_nothing() -> None:
         unlikeness(off, ChannelStatistics(images=20, mean=(0.5,) * 3, std=(0.2,) * 3))
 
 
-@pytest.mark.parametrize("changes", [{"mean": (math.nan,)}, {"std": (-0.1,)}, {"mean": (0.1, 0.2)}, {"images": -1}])
+@each_of("changes", [{"mean": (math.nan,)}, {"std": (-0.1,)}, {"mean": (0.1, 0.2)}, {"images": -1}])
 def test_statistics_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     good: dict[str, Any] = {"images": 20, "mean": (0.5,), "std": (0.2,)}
     ChannelStatistics(**good)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning.averaging.grouped import group_mean, mean_of_groups, split_into_groups
+from tests.each_of import each_of
 
 
 def _model(values: list[float]) -> dict[str, Tensor]:
@@ -47,8 +48,8 @@ def test_one_group_is_the_mean_of_everybody_with_the_coordinator() -> None:
     assert float(mean_of_groups([mean])["w"]) == 3.0
 
 
-@pytest.mark.parametrize(("silos", "groups", "sizes"), [(10, 2, [5, 5]), (5, 2, [3, 2]), (47, 5, [10, 10, 9, 9, 9]),
-                                                        (1, 2, [1]), (2, 5, [1, 1]), (3, 1, [3]), (0, 2, [])])
+@each_of(("silos", "groups", "sizes"), [(10, 2, [5, 5]), (5, 2, [3, 2]), (47, 5, [10, 10, 9, 9, 9]),
+                                        (1, 2, [1]), (2, 5, [1, 1]), (3, 1, [3]), (0, 2, [])])
 def test_groups_are_as_equal_as_they_can_be_and_never_empty(silos: int, groups: int, sizes: list[int]) -> None:
     found = split_into_groups(_silos(silos), groups, torch.Generator().manual_seed(1))
     assert list(found) == _silos(silos)

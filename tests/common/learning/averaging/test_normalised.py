@@ -16,6 +16,7 @@ from semisilo.common.learning.averaging.normalised import (
     next_control,
     normalised_factors,
 )
+from tests.each_of import each_of
 
 
 def _w(*values: float) -> dict[str, Tensor]:
@@ -32,7 +33,7 @@ def test_oracle_v5_of_the_local_steps_and_their_mean() -> None:
     assert mean_steps(sizes, steps) == pytest.approx(403.603896, abs=1e-5)
 
 
-@pytest.mark.parametrize(("num_labelled", "num_unlabelled", "expected"), [
+@each_of(("num_labelled", "num_unlabelled", "expected"), [
     (0, 64, 4), (96, 0, 6), (96, 64, 6), (1, 1, 1), (0, 0, 1), (16, 17, 1)])
 def test_local_steps_follow_the_larger_set_and_are_at_least_one(num_labelled: int, num_unlabelled: int,
                                                                 expected: int) -> None:

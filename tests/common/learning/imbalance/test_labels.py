@@ -16,6 +16,7 @@ from semisilo.common.learning.imbalance.labels import (
     smoothed_shares,
 )
 from semisilo.common.learning.losses import cross_entropy
+from tests.each_of import each_of
 
 LABELS = torch.tensor([0] * 7 + [1] * 2 + [2])
 
@@ -30,7 +31,7 @@ def test_an_absent_class_has_the_share_of_half_an_image() -> None:
     assert class_shares(LABELS, 3).tolist() == pytest.approx([0.7, 0.2, 0.1])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_of("seed", range(5))
 def test_in_a_balanced_epoch_every_class_comes_equally_often_and_within_it_every_image(seed: int) -> None:
     """10 images, 3 classes: 3 of each and one class a fourth time. Of 7 images of class 0 each comes at most once, of 2
     of class 1 each once or twice, the one of class 2 three or four times."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from semisilo.common.learning.imbalance.prevalence import estimate_prevalence, implied_prior, reweighted
+from tests.each_of import each_of
 
 
 def test_reweighted_is_saerens_equation_2_4() -> None:
@@ -23,8 +24,8 @@ def test_the_prior_of_training_changes_nothing_and_a_class_that_is_not_there_is_
     assert without[1].tolist() == [0.5, 0.5, 0.0], "nothing else is known of it"
 
 
-@pytest.mark.parametrize(("trained", "prevalence"), [([0.5], [0.5]), ([0.0, 1.0], [0.5, 0.5]), ([0.5, 0.5], [-1, 2]),
-                                                     ([0.5, 0.5], [0, 0])])
+@each_of(("trained", "prevalence"), [([0.5], [0.5]), ([0.0, 1.0], [0.5, 0.5]), ([0.5, 0.5], [-1, 2]),
+                                     ([0.5, 0.5], [0, 0])])
 def test_what_is_no_prior_is_refused(trained: list[float], prevalence: list[float]) -> None:
     with pytest.raises(ValueError, match="shares"):
         reweighted(np.array([[0.5, 0.5]]), trained=trained, prevalence=prevalence)

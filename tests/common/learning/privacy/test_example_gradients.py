@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from semisilo.common.learning.privacy.example_gradients import ClippedSum, each_by_itself
 from semisilo.common.learning.privacy.gaussian import SecretStream, grid_of
+from tests.each_of import each_of
 
 KEY = b"k" * 32
 
@@ -95,7 +96,7 @@ def not_clipped(model: nn.Module, inputs: Tensor, labels: Tensor, clip: float) -
     return gradient(model, inputs, labels).double() * len(inputs)
 
 
-@pytest.mark.parametrize("planted", [clipped_after_summing, each_tensor_clipped, not_clipped])
+@each_of("planted", [clipped_after_summing, each_tensor_clipped, not_clipped])
 def test_planted_ways_to_clip_wrongly_move_the_sum_by_more(
         planted: Callable[[nn.Module, Tensor, Tensor, float], Tensor]) -> None:
     """The control of the test above: the same measure finds each of them."""

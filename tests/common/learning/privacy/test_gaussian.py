@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from semisilo.common.learning.privacy.gaussian import SecretStream, grid_of
+from tests.each_of import each_of
 
 KEY = bytes(range(32))
 COUNT = 400_000
@@ -43,7 +44,7 @@ def test_noise_lies_on_the_grid_that_sums_lie_on() -> None:
     assert grid_of(1.0) == 2.0**-20
 
 
-@pytest.mark.parametrize(("first", "second"), [
+@each_of(("first", "second"), [
     ((KEY, "gradient", 0), (KEY, "gradient", 1)), ((KEY, "gradient", 0), (KEY, "other", 0)),
     ((KEY, "gradient", 0), (KEY[::-1], "gradient", 0))])
 def test_another_step_purpose_or_key_has_other_noise(first: tuple[bytes, str, int],

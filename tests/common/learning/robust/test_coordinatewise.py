@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from semisilo.common.learning.robust.coordinatewise import coordinate_median, trimmed_mean, trimmed_statistics
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@each_of("count", [1, 2, 5, 8])
 def test_the_median_is_that_of_every_coordinate(count: int) -> None:
     updates_ND = torch.randn(count, 33, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = [statistics.median(column.tolist()) for column in updates_ND.T]
     assert coordinate_median(updates_ND).tolist() == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize(("count", "trim"), [(1, 0), (5, 0), (5, 2), (10, 3)])
+@each_of(("count", "trim"), [(1, 0), (5, 0), (5, 2), (10, 3)])
 def test_the_trimmed_mean_leaves_out_both_ends_of_every_coordinate(count: int, trim: int) -> None:
     updates_ND = torch.randn(count, 17, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = [statistics.fmean(sorted(column.tolist())[trim:count - trim]) for column in updates_ND.T]

@@ -7,13 +7,14 @@ import torch
 
 from semisilo.common.learning.robust.inner_products import inner_products, squared_distances
 from semisilo.common.learning.robust.krum import fewest_updates, krum_scores, multi_krum
+from tests.each_of import each_of
 
 
 def _distances(points_ND: torch.Tensor) -> torch.Tensor:
     return squared_distances(inner_products([points_ND]))
 
 
-@pytest.mark.parametrize(("count", "byzantine"), [(5, 1), (10, 3), (7, 0)])
+@each_of(("count", "byzantine"), [(5, 1), (10, 3), (7, 0)])
 def test_scores_are_sums_over_the_nearest_others(count: int, byzantine: int) -> None:
     points = torch.randn(count, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = [sum(sorted(float((points[i] - points[j]).square().sum()) for j in range(count) if j != i)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from semisilo.common.learning.robust.patches import FILLINGS, GRID, patched_views
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("side", "channels"), [(8, 1), (28, 3), (5, 1)])
+@each_of(("side", "channels"), [(8, 1), (28, 3), (5, 1)])
 def test_each_view_changes_one_square_of_a_quarter_of_the_side(side: int, channels: int) -> None:
     images_NCHW = torch.full((2, channels, side, side), 100, dtype=torch.uint8)
     views = list(patched_views(images_NCHW, torch.Generator().manual_seed(1)))

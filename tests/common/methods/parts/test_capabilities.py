@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
 from semisilo.common.methods.parts.capabilities import CAPABILITIES, lacking
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from tests.each_of import each_of
 
 TASK = TaskSpec(
     task_id="s/1/0-train/a", study="s", round=1, rounds=9, phase="train", silo="a", method="fedavg", settings={},
@@ -20,7 +19,7 @@ IMAGES = DifferentialPrivacy(noise_multiplier=1.0)
 SILOS = DifferentialPrivacy(unit="silo", noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize(("task", "needs"), [
+@each_of(("task", "needs"), [
     (TASK, set()), (replace(TASK, dp=IMAGES), {"differential_privacy"}),
     (replace(TASK, secure=b"x"), {"secure_aggregation"}),
     (replace(TASK, dp=IMAGES, secure=b"x"), {"secure_aggregation", "differential_privacy"}),

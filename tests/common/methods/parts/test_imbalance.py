@@ -19,7 +19,7 @@ OFF = {field.name: field.default for field in dataclasses.fields(ImbalanceSettin
 WITH_THRESHOLDS = ["fedmatch", "fedmix", "fedrgd", "fedsgd", "semifl"]
 
 
-@pytest.mark.parametrize("method", ALL)
+@each_of("method", ALL)
 def test_every_method_has_them_and_they_are_off(method: str) -> None:
     settings = METHODS[method].settings()
     assert isinstance(settings, ImbalanceSettings)
@@ -44,7 +44,7 @@ def test_what_contradicts_itself_or_does_nothing_is_refused(method: str, setting
     assert says in _refused(method, **settings)
 
 
-@pytest.mark.parametrize(("prior", "says"), [
+@each_of(("prior", "says"), [
     ((), "needs class_prior"), ((0.5, 0.4), "sum to 0.9"), ((1.0, 0.0), "above 0"), ((1.5, -0.5), "above 0")])
 def test_a_stated_prior_is_shares_that_make_1(prior: tuple[float, ...], says: str) -> None:
     assert says in _refused("semifl", distribution_alignment="stated", class_prior=list(prior))
@@ -59,7 +59,7 @@ def test_a_stated_prior_has_a_share_for_every_class_of_the_study() -> None:
     check_class_prior(object(), ("a",))
 
 
-@pytest.mark.parametrize(("objective", "setting"), [
+@each_of(("objective", "setting"), [
     ("sl", {"distribution_alignment": "uniform"}), ("sl", {"thresholds": "relative"}),
     ("mean_teacher", {"distribution_alignment": "uniform"}), ("mean_teacher", {"thresholds": "relative"}),
     ("pseudo_label", {"thresholds": "relative"})])
@@ -72,7 +72,7 @@ def test_fed_shvr_has_no_threshold_and_fedsgds_silos_no_statistics() -> None:
     assert "statistics" in _refused("fedsgd", scenario="labels-at-silo", thresholds="relative")
 
 
-@pytest.mark.parametrize("method", WITH_THRESHOLDS)
+@each_of("method", WITH_THRESHOLDS)
 def test_relative_to_a_threshold_of_0_is_refused(method: str) -> None:
     assert "confidence_threshold of 0" in _refused(method, confidence_threshold=0.0, thresholds="relative")
 
@@ -83,7 +83,7 @@ def test_a_coordinator_that_does_not_train_refuses_settings_of_its_labels(method
     assert "coordinator_epochs = 0" in _refused(method, coordinator_epochs=0, **setting)
 
 
-@pytest.mark.parametrize("method", ["semifl", "fedmix", "fedmatch"])
+@each_of("method", ["semifl", "fedmix", "fedmatch"])
 def test_they_survive_ledger_and_task(method: str) -> None:
     given = {"distribution_alignment": "stated", "class_prior": [0.25, 0.75], "thresholds": "class_relative",
              "labelled_confidence": 0.5, "labelled_class_confidence": [0.1, -1.0], "labelled_prior": [0.2, 0.8]}

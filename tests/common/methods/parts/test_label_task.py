@@ -14,9 +14,10 @@ from semisilo.common.methods.fedmix import FedMixSettings
 from semisilo.common.methods.parts.label_task import check_class_weights, is_multi_label, refused_task
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
+from tests.each_of import each_of
 
 
-@pytest.mark.parametrize(("settings", "values", "text"), [
+@each_of(("settings", "values", "text"), [
     (FedAvgSettings, {"objective": "uda"}, 'not defined with task = "multi_label"'),
     (FedAvgSettings, {"objective": "mean_teacher"}, 'Choose "sl" or "fixmatch"'),
     (SemiFLSettings, {"labelled_sampling": "class_balanced"}, "labelled_sampling"),
@@ -36,7 +37,7 @@ def test_what_has_no_meaning_with_several_labels_is_refused(settings: type[Any],
         settings(task="multi_label", **values)
 
 
-@pytest.mark.parametrize(("values", "text"), [
+@each_of(("values", "text"), [
     ({"negative_threshold": 0.1}, 'not used with task = "single_label"'),
     ({"class_weights": "even"}, 'give "balanced"'),
     ({"class_weights": (1.0, 0.0)}, "must be above 0"),
@@ -52,7 +53,7 @@ def test_a_class_is_absent_below_one_minus_the_threshold_unless_it_is_said() -> 
     assert SemiFLSettings(task="multi_label", negative_threshold=0.2).negative_below(0.95) == 0.2
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each_of("name", METHODS)
 def test_settings_of_a_study_with_one_label_for_an_image_are_written_as_they_were(name: str) -> None:
     """Texts and digests of tasks and study cards hang on them; a version that does not know the task refuses it."""
     settings = find_method(name).settings()
@@ -60,7 +61,7 @@ def test_settings_of_a_study_with_one_label_for_an_image_are_written_as_they_wer
     assert not is_multi_label(settings)
 
 
-@pytest.mark.parametrize("name", [name for name, spec in METHODS.items() if "multi_label" in spec.tasks])
+@each_of("name", [name for name, spec in METHODS.items() if "multi_label" in spec.tasks])
 def test_the_task_travels_with_the_settings(name: str) -> None:
     spec = find_method(name)
     settings: Any = from_dict(spec.settings, {"task": "multi_label"})

@@ -35,7 +35,7 @@ def test_a_setting_that_the_objective_does_not_use_is_refused_by_name(objective:
         from_dict(FedAvgSettings, {"objective": objective, key: default})
 
 
-@pytest.mark.parametrize(("settings", "named"), [
+@each_of(("settings", "named"), [
     ({"scenario": "labels-at-coordinator"}, "objective = \"sl\""),
     ({"scenario": "labels-at-coordinator", "objective": "uda", "sbn_source": "silos"}, "sbn_source"),
     ({"coordinator_epochs": 2}, "coordinator_epochs"),
@@ -91,7 +91,7 @@ def test_settings_survive_ledger_and_task(name: str, objective: str) -> None:
     assert after == before
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednova", "local"])
+@each_of("name", ["fedavg", "fedprox", "fednova", "local"])
 def test_the_strategy_alone_sets_the_learning_rate_of_a_round_and_what_the_labels_say(name: str) -> None:
     assert METHODS[name].set_by_strategy == ("round_lr", *LABELLED_HINTS)
     assert "scenario" in METHODS[name].settings.__dataclass_fields__

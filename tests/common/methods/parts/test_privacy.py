@@ -18,6 +18,7 @@ from semisilo.common.methods.parts.privacy import (
 )
 from semisilo.common.rpc.convert import dp_from_proto, dp_to_proto
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.each_of import each_of
 
 SAID = {"fedavg", "fedprox", "fednova"}
 
@@ -30,7 +31,7 @@ def study(*, method: dict[str, Any] | None = None, model: dict[str, Any] | None 
             "privacy": {"dp": {"noise_multiplier": 1.0} | dp}}
 
 
-@pytest.mark.parametrize(("dp", "said"), [
+@each_of(("dp", "said"), [
     ({"noise_multiplier": 0.0}, "one of the two"), ({"target_epsilon": 3.0}, "one of the two"),
     ({"noise_multiplier": -1.0}, "between 0.1 and 1000"), ({"noise_multiplier": 0.01}, "between 0.1 and 1000"),
     ({"noise_multiplier": float("nan")}, "between"), ({"clip_norm": 0.0}, "above 0"),
@@ -43,7 +44,7 @@ def test_settings_that_cannot_be_are_refused_by_name(dp: dict[str, Any], said: s
     assert said in error.value.line()
 
 
-@pytest.mark.parametrize(("method", "said"), [
+@each_of(("method", "said"), [
     ({}, 'Set mix_weight = 0.0, silo_prior = "model", local_logit_adjustment = 0.0.'),
     ({"mix_weight": 0, "silo_prior": "model"}, "Set local_logit_adjustment = 0.0."),
     ({"scenario": "labels-at-both"}, 'use fedavg with objective = "fixmatch"')])
@@ -56,18 +57,18 @@ def test_self_training_has_it_without_what_looks_at_many_images_at_once(method: 
     assert config_from_dict(study(method=alone), where="study.toml").privacy.dp is not None
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - SAID - {"self_training"}))
+@each_of("method", sorted(set(METHODS) - SAID - {"self_training"}))
 def test_methods_whose_updates_are_no_sums_over_images_refuse_it(method: str) -> None:
     with pytest.raises(BadConfiguration, match=f"not defined for the method {method}"):
         config_from_dict(study(method={"name": method}), where="study.toml")
 
 
-@pytest.mark.parametrize("method", sorted(SAID))
+@each_of("method", sorted(SAID))
 def test_methods_with_losses_by_image_have_it(method: str) -> None:
     assert config_from_dict(study(method={"name": method}), where="study.toml").privacy.dp is not None
 
 
-@pytest.mark.parametrize(("given", "said"), [
+@each_of(("given", "said"), [
     ({"model": {"normalisation": "auto"}}, "batch-norm layers"),
     ({"model": {"normalisation": "static_batch"}}, 'normalisation = "group"'),
     ({"numerics": {"precision": "bf16"}}, "precision"), ({"numerics": {"precision": "fp16"}}, "precision"),
@@ -121,7 +122,7 @@ SILOS: dict[str, Any] = {"unit": "silo", "noise_multiplier": 1.0}
 IMAGES: dict[str, Any] = {"noise_multiplier": 1.0, "honest_silos": 3}
 
 
-@pytest.mark.parametrize(("privacy", "said"), [
+@each_of(("privacy", "said"), [
     ({"dp": SILOS | {"honest_silos": 3}}, "no effect without secure_aggregation"),
     ({"secure_aggregation": True, "dp": {"target_epsilon": 1.0, "honest_silos": 3}}, "needs noise_multiplier"),
     ({"secure_aggregation": True, "dp": SILOS | {"honest_silos": -1}}, "or 0"),
@@ -144,7 +145,7 @@ def test_noise_of_silos_goes_with_secure_aggregation() -> None:
         unit="silo", noise_multiplier=1.0, honest_silos=8)
 
 
-@pytest.mark.parametrize(("honest", "threshold", "shares"), [(0, 7, 4), (0, 10, 6), (3, 7, 3), (7, 7, 7), (9, 7, 7)])
+@each_of(("honest", "threshold", "shares"), [(0, 7, 4), (0, 10, 6), (3, 7, 3), (7, 7, 7), (9, 7, 7)])
 def test_the_noise_has_as_many_shares_as_silos_that_are_honest(honest: int, threshold: int, shares: int) -> None:
     """More than half of the silos that a sum has at least; never more of them than that."""
     dp = DifferentialPrivacy(unit="silo", noise_multiplier=1.0, honest_silos=honest)
@@ -157,7 +158,7 @@ def test_a_site_counts_what_its_own_noise_covers() -> None:
         False, False, True, True, False, True]
 
 
-@pytest.mark.parametrize(("method", "said"), [
+@each_of(("method", "said"), [
     ({"local_epochs": 2}, "local_epochs = 2"), ({"momentum": 0.9}, "momentum = 0.9"),
     ({"weight_decay": 1e-4}, "weight_decay = 0.0001"), ({"weighting": "size"}, 'weighting = "size"'),
     ({"name": "fednova", "weighting": "uniform"}, "are more than the gradients of a step"),

@@ -8,6 +8,7 @@ from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods.parts.robust import RULES, WITHOUT_IMAGES, RobustSettings, Rule, fewest_updates, refused
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.each_of import each_of
 
 
 def _study(**robust: object) -> dict[str, object]:
@@ -15,7 +16,7 @@ def _study(**robust: object) -> dict[str, object]:
             "robust": robust}
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+@each_of(("settings", "said"), [
     ({"rule": "trimmed_mean"}, "needs byzantine_silos"), ({"rule": "multi_krum"}, "needs byzantine_silos"),
     ({"byzantine_silos": 2}, 'no effect on rule = "none"'),
     ({"rule": "fltrust", "byzantine_silos": 2}, 'no effect on rule = "fltrust"'),
@@ -32,7 +33,7 @@ def test_the_default_is_the_plain_mean_with_a_bound() -> None:
     assert (robust.rule, robust.norm_bound) == ("none", 5.0)
 
 
-@pytest.mark.parametrize("method", ["fedmatch", "scaffold", "fed_shvr", "fedrgd", "local"])
+@each_of("method", ["fedmatch", "scaffold", "fed_shvr", "fedrgd", "local"])
 def test_methods_that_do_not_average_plainly_refuse_every_rule(method: str) -> None:
     study = _study(rule="judge") | {"method": {"name": method}}
     with pytest.raises(BadConfiguration, match=f"not defined for the method {method}; it has none"):
@@ -45,7 +46,7 @@ def test_gradients_have_the_rules_that_need_no_images() -> None:
         config_from_dict(_study(rule="judge") | {"method": {"name": "fedsgd"}}, where="study.toml")
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each_of("rule", RULES)
 def test_top_k_updates_are_not_compared_number_by_number(rule: Rule) -> None:
     settings = RobustSettings(rule=rule, byzantine_silos=1 if rule in ("trimmed_mean", "multi_krum") else 0)
     why = refused(settings, method="semifl", allowed=RULES, uplink=parse_uplink("top-k 1%"), silos=None)
@@ -53,7 +54,7 @@ def test_top_k_updates_are_not_compared_number_by_number(rule: Rule) -> None:
     assert not refused(settings, method="semifl", allowed=RULES, uplink=parse_uplink("int8"), silos=None)
 
 
-@pytest.mark.parametrize(("rule", "silos", "enough"), [
+@each_of(("rule", "silos", "enough"), [
     ("multi_krum", 8, False), ("multi_krum", 9, True), ("trimmed_mean", 6, False), ("trimmed_mean", 7, True),
     ("judge", 6, False), ("norm_clipping", 7, True)])
 def test_a_rule_needs_so_many_silos(rule: Rule, silos: int, enough: bool) -> None:

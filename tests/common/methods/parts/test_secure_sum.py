@@ -8,6 +8,7 @@ from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.methods.parts.secure_sum import STEPS, divisor_of, sums_per_step, threshold_of, totals_of
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.each_of import each_of
 
 STUDY = {
     "study": {"rounds": 2, "start_with": 3, "seed": 7},
@@ -15,7 +16,7 @@ STUDY = {
     "method": {"name": "semifl"}, "privacy": {"secure_aggregation": True}}
 
 
-@pytest.mark.parametrize(("threshold", "min_silos", "asked", "wanted"), [
+@each_of(("threshold", "min_silos", "asked", "wanted"), [
     (0, 3, 3, 3), (0, 3, 4, 3), (0, 3, 10, 7), (0, 3, 32, 22), (5, 3, 10, 5), (0, 8, 9, 8), (3, 4, 10, 4)])
 def test_the_threshold_is_more_than_two_thirds(threshold: int, min_silos: int, asked: int, wanted: int) -> None:
     assert threshold_of(threshold, min_silos, asked) == wanted
@@ -54,7 +55,7 @@ def test_rules_look_at_groups_of_which_there_must_be_enough() -> None:
                       "participation": {"silos_per_round": 500}}, where="study.toml")
 
 
-@pytest.mark.parametrize(("method", "totals"), [
+@each_of(("method", "totals"), [
     ({"name": "fed_shvr"}, ("steps", "joins", "lost")), ({"name": "fed_shvr", "variant": "fed_sh"}, ("steps",)),
     ({"name": "fed_shvr", "variant": "fed_svr"}, ("steps", "joins", "lost"))])
 def test_what_a_correction_adds_up(method: dict[str, str], totals: tuple[str, ...]) -> None:
@@ -64,13 +65,13 @@ def test_what_a_correction_adds_up(method: dict[str, str], totals: tuple[str, ..
     assert divisor_of(settings, {"steps": 7.0}) == (1.0 if method.get("variant") == "fed_svr" else 7.0)
 
 
-@pytest.mark.parametrize("method", ["semifl", "fedavg", "fedprox", "self_training"])
+@each_of("method", ["semifl", "fedavg", "fedprox", "self_training"])
 def test_methods_that_average_have_it(method: str) -> None:
     config = config_from_dict({**STUDY, "method": {"name": method}}, where="study.toml")
     assert config.privacy.secure_aggregation
 
 
-@pytest.mark.parametrize(("other", "text"), [
+@each_of(("other", "text"), [
     ({"method": {"name": "fedmatch"}}, "the method fedmatch: it computes with each silo's update by itself"),
     ({"method": {"name": "fedavg", "scenario": "labels-at-silo", "weighting": "fedfreq"}, "data": AT_SILOS},
      'weighting = "fedfreq"'),
@@ -87,7 +88,7 @@ def test_what_looks_at_single_updates_is_refused_by_name(other: dict[str, object
     assert "study.toml: [privacy]: secure_aggregation is" in caught.value.text
 
 
-@pytest.mark.parametrize(("wrong", "text"), [
+@each_of(("wrong", "text"), [
     ({"min_silos": 2}, "min_silos = 2: must be between 3 and 32"), ({"threshold": 2}, "threshold = 2"),
     ({"word_bits": 15}, "word_bits = 15"), ({"group_size": 17}, "group_size = 17"),
     ({"group_size": 3, "threshold": 4}, "group_size = 3: must be at least min_silos and threshold, 4"),
@@ -97,7 +98,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, int], text: str) -
         PrivacySettings(secure_aggregation=True, **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("unused", [{"min_silos": 4}, {"threshold": 3}, {"word_bits": 24}, {"group_size": 3}])
+@each_of("unused", [{"min_silos": 4}, {"threshold": 3}, {"word_bits": 24}, {"group_size": 3}])
 def test_settings_without_effect_are_refused(unused: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="has no effect without secure_aggregation = true"):
         PrivacySettings(**unused)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from semisilo.common.errors import BadConfiguration, NotPermitted
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.factory import build_model
 from semisilo.common.models.own.model_file import ModelFile, file_of, load_file, names_file, read_file, with_digest
+from tests.each_of import each_of
 
 SOURCE = """
 import sys
@@ -87,7 +88,7 @@ def test_a_file_that_fails_while_it_is_read_is_tried_again_the_next_time(folder:
             build_model(model, channels=1, size=4, allow_factories=[ModelFile(folder, model.factory_sha256)])
 
 
-@pytest.mark.parametrize(("name", "file"), [
+@each_of(("name", "file"), [
     ("my_net.py:build", "my_net.py"), ("my-net.v2.py:build", "my-net.v2.py"), ("../my_net.py:build", ""),
     ("/etc/my_net.py:build", ""), ("nets/my_net.py:build", ""), (".py:build", ""), ("my_net.py:build()", ""),
     ("my_net:build", ""), ("my_net.py", ""), ("my_net.py:", "")])
@@ -113,7 +114,7 @@ def test_a_network_without_a_file_says_nothing_of_one_so_that_its_digests_stay(f
     assert from_dict(ModelSettings, to_dict(own)) == own
 
 
-@pytest.mark.parametrize("digest", ["0" * 63, "G" * 64, "A" * 64])
+@each_of("digest", ["0" * 63, "G" * 64, "A" * 64])
 def test_a_digest_that_is_none_is_refused(digest: str) -> None:
     with pytest.raises(BadConfiguration, match="64 lower-case hex digits"):
         from_dict(ModelSettings, {"name": "my_net.py:build", "factory_sha256": digest})

@@ -19,6 +19,7 @@ from semisilo.common.payload.codec import (
     coded_kind,
 )
 from tests.common.codec_samples import FLOAT32, sparse_floats, there_and_back
+from tests.each_of import each_of
 
 SMALLEST = Plan(aim=Aim.SMALLEST)
 LOOPBACK = Plan(aim=Aim.FASTEST, link_bytes_per_second=2e9)
@@ -45,7 +46,7 @@ def test_a_link_that_was_not_measured_counts_as_100_mbit() -> None:
     assert forms(sparse_floats(ELEMENTS, 1).view("<u4"), Plan(aim=Aim.FASTEST))[1] is ValueEncoding.PLANES
 
 
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99, 1])
+@each_of("density", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 0.99, 1])
 def test_a_slow_link_gets_hardly_more_than_the_smallest(density: float) -> None:
     bits = sparse_floats(ELEMENTS, density).view("<u4")
     smallest = there_and_back(bits, FLOAT32, SMALLEST).size_bytes
@@ -81,7 +82,7 @@ def test_raw_leaves_out_blocks_of_zeros_and_nothing_else() -> None:
     assert (lossy.index, lossy.value) == (IndexEncoding.DENSE, ValueEncoding.INT8)
 
 
-@pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9])
+@each_of("density", [0.001, 0.1, 0.5, 0.9])
 def test_raw_lists_single_values_where_that_is_asked_for_and_compresses_none(density: float) -> None:
     """Four bytes for each value, and at most a bit of each element for the positions."""
     bits = sparse_floats(ELEMENTS, density).view("<u4")
@@ -98,7 +99,7 @@ def test_raw_lists_single_values_where_that_is_asked_for_and_compresses_none(den
     assert there_and_back(almost, FLOAT32, Plan(sparse=True)).size_bytes <= 18 + almost.nbytes
 
 
-@pytest.mark.parametrize("plan", [SMALLEST, MODEM, LOOPBACK])
+@each_of("plan", [SMALLEST, MODEM, LOOPBACK])
 def test_other_aims_do_not_ask_whether_single_zeros_may_go(plan: Plan) -> None:
     bits = sparse_floats(ELEMENTS, 0.3).view("<u4")
     assert forms(bits, plan) == forms(bits, replace(plan, sparse=True))
@@ -115,7 +116,7 @@ def test_small_integers_keep_their_zeros_where_that_is_smaller() -> None:
     assert there_and_back(noise, coded_kind(ELEMENT_TYPES["float64"]), SMALLEST).size_bytes < 0.53 * noise.nbytes
 
 
-@pytest.mark.parametrize("elements", [1, 2, 10, 64, 128])
+@each_of("elements", [1, 2, 10, 64, 128])
 def test_small_tensors_take_at_most_their_header_and_values(elements: int) -> None:
     for density in (0.1, 0.5, 1):
         bits = sparse_floats(elements, density, seed=elements).view("<u4")

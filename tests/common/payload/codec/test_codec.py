@@ -77,7 +77,7 @@ def test_any_density_and_pattern_comes_back_and_never_takes_more_than_all_values
     assert smallest_encoded_bytes(elements) <= trip.size_bytes <= largest_encoded_bytes(elements, kind.size_bytes)
 
 
-@pytest.mark.parametrize("plan", EXACT_PLANS)
+@each_of("plan", EXACT_PLANS)
 def test_special_floats_come_back_bit_for_bit(plan: Plan) -> None:
     for dtype, patterns in {
             "float32": [0x7FC0_0001, 0xFFFF_FFFF, 0x7F80_0001, 0x7F80_0000, 0xFF80_0000, 0x8000_0000, 1, 0x8000_0001],
@@ -111,7 +111,7 @@ def test_a_raw_block_is_an_18_byte_header_and_the_values_as_they_lie_in_memory()
     assert head + index + bytes(body) == bytes.fromhex("02 01 02000000 02000000 00000000 08000000") + values.tobytes()
 
 
-@pytest.mark.parametrize("plan", EXACT_PLANS)
+@each_of("plan", EXACT_PLANS)
 def test_a_block_of_zeros_costs_its_header_only_but_a_negative_zero_is_a_value(plan: Plan) -> None:
     [(head, index, body)] = encode_blocks(np.zeros(1000, dtype="<u4"), FLOAT32, plan)
     assert (len(head), len(index), len(body)) == (18, 0, 0)
@@ -122,7 +122,7 @@ def test_a_block_of_zeros_costs_its_header_only_but_a_negative_zero_is_a_value(p
     assert np.array_equal(trip.bits, zeros.view("<u4"))
 
 
-@pytest.mark.parametrize("plan", EXACT_PLANS)
+@each_of("plan", EXACT_PLANS)
 def test_zeros_that_overwrite_are_sent_as_values_since_elements_without_one_are_kept(plan: Plan) -> None:
     [(head, index, _)] = encode_blocks(np.zeros(1000, dtype="<u4"), FLOAT32, plan, every_value=True)
     assert (head[0], index) == (IndexEncoding.DENSE, b"")
@@ -228,7 +228,7 @@ def test_bodies_may_be_memoryviews_of_a_larger_buffer() -> None:
     assert np.array_equal(out, bits)
 
 
-@pytest.mark.parametrize(("dtype", "numpy_type"), [("float32", "<f4"), ("float64", "<f8"), ("float16", "<f2")])
+@each_of(("dtype", "numpy_type"), [("float32", "<f4"), ("float64", "<f8"), ("float16", "<f2")])
 def test_finite_agrees_with_numpy(dtype: str, numpy_type: str) -> None:
     kind = ELEMENT_TYPES[dtype]
     for special in (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(numpy_type).max, np.finfo(numpy_type).tiny):

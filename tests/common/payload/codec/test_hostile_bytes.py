@@ -189,7 +189,7 @@ def test_a_bomb_in_a_block_is_refused_within_the_scratch_of_a_block(data: bytes,
     assert peak_of(work) < BLOCK_SCRATCH
 
 
-@pytest.mark.parametrize("field", ["n", "nnz", "index_bytes", "value_bytes"])
+@each_of("field", ["n", "nnz", "index_bytes", "value_bytes"])
 def test_a_header_with_huge_numbers_is_refused_before_anything_is_taken(field: str) -> None:
     offset = {"n": 2, "nnz": 6, "index_bytes": 10, "value_bytes": 14}[field]
     for index, value, number in itertools.product(list(IndexEncoding)[2:], ValueEncoding, (2**31, 2**32 - 1)):

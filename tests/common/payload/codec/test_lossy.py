@@ -15,6 +15,7 @@ from semisilo.common.errors import BadPayload
 from semisilo.common.payload.codec import ELEMENT_TYPES, Aim, Plan, ValueEncoding, ValueForm
 from semisilo.common.payload.codec.lossy import INT4, INT8, ScaledCodes, decode_bf16, encode_bf16
 from tests.common.codec_samples import FLOAT32, float_bits, sparse_floats, there_and_back
+from tests.each_of import each_of
 
 FORMS = [ValueForm.BF16, ValueForm.INT8, ValueForm.INT4]
 CODES = [INT8, INT4]
@@ -33,7 +34,7 @@ def through(codes: ScaledCodes, values: NDArray[np.float32], generator: np.rando
     return decoded
 
 
-@pytest.mark.parametrize(("form", "rounding", "share", "low", "high"), [
+@each_of(("form", "rounding", "share", "low", "high"), [
     (ValueForm.BF16, "nearest", 0.342, 0.0015, 0.0018),
     (ValueForm.INT8, "nearest", 0.2355, 0.005, 0.0075),
     (ValueForm.INT8, "stochastic", 0.2355, 0.007, 0.0105),
@@ -143,7 +144,7 @@ def test_bf16_rounds_as_torch_does_but_stays_finite(values: list[float]) -> None
     assert np.array_equal(decoded.view("<u4"), np.clip(expected, -largest, largest).view("<u4"))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_of("form", FORMS)
 def test_types_other_than_float32_are_sent_exactly(form: ValueForm) -> None:
     random = np.random.default_rng(0)
     for kind in ELEMENT_TYPES.values():
@@ -154,7 +155,7 @@ def test_types_other_than_float32_are_sent_exactly(form: ValueForm) -> None:
             assert not any(header.value.lossy for header in trip.headers)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_of("form", FORMS)
 def test_sparse_lossy_blocks_keep_their_zeros(form: ValueForm) -> None:
     values = sparse_floats(20_000, 0.1)
     trip = there_and_back(values.view("<u4"), FLOAT32, smallest(form))

@@ -75,7 +75,7 @@ def test_clustered_positions_take_less_than_the_entropy_of_unstructured_ones(den
     assert trip.index_bytes < 0.85 * entropy_bytes(BLOCK_ELEMENTS, np.count_nonzero(values) / BLOCK_ELEMENTS)
 
 
-@pytest.mark.parametrize(("density", "form", "complement"), [
+@each_of(("density", "form", "complement"), [
     (0.001, RICE, False), (0.01, RICE, False), (0.1, GAPS, False), (0.4, ZSTD_BITMASK, False), (0.5, BITMASK, False),
     (0.6, ZSTD_BITMASK, False), (0.9, GAPS, True), (0.99, RICE, True)])
 def test_the_smallest_form_is_found_by_itself(density: float, form: IndexEncoding, complement: bool) -> None:
@@ -99,7 +99,7 @@ def test_few_clustered_positions_are_listed_by_class_in_less_than_any_other_form
     assert len(data) < 0.99 * min(rice_bytes(gaps, shift) for shift in range(12))
 
 
-@pytest.mark.parametrize(("elements", "density", "run"), [
+@each_of(("elements", "density", "run"), [
     (400, 0.1, 1), (400, 0.26, 1), (400, 0.35, 1), (2**14, 0.35, 1), (2**14, 0.26, 8), (2**14, 0.4, 8),
     (2**18, 0.26, 30), (2**18, 0.4, 30)])
 def test_the_rarer_kind_of_elements_is_listed(elements: int, density: float, run: int) -> None:

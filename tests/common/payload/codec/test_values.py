@@ -16,6 +16,7 @@ from semisilo.common.payload.codec.planes import decode_planes, encode_planes
 from semisilo.common.payload.codec.values import encode_values
 from semisilo.common.payload.codec.zstd import compress, content_size, decompress, zstd
 from tests.common.codec_samples import FLOAT32, sparse_floats
+from tests.each_of import each_of
 
 UINT8 = ELEMENT_TYPES["uint8"]
 MAGIC = bytes.fromhex("28b52ffd")
@@ -33,7 +34,7 @@ def test_planes_give_any_numbers_back(dtype: str, count: int, bits: int, coded: 
     assert np.array_equal(decode_planes(memoryview(data), count, kind), numbers)
 
 
-@pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1])
+@each_of("count", [2**16 - 1, 2**16, 2**16 + 1])
 def test_lengths_of_planes_around_two_bytes_come_back(count: int) -> None:
     bits = sparse_floats(count, 1).view("<u4")
     data = encode_planes(bits, FLOAT32)
@@ -83,7 +84,7 @@ def frame_of(count: int, value: int = 0) -> bytes:
     return compress(bytes([value]) * count)
 
 
-@pytest.mark.parametrize("data", [
+@each_of("data", [
     b"",
     b"\2" + bytes(100),  # a uint8 has no second plane
     b"\1",

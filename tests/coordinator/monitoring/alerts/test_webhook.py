@@ -13,6 +13,7 @@ import pytest
 
 from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.monitoring.alerts.webhook import WebhookFailed, post
+from tests.each_of import each_of
 
 
 class Receiver:
@@ -68,7 +69,7 @@ def test_an_object_arrives_whole() -> None:
         assert known.taken == [{"text": "à"}]
 
 
-@pytest.mark.parametrize(("status", "again"), [(500, True), (404, True), (429, True), (400, False), (413, False)])
+@each_of(("status", "again"), [(500, True), (404, True), (429, True), (400, False), (413, False)])
 def test_another_status_says_whether_it_may_help_to_try_again(status: int, again: bool) -> None:
     with receiver() as known:
         known.statuses = [status]
@@ -93,7 +94,7 @@ def test_nobody_there_is_a_line() -> None:
         post(address, b"{}")
 
 
-@pytest.mark.parametrize(("address", "words"), [
+@each_of(("address", "words"), [
     ("http://hub.example/x", "in clear"), ("http://10.0.0.1/x", "in clear"), ("ftp://hub.example/x", "such as"),
     ("https://alice:secret@hub.example/x", "name and password"), ("file:///etc/passwd", "such as"),
     ("https://hub.example/x#y", "after #"), ("https://hub.example:port/x", "not an address"),
@@ -105,7 +106,7 @@ def test_what_cannot_be_a_webhook_is_refused_with_the_reason(address: str, words
         AlertSettings(webhook=address)
 
 
-@pytest.mark.parametrize("address", ["", "https://chat.example/hooks/a?b=c", "http://localhost:9000/x",
-                                     "http://127.0.0.1/x", "http://[::1]:80/x"])
+@each_of("address", ["", "https://chat.example/hooks/a?b=c", "http://localhost:9000/x",
+                     "http://127.0.0.1/x", "http://[::1]:80/x"])
 def test_https_and_this_machine_may_be_one(address: str) -> None:
     assert AlertSettings(webhook=address).webhook == address

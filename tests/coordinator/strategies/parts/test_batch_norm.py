@@ -19,6 +19,7 @@ from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import StatisticsSource
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.strategies.parts.batch_norm import StaticStatistics
+from tests.each_of import each_of
 
 
 def _net() -> nn.Module:
@@ -88,8 +89,8 @@ def _robust(answers: Mapping[str, Mapping[str, Tensor]], robust: RobustSettings,
 HONEST = {"a": _of(100, 1.0, 2.0), "b": _of(300, 3.0, 2.0), "c": _of(10, 2.0, 2.0)}
 
 
-@pytest.mark.parametrize("robust", [RobustSettings(rule="judge", byzantine_silos=1), RobustSettings(rule="judge"),
-                                    RobustSettings(rule="trimmed_mean", byzantine_silos=1)])
+@each_of("robust", [RobustSettings(rule="judge", byzantine_silos=1), RobustSettings(rule="judge"),
+                    RobustSettings(rule="trimmed_mean", byzantine_silos=1)])
 def test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range(robust: RobustSettings) -> None:
     liar = _of(2**40, 1e9, 1e12)
     found = _robust({**HONEST, "x": liar}, robust, {})

@@ -27,6 +27,7 @@ from semisilo.coordinator.strategies.parts.gate import (
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.self_training import SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLStrategy
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -37,7 +38,7 @@ def _right(**counts: int) -> dict[float, Tensor]:
             for name, count in counts.items()}
 
 
-@pytest.mark.parametrize(("rights", "expected"), [
+@each_of(("rights", "expected"), [
     ({"at_0": 8, "at_1": 8}, 1.0), ({"at_0": 8, "at_1": 9}, 1.0),
     ({"at_0": 8, "at_1": 7}, 1.0),  # one of ten lost: -0.1, and its standard error is 0.1
     ({"at_0": 8, "at_1": 6, "at_0_5": 7}, 0.5),  # two: -0.2, with 0.13

@@ -55,7 +55,7 @@ def _p(w: dict[str, Tensor]) -> np.ndarray[Any, Any]:
     return f / f.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("method", METHODS_HERE)
+@each_of("method", METHODS_HERE)
 def test_every_method_tells_silos_what_follows_from_the_model_that_it_sends(method: str) -> None:
     strategy = load_strategy(method)(
         _settings(method, distribution_alignment="labels", thresholds="class_relative"), _environment())
@@ -136,7 +136,7 @@ def test_the_coordinator_learns_its_labels_as_the_settings_say(method: str, sett
         assert not torch.allclose(found[name], usual[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("method", ["fedmix", "fedmatch", "fedrgd", "fedsgd"])
+@each_of("method", ["fedmix", "fedmatch", "fedrgd", "fedsgd"])
 def test_the_reported_loss_at_the_coordinator_is_the_adjusted_one(method: str) -> None:
     """With rate 0 the loss of the labels is that of the model that was begun with: 8, 3 and 1 of 12 in pi."""
     made = _settings(method, logit_adjustment=1.0, labelled_batch=12, lr=0.0,

@@ -38,6 +38,7 @@ from semisilo.coordinator.strategies.fedsgd import FedSGDStrategy
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.scaffold import ScaffoldStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLStrategy
+from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 PLAIN = RobustSettings(norm_bound=0.0)
@@ -150,7 +151,7 @@ def test_a_gradient_is_averaged_by_the_same_rules(robust: RobustSettings, refere
     torch.testing.assert_close(-found.step, reference(_flat(vectors)).float(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("robust", [
+@each_of("robust", [
     RobustSettings(rule="coordinate_median", byzantine_silos=2), RobustSettings(rule="multi_krum", byzantine_silos=1),
     RobustSettings(rule="norm_clipping", byzantine_silos=2), RobustSettings(rule="trimmed_mean", byzantine_silos=2)])
 def test_with_fewer_updates_than_the_rule_needs_nothing_is_taken_over(robust: RobustSettings) -> None:
@@ -199,7 +200,7 @@ def test_fednova_bounds_what_a_silo_makes_of_its_number_of_steps() -> None:
     torch.testing.assert_close(median.step, coordinate_median(_flat(stretched)), atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "settings"), [
+@each_of(("strategy", "settings"), [
     (ScaffoldStrategy, ScaffoldSettings()), (FedSHVRStrategy, FedSHVRSettings(correction_at="silo")),
     (FedSHVRStrategy, FedSHVRSettings(correction_at="coordinator"))])
 def test_a_cut_begins_the_sum_of_control_variates_anew(strategy: Any, settings: Any) -> None:

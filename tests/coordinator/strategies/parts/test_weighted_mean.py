@@ -7,6 +7,7 @@ import torch
 
 from semisilo.coordinator.strategies.parts.weighted_mean import WeightedMean
 from semisilo.coordinator.strategies.parts.weights import share_weights
+from tests.each_of import each_of
 
 NOTHING = WeightedMean(None, 0.0, 0)
 
@@ -30,7 +31,7 @@ def test_oracles_m4_and_m5_reliability(scores: list[float], models: list[list[fl
     assert share_weights(scores) == pytest.approx(weights, abs=1e-5)
 
 
-@pytest.mark.parametrize("scores", [[0.0, 0.6, 0.2], [0.6, 0.0, 0.2], [0.6, 0.2, 0.0], [0.0, 0.0, 0.8]])
+@each_of("scores", [[0.0, 0.6, 0.2], [0.6, 0.0, 0.2], [0.6, 0.2, 0.0], [0.0, 0.0, 0.8]])
 def test_a_score_of_zero_has_no_weight_wherever_it_stands(scores: list[float]) -> None:
     models = [[1.0], [10.0], [100.0]]
     expected = sum(weight * model[0] for weight, model in zip(share_weights(scores), models, strict=True))

@@ -18,6 +18,7 @@ from semisilo.coordinator.strategies.parts.weights import (
     uniform_weights,
     weights_of,
 )
+from tests.each_of import each_of
 
 COUNTS = st.lists(st.integers(1, 10_000), min_size=1, max_size=20)
 RULES: tuple[FedFreqRule, ...] = ("share", "inverse")
@@ -28,7 +29,7 @@ def _average(weights: list[float], models: list[list[float]]) -> list[float]:
             for column in zip(*models, strict=True)]
 
 
-@pytest.mark.parametrize(("counts", "expected"), [
+@each_of(("counts", "expected"), [
     ([1, 1, 1, 1, 1], [0.2, 0.2, 0.2, 0.2, 0.2]),
     ([1, 2, 3, 4, 10], [0.2375, 0.225, 0.2125, 0.2, 0.125]),
     ([7], [1.0]),

@@ -14,6 +14,7 @@ from semisilo.simulation.splits.fedmatch_splits import (
     streaming_noniid,
 )
 from semisilo.simulation.splits.splits import Split, class_distributions, non_iidness
+from tests.each_of import each_of
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
 """CIFAR-10, training and test images pooled: 6000 of each class."""
@@ -150,7 +151,7 @@ def test_dirichlet_fedmix_grows_even_with_mu_and_follows_from_the_seed():
     assert one == again != other
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
+@each_of("wrong", [0.0, -1.0, float("nan"), float("inf")])
 def test_dirichlet_fedmix_refuses_what_is_no_concentration(wrong):
     with pytest.raises(BadConfiguration, match="dirichlet"):
         dirichlet_fedmix(SMALL, 4, mu=wrong, num_classes=10, seed=1)

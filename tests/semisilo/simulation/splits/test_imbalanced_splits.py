@@ -13,6 +13,7 @@ from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.simulation.splits.named_splits import deal
 from semisilo.simulation.splits.prevalence_split import prevalence_shift
 from semisilo.simulation.splits.splits import Split, labelled_selection, long_tail, long_tailed_part
+from tests.each_of import each_of
 
 LABELS = np.random.default_rng(4).permutation(np.repeat(np.arange(3), 200))
 
@@ -25,7 +26,7 @@ def _counts(part: Any) -> list[int]:
     return np.bincount(LABELS[part], minlength=3).tolist()
 
 
-@pytest.mark.parametrize(("total", "classes", "imbalance", "counts"), [
+@each_of(("total", "classes", "imbalance", "counts"), [
     (111, 3, 100.0, [100, 10, 1]),  # 1, 1/10, 1/100
     (30, 3, 10.0, [21, 7, 2]),  # shares 1, 0.3162, 0.1 of 1.4162: 21.18, 6.70, 2.12; the largest fraction gets the one
     (3, 3, 100.0, [1, 1, 1]), (4, 3, 100.0, [2, 1, 1]), (7, 1, 10.0, [7])])
@@ -109,7 +110,7 @@ def test_the_same_seed_deals_alike_and_another_otherwise() -> None:
     assert dealt(1) != dealt(2)
 
 
-@pytest.mark.parametrize(("settings", "says"), [
+@each_of(("settings", "says"), [
     ({"num_labelled": (1, 0, 2)}, "every class needs"),
     ({"num_labelled": (1, 1, 2), "label_imbalance": 2.0}, "no effect"),
     ({"num_labelled": 6, "label_imbalance": 1.0}, "above 1"),

@@ -152,7 +152,7 @@ def test_every_split_works_with_labels_at_silos_and_follows_from_the_seed(name):
     assert 0 <= non_iidness(class_distributions(SMALL, one, num_classes=10)) <= 1
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "class_mismatch"])
+@each_of("name", [name for name in NAMES if name != "class_mismatch"])
 def test_every_split_but_one_works_with_labels_at_the_coordinator(name):
     split = at_coordinator(SMALL, name=name, silos=10, num_labelled=50, num_validation=100)
     assert np.bincount(SMALL[split.coordinator]).tolist() == [5] * 10
@@ -161,7 +161,7 @@ def test_every_split_but_one_works_with_labels_at_the_coordinator(name):
     assert bool(split.steps) is (name == "streaming_noniid")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "class_mismatch"])
+@each_of("name", [name for name in NAMES if name != "class_mismatch"])
 def test_with_labels_at_both_the_coordinator_has_those_of_its_scenario_and_silos_others(name):
     half = {} if name == "shvr_noniid" else {"labelled_classes": 5}
     split = at_both(SMALL, name=name, silos=10, num_labelled=500, labelled_per_class=2, labelled_silos=2,
@@ -183,7 +183,7 @@ def test_labelled_silos_and_classes_go_round_with_labels_at_silos_as_well():
     assert sum(map(len, split.silos)) == 2000 - 12
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_of("name", NAMES)
 def test_the_supervised_bound_has_the_same_parts_with_every_label(name):
     usual = at_silos(SMALL, name=name, silos=10, **own(name))
     bound = at_silos(SMALL, name=name, silos=10, all_labelled=True, **own(name))
@@ -218,7 +218,7 @@ def test_labelled_silos_of_shards_may_have_labels_of_classes_they_have_no_other_
     assert all(np.bincount(SMALL[part]).tolist() == [1] * 10 for part in split.labelled)
 
 
-@pytest.mark.parametrize(("round", "step"), [(1, 0), (10, 0), (11, 1), (100, 9), (101, 9), (500, 9)])
+@each_of(("round", "step"), [(1, 0), (10, 0), (11, 1), (100, 9), (101, 9), (500, 9)])
 def test_rounds_1_to_10_use_the_first_step_and_the_last_one_stays(round, step):
     assert streaming_step(round, steps=10, rounds_per_step=10) == step
 
@@ -257,7 +257,7 @@ def test_settings_that_would_not_be_honoured_are_refused_by_name(settings, said)
     assert "[simulation.split]" in caught.value.line()
 
 
-@pytest.mark.parametrize(("scenario", "settings", "said"), [
+@each_of(("scenario", "settings", "said"), [
     ("labels-at-coordinator", {"name": "iid", "num_labelled": 10, "labelled_per_class": 1}, "labelled_per_class"),
     ("labels-at-coordinator", {"name": "iid"}, "needs num_labelled"),
     ("labels-at-coordinator", {"name": "class_mismatch", "mismatch_ratio": 0.5}, "labels-at-silo only"),

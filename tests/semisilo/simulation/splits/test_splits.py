@@ -29,6 +29,7 @@ from semisilo.simulation.splits.splits import (
     shards,
     stratified_part,
 )
+from tests.each_of import each_of
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
 SMALL = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
@@ -72,7 +73,7 @@ def test_largest_remainder_equals_exact_arithmetic(weights, total):
     assert sum(expected) == total
 
 
-@pytest.mark.parametrize("wrong", [[0, 0], [-1, 2], [float("nan"), 1]])
+@each_of("wrong", [[0, 0], [-1, 2], [float("nan"), 1]])
 def test_largest_remainder_refuses_what_is_no_proportion(wrong):
     with pytest.raises(ValueError, match="proportions"):
         largest_remainder(wrong, 3)
@@ -131,7 +132,7 @@ def test_train_test_and_validation_are_a_random_partition():
     assert np.array_equal(hold_out(10, num_test=0, num_validation=0, seed=1)[0], np.arange(10))
 
 
-@pytest.mark.parametrize(("test", "validation"), [(5, 5), (11, 0), (-1, 3)])
+@each_of(("test", "validation"), [(5, 5), (11, 0), (-1, 3)])
 def test_nothing_to_train_on_is_refused(test, validation):
     with pytest.raises(BadConfiguration, match="cannot be held out of 10 images"):
         hold_out(10, num_test=test, num_validation=validation, seed=1)
@@ -174,7 +175,7 @@ def test_iid_refuses_more_silos_than_images():
 
 # --- Shards ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("num_silos", "per_silo"), [(100, 2), (10, 1), (10, 3), (5, 10)])
+@each_of(("num_silos", "per_silo"), [(100, 2), (10, 1), (10, 3), (5, 10)])
 def test_shards_give_at_most_so_many_classes_and_use_every_image(num_silos, per_silo):
     labelled = labelled_selection(SMALL, 50, 10, seed=0)
     split = shards(SMALL, num_silos, classes_per_silo=per_silo, num_classes=10, seed=0, labelled=labelled)
@@ -297,7 +298,7 @@ def test_a_split_that_gives_an_image_twice_or_is_not_sorted_cannot_be_made():
         Split((np.array([1]), np.array([2])), labelled=(np.array([3]),))
 
 
-@pytest.mark.parametrize(("steps", "said"), [
+@each_of(("steps", "said"), [
     ((((1, 2), (3,)),), "same number of steps"),
     ((((1, 2), (3,)), ((4,),)), "same number of steps"),
     ((((1, 2), (4,)), ((3,), (5,))), "not its unlabelled images"),
@@ -368,8 +369,8 @@ def test_the_manifest_names_labelled_images_and_steps_of_a_silo():
         assert [step["indices"] for step in entry["steps"]] == [step.tolist() for step in split.steps[index]]
 
 
-@pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "a", "b", "c", "d"], ["../x", "b", "c", "d", "e"],
-                                   ["test", "b", "c", "d", "e"], ["", "b", "c", "d", "e"]])
+@each_of("names", [["a", "b", "c"], ["a", "a", "b", "c", "d"], ["../x", "b", "c", "d", "e"],
+                   ["test", "b", "c", "d", "e"], ["", "b", "c", "d", "e"]])
 def test_silo_names_that_are_no_file_names_are_refused(names):
     split = iid(SMALL, 5, seed=0)
     with pytest.raises(BadConfiguration):

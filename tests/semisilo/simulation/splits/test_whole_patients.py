@@ -16,6 +16,7 @@ from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.methods.spec import Scenario
 from semisilo.simulation.splits.named_splits import deal
 from semisilo.simulation.splits.splits import Split, class_distributions, non_iidness
+from tests.each_of import each_of
 
 CLASSES, SILOS = 10, 5
 NAMES = get_args(SplitName)
@@ -99,7 +100,7 @@ def test_without_the_rule_of_patients_the_same_images_have_them_in_several_parts
     assert len(in_two(alone, patients)) > 50
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_of("name", NAMES)
 def test_a_patient_with_one_image_each_changes_nothing(name: str) -> None:
     scenario: Scenario = "labels-at-silo"
     labels = np.random.default_rng(2).integers(0, CLASSES, size=400)
