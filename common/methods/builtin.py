@@ -1,9 +1,9 @@
 """The table of built-in methods, one row each: what both sides know of a method, and where its two halves are.
 
-The spec of a method is imported when somebody asks for it: twelve of them and their settings are a fifth of the time
-that `coordinator status` takes, and most commands need the names alone. A half is named as text and imported only by
-the compute process that runs it: it brings torch, and neither side imports the other's. Methods of others come as
-plug-ins (`semisilo.common.methods.plugins`); they cannot take a name that is in this table.
+The spec of a method is imported when somebody asks for it (decision 0067): twelve of them and their settings are a
+fifth of the time that `coordinator status` takes, and most commands need the names alone. A half is named as text and
+imported only by the compute process that runs it: it brings torch, and neither side imports the other's. Methods of
+others come as plug-ins (`semisilo.common.methods.plugins`); they cannot take a name that is in this table.
 
 Tests: tests/test_contract.py.
 """
