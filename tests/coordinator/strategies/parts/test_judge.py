@@ -75,7 +75,9 @@ def test_an_update_counts_as_it_is_scaled() -> None:
     """By one tenth of ten times the update the same is judged."""
     updates = [tensors.scale(_w(), factor) for factor in (0.5, 0.2, -0.1)]
     longer = [*updates[:2], tensors.scale(updates[2], 10.0)]
-    assert _weights(longer, scales=[1.0, 1.0, 0.1]) == pytest.approx(_weights(updates), rel=1e-6)
+    judged = _weights(updates, gain=0.1)
+    assert judged[0] > 0.5
+    assert _weights(longer, scales=[1.0, 1.0, 0.1], gain=0.1) == pytest.approx(judged, rel=1e-6)
 
 
 def test_silos_that_are_alone_with_what_they_know_count_more() -> None:
