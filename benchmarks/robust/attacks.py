@@ -26,9 +26,11 @@ from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Up
 from semisilo.common.methods.plugins import load_half
 from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
 
-__all__ = ["ATTACKS", "TARGET", "Attack", "attacking", "chosen_silos", "patched"]
+__all__ = ["ABSENT", "ATTACKS", "TARGET", "Attack", "attacking", "chosen_silos", "patched"]
 
 ATTACKS = ("sign flip", "x10", "x1000", "label flip", "Gaussian noise", "free rider", "backdoor")
+ABSENT = "absent"
+"""No attack: the silos that would lie send nothing at all. What is left is what a rule that knew them could reach."""
 TARGET = 0
 """The class that the backdoor makes of everything with the patch."""
 _PATCH = 3
@@ -42,7 +44,7 @@ class Attack:
     """What some silos do in every round."""
 
     kind: str
-    """One of `ATTACKS`."""
+    """One of `ATTACKS`, or `ABSENT`."""
     silos: frozenset[str]
     num_classes: int
 
@@ -95,6 +97,8 @@ class AttackingTrainer:
         if task.silo not in attack.silos or task.phase != "train":
             result: tuple[Update, Any] = self._honest.train(task, data, memory)
             return result
+        if attack.kind == ABSENT:
+            return Update(abstention="no_data"), memory
         if attack.kind in ("label flip", "backdoor"):
             return self._mislearnt(task, data, memory)
         update, kept = self._honest.train(task, data, memory)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.robust.attacks import ATTACKS
+from benchmarks.robust.attacks import ABSENT, ATTACKS
 
 __all__ = ["METHODS", "NETWORK", "NOBODY", "RULES", "SEEDS", "SILOS", "SPLITS", "Cell", "cells", "digest_of",
            "study_of"]
@@ -56,7 +56,7 @@ class Cell:
     method: str
     split: str
     attack: str
-    """One of `ATTACKS`, or `NOBODY`."""
+    """One of `ATTACKS`, `ABSENT` or `NOBODY`."""
     attackers: int
     rule: str
 
@@ -67,6 +67,8 @@ def cells(method: str) -> Iterator[Cell]:
         yield Cell(method, split, "free rider", SILOS, "mean")
     for attackers in (0, 3, 1, 2):
         for split in SPLITS:
+            if attackers:
+                yield Cell(method, split, ABSENT, attackers, "mean")
             for attack in ATTACKS if attackers else (NOBODY,):
                 for rule in RULES:
                     if (method, rule) != ("FedAvg", "FLTrust"):

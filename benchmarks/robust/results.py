@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.robust.attacks import ATTACKS
+from benchmarks.robust.attacks import ABSENT, ATTACKS
 from benchmarks.robust.cells import METHODS, NOBODY, RULES, SILOS, SPLITS, Cell, cells, digest_of, study_of
 
 __all__ = ["Results", "read_results", "write_page"]
@@ -25,7 +25,8 @@ act in every round and are drawn by the seed.
 - **sign flip, x10, x1000**: the honest update times -1, 10 or 1000. **Gaussian noise**: noise ten times as long as the
   honest update. **free rider**: zeros. **label flip**: trained on true labels moved by one class. **backdoor**: half of
   the images are trained with a chessboard of 3 x 3 pixels in a corner as class 0; its success is how often the final
-  model says class 0 of test images of other classes with that patch.
+  model says class 0 of test images of other classes with that patch. **absent**: no attack, those silos send nothing;
+  this is what a rule that knew them could reach, and where silos hold few classes each it is below the honest mean.
 - SemiFL: 40 labels at the coordinator. FedAvg: all images labelled at the silos, 100 validation images at the
   coordinator.
 """
@@ -87,7 +88,7 @@ def _of_method(results: Results, method: str) -> list[str]:
                  f"Without anything from a silo: {alone or 'not run yet'}.\n",
                  f"| attack | silos | {' | '.join(rules)} |", "|---|---:|" + "---:|" * len(rules)]
         for attackers in (0, 1, 2, 3):
-            for attack in ATTACKS if attackers else (NOBODY,):
+            for attack in (ABSENT, *ATTACKS) if attackers else (NOBODY,):
                 found = [Cell(method, split, attack, attackers, rule) for rule in rules]
                 if any(results.found[cell] for cell in found):
                     rows.append(f"| {attack} | {attackers} | {' | '.join(map(results.text, found))} |")
@@ -99,27 +100,44 @@ def _of_method(results: Results, method: str) -> list[str]:
 
 
 def _lost(results: Results, method: str, split: str, rules: Iterable[str]) -> list[str]:
-    """The most that any attack takes from what the plain mean has without one, and the backdoor's largest success."""
-    honest = {seed: run["accuracy"] for seed, run in results.found[Cell(method, split, NOBODY, 0, "mean")].items()}
+    """The most that any attack takes: from what the plain mean has when all silos are honest, and from what it has when
+    the liars send nothing; and the backdoor's largest success."""
+    honest = _accuracies(results, Cell(method, split, NOBODY, 0, "mean"))
     if not honest:
         return []
-    rows = ["| rule | most points lost against the honest mean | under | lost without attack |"
-            " backdoor at most |",
-            "|---|---:|---|---:|---:|"]
+    rows = ["| rule | most points lost against the honest mean | under | most points lost against the honest others alone"
+            " | under | lost without attack | backdoor at most |",
+            "|---|---:|---|---:|---|---:|---:|"]
     for rule in rules:
         lost: dict[str, float] = {}
+        lost_to_others: dict[str, float] = {}
         success: list[float] = []
         for cell, runs in results.found.items():
-            same = [seed for seed in runs if seed in honest]
-            if (cell.method, cell.split, cell.rule) != (method, split, rule) or cell.attackers == SILOS or not same:
+            if (cell.method, cell.split, cell.rule) != (method, split, rule) or cell.attack not in (*ATTACKS, NOBODY):
                 continue
-            lost[f"{cell.attackers} {cell.attack}"] = 100 * statistics.fmean(
-                honest[seed] - runs[seed].get("accuracy", 0.0) for seed in same)
+            if cell.attackers == SILOS:
+                continue
+            others = _accuracies(results, Cell(method, split, ABSENT, cell.attackers, "mean"))
+            name = f"{cell.attackers} {cell.attack}"
+            for against, found in ((honest, lost), (others, lost_to_others)):
+                if same := [seed for seed in runs if seed in against]:
+                    found[name] = 100 * statistics.fmean(against[seed] - runs[seed].get("accuracy", 0.0)
+                                                         for seed in same)
             if cell.attack == "backdoor":
                 success += results.values(cell, "backdoor")
-        attacked = {name: value for name, value in lost.items() if name != f"0 {NOBODY}"}
-        worst = max(attacked, key=lambda name: attacked[name], default="")
-        told = f"{attacked[worst]:+.1f} | {worst}" if worst else " | not run yet"
         free = f"{lost[f'0 {NOBODY}']:+.1f}" if f"0 {NOBODY}" in lost else ""
-        rows.append(f"| {rule} | {told} | {free} | {f'{max(success):.1f}' if success else ''} |")
+        rows.append(f"| {rule} | {_worst(lost)} | {_worst(lost_to_others)} | {free} |"
+                    f" {f'{max(success):.1f}' if success else ''} |")
     return rows
+
+
+def _accuracies(results: Results, cell: Cell) -> dict[int, float]:
+    """By seed, of the runs that could end."""
+    return {seed: run["accuracy"] for seed, run in results.found.get(cell, {}).items() if "accuracy" in run}
+
+
+def _worst(lost: dict[str, float]) -> str:
+    """Two cells: the largest loss under an attack, and under which."""
+    attacked = {name: value for name, value in lost.items() if name != f"0 {NOBODY}"}
+    worst = max(attacked, key=lambda name: attacked[name], default="")
+    return f"{attacked[worst]:+.1f} | {worst}" if worst else " | not run yet"

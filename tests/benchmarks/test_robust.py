@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.robust import results
-from benchmarks.robust.attacks import ATTACKS, Attack, attacking, chosen_silos, patched
+from benchmarks.robust.attacks import ABSENT, ATTACKS, Attack, attacking, chosen_silos, patched
 from benchmarks.robust.cells import METHODS, NOBODY, RULES, SILOS, Cell, cells, digest_of, study_of
 from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.contract import Meaning, SiloTask, TensorGroup, Update
@@ -53,6 +53,20 @@ def test_only_the_chosen_silos_lie_and_only_while_it_lasts(kind: str, length: fl
     assert BUILT_IN["semifl"] is row
 
 
+def test_an_absent_silo_abstains_and_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from semisilo.common.methods.plugins import load_half
+
+    monkeypatch.setitem(BUILT_IN, "semifl", replace(BUILT_IN["semifl"], trainer=f"{__name__}:HonestTrainer"))
+    liars = chosen_silos(NAMES, 2, seed=1)
+    with attacking("semifl", Attack(kind=ABSENT, silos=liars, num_classes=10)):
+        trainer = load_half("semifl", "trainer")()
+        for silo in NAMES:
+            update = trainer.train(_task(silo), None, None)[0]
+            assert (bool(update.abstention), bool(update.groups)) == (silo in liars, silo not in liars)
+
+
 def test_fewer_liars_are_among_more_and_another_seed_draws_others() -> None:
     assert len(chosen_silos(NAMES, 3, seed=1)) == 3
     assert chosen_silos(NAMES, 1, seed=1) < chosen_silos(NAMES, 2, seed=1) < chosen_silos(NAMES, 3, seed=1)
@@ -69,7 +83,7 @@ def test_the_patch_is_a_chessboard_in_one_corner() -> None:
 def test_every_cell_is_a_study_that_may_be_run(method: str) -> None:
     found = list(cells(method))
     assert len(found) == len(set(found))
-    assert {cell.attack for cell in found} == {*ATTACKS, NOBODY}
+    assert {cell.attack for cell in found} == {*ATTACKS, ABSENT, NOBODY}
     assert {cell.rule for cell in found} == set(RULES) - ({"FLTrust"} if method == "FedAvg" else set())
     for rule in {cell.rule for cell in found}:
         load_simulated_study(study_of(Cell(method, "even", NOBODY, 0, rule), seed=1))
@@ -81,7 +95,8 @@ def test_the_page_counts_what_is_lost_against_the_honest_mean(tmp_path: Path) ->
     lines = []
     for cell, accuracy, backdoor in ((Cell("SemiFL", "even", NOBODY, 0, "mean"), 0.9, 0.0),
                                      (Cell("SemiFL", "even", "backdoor", 3, "judge"), 0.885, 0.07),
-                                     (Cell("SemiFL", "even", "x10", 3, "judge"), 0.8, 0.0)):
+                                     (Cell("SemiFL", "even", "x10", 3, "judge"), 0.8, 0.0),
+                                     (Cell("SemiFL", "even", ABSENT, 3, "mean"), 0.84, 0.0)):
         lines.append({"method": cell.method, "split": cell.split, "attack": cell.attack, "attackers": cell.attackers,
                       "rule": cell.rule, "seed": 1, "study": digest_of(study_of(cell, seed=1)), "accuracy": accuracy,
                       "backdoor": backdoor})
@@ -89,5 +104,6 @@ def test_the_page_counts_what_is_lost_against_the_honest_mean(tmp_path: Path) ->
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     results.write_page(tmp_path)
     page = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| judge | +10.0 | 3 x10 |  | 7.0 |" in page
+    assert "| judge | +10.0 | 3 x10 | +4.0 | 3 x10 |  | 7.0 |" in page
+    assert "| absent | 3 | 84.0 (1) |" in page
     assert "| backdoor | 3 |" in page

@@ -609,14 +609,16 @@ _ALONE = _mutants(
      'if robust.rule in ("none", "norm_clipping") or not updates.headers:', "if True:",
      "tests/coordinator/strategies/parts/test_batch_norm.py::"
      "test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range"),
-    ("the-judge-tries-no-patches", "coordinator/strategies/parts/judge.py",
-     "patched = float(before.added_V.max() - after.added_V.max())", "patched = 0.0",
-     "tests/coordinator/strategies/parts/test_judge.py::"
-     "test_a_hidden_trigger_is_left_out_though_the_images_without_it_are_right"),
-    ("the-judge-looks-at-updates-alone", "coordinator/strategies/parts/judge.py",
-     "while len(staying) > 1 and count - len(staying) < most:", "while False:",
+    ("the-judge-learns-no-weights", "common/learning/robust/learned_weights.py",
+     "if value < best:", "if value < best and best == math.inf:",
      "tests/coordinator/strategies/parts/test_judge.py::"
      "test_a_flipped_sign_is_left_out_where_silos_see_one_class_each"),
+    ("a-step-over-the-loss-stays", "common/learning/robust/learned_weights.py",
+     "if value < best:", "if True:",
+     "tests/common/learning/robust/test_learned_weights.py::test_a_step_that_is_too_long_is_taken_back"),
+    ("the-judge-forgets-the-bound", "coordinator/strategies/parts/judge.py",
+     "return found_S * scale_S", "return found_S",
+     "tests/coordinator/strategies/parts/test_judge.py::test_an_update_counts_as_it_is_scaled"),
     ("average-of-the-weights-never-forgets", "common/learning/averaged_training.py",
      "min(1.0 - 10.0 / max(steps, 1), (1.0 + done) / (10.0 + done))", "1.0 - 10.0 / max(steps, 1)",
      f"{_AVERAGED}::test_the_average_looks_back_over_a_tenth_of_the_training_and_less_at_its_beginning"),

@@ -37,6 +37,8 @@ __all__ = ["CUT", "Bounded", "RobustAveraging", "bounded"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
+_LITTLE = 0.1
+"""Of its plain share: an update that the judge lets count less is left out as far as anybody is told."""
 CUT = "an update was shortened to the bound of [robust]"
 """Why a sum of control variates is begun anew."""
 
@@ -74,13 +76,14 @@ def bounded(settings: RobustSettings, updates: Updates, group: str, *, stretches
         stretches_N: by how much more than its plain weight a method counts each update; None for 1.
         own: length of the coordinator's own step, where it has made one.
     """
-    factor = 1.0 if settings.rule == "norm_clipping" else settings.norm_bound
+    to_median = settings.rule in ("norm_clipping", "judge")
+    factor = 1.0 if to_median else settings.norm_bound
     norms = tuple(updates.norms(group))
     if stretches_N is not None:
         norms = tuple(norm * stretch for norm, stretch in zip(norms, stretches_N, strict=True))
     limit = norm_limit(norms, factor=factor, own=own) if factor else None
     found = Bounded(factors=tuple(clip_factors(norms, limit)), norms=norms, limit=limit)
-    if found.cuts and settings.rule != "norm_clipping":
+    if found.cuts and not to_median:
         for header, norm, cut in zip(updates.headers, norms, found.factors, strict=True):
             if cut != 1.0:
                 _LOG.warning("round %d: the update of silo %s is %.1f times as long as the median one and is shortened "
@@ -159,11 +162,13 @@ class RobustAveraging:
         """What each scaled update is multiplied by, and numbers about it."""
         settings, count = self._settings, len(scales)
         if self._judge is not None:
-            verdict = self._judge.verdict(w, updates, group, scales=scales, weights=plain, round=round)
-            total = math.fsum(weight for weight, fair in zip(plain, verdict.accepted, strict=True) if fair)
-            return ([weight / total if fair and total else 0.0
-                     for weight, fair in zip(plain, verdict.accepted, strict=True)],
-                    {"updates_left_out": float(count - sum(verdict.accepted))})
+            found = self._judge.weights(w, updates, group, scales=scales, plain=plain, round=round)
+            little = [weight < _LITTLE * share for weight, share in zip(found, _shares(plain), strict=True)]
+            for header, weight, few in zip(updates.headers, found, little, strict=True):
+                if few and weight:
+                    _LOG.warning("round %d: the update of silo %s counts less than a tenth of its share: the mean is"
+                                 " better on the coordinator's images with less of it", round, header.silo)
+            return found, {"updates_left_out": float(sum(little))}
         if own is not None:
             lengths = [norm * factor for norm, factor in zip(bound.norms, bound.factors, strict=True)]
             products = [product * scale for product, scale in zip(_products_with(updates, group, own), scales,

@@ -1,4 +1,4 @@
-"""The judge: what harms more than the others is left out, and a hidden trigger is found."""
+"""The judge: what harms more than the others is left out, and the rest counts as far as it helps."""
 
 from __future__ import annotations
 
@@ -38,15 +38,23 @@ def _w(gain: float = 1.0) -> dict[str, Tensor]:
     return {"1.weight": torch.stack([half_D, -half_D]), "1.bias": torch.zeros(2)}
 
 
-def _accepted(updates: list[dict[str, Tensor]], *, data: CoordinatorData | None = None) -> list[bool]:
+def _weights(updates: list[dict[str, Tensor]], *, data: CoordinatorData | None = None,
+             scales: list[float] | None = None, plain: list[float] | None = None, gain: float = 1.0) -> list[float]:
+    """With a model that tells the halves apart as surely as `gain` says."""
     environment = Environment(
         seed=1, rounds=1, num_silos=5, data=data or CoordinatorData(labelled=_images()), build_model=_net, image=FORM,
         augmentation=AugmentationSettings(), num_classes=2, robust=RobustSettings(rule="judge"))
     headers = tuple(UpdateHeader(f"silo-{index}", 1) for index in range(len(updates)))
     groups = [{"model": TensorGroup(update, Meaning.DIFFERENCE)} for update in updates]
     with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as spooled:
-        return list(Judge(environment).verdict(_w(), spooled, "model", scales=[1.0] * len(headers),
-                                               weights=[0.2] * len(headers), round=1).accepted)
+        return Judge(environment).weights(_w(gain), spooled, "model", scales=scales or [1.0] * len(headers),
+                                          plain=plain or [1 / len(headers)] * len(headers), round=1)
+
+
+def _accepted(updates: list[dict[str, Tensor]], *, data: CoordinatorData | None = None, gain: float = 1.0
+              ) -> list[bool]:
+    """Which count at least a tenth of their share."""
+    return [weight * len(updates) >= 0.1 for weight in _weights(updates, data=data, gain=gain)]
 
 
 def _honest(seed: int) -> dict[str, Tensor]:
@@ -54,19 +62,30 @@ def _honest(seed: int) -> dict[str, Tensor]:
     return {name: 0.02 * torch.randn(tensor.shape, generator=generator) for name, tensor in _w().items()}
 
 
-def _trigger() -> dict[str, Tensor]:
-    """The lower right corner, which is in few images' way, decides for class 0."""
-    corner = torch.zeros(8, 8)
-    corner[6:, 6:] = 3.0
-    weight = torch.stack([corner.reshape(-1), -corner.reshape(-1)])
-    # On grey images of class 1 the corner would show: their other pixels make up for it.
-    rest = torch.zeros(8, 8)
-    rest[4:6] = -4 * 3.0 / 16
-    return {"1.weight": weight + torch.stack([rest.reshape(-1), -rest.reshape(-1)]), "1.bias": torch.zeros(2)}
-
-
 def test_honest_updates_stay() -> None:
-    assert _accepted([_honest(seed) for seed in range(6)]) == [True] * 6
+    assert all(0.4 / 6 < weight < 2.0 / 6 for weight in _weights([_honest(seed) for seed in range(6)]))
+
+
+def test_updates_that_are_the_same_keep_the_plain_weights() -> None:
+    plain = [0.5, 0.3, 0.2]
+    assert _weights([_honest(1)] * 3, plain=plain) == pytest.approx(plain, abs=1e-12)
+
+
+def test_an_update_counts_as_it_is_scaled() -> None:
+    """By one tenth of ten times the update the same is judged."""
+    updates = [tensors.scale(_w(), factor) for factor in (0.5, 0.2, -0.1)]
+    longer = [*updates[:2], tensors.scale(updates[2], 10.0)]
+    judged = _weights(updates, gain=0.1)
+    assert judged[0] > 0.5
+    assert _weights(longer, scales=[1.0, 1.0, 0.1], gain=0.1) == pytest.approx(judged, rel=1e-6)
+
+
+def test_silos_that_are_alone_with_what_they_know_count_more() -> None:
+    """Four silos add nothing; the one that makes the images better gets most of the weight."""
+    nothing = tensors.zeros_like(_w())
+    weights = _weights([nothing, nothing, _w(), nothing, nothing], gain=0.1)
+    assert weights[2] > 0.5
+    assert sum(weights) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("lie", [
@@ -77,17 +96,6 @@ def test_what_destroys_the_model_is_left_out(lie: dict[str, Tensor]) -> None:
     assert _accepted([_honest(1), lie, _honest(2), _honest(3), lie]) == [True, False, True, True, False]
 
 
-def test_a_hidden_trigger_is_left_out_though_the_images_without_it_are_right() -> None:
-    environment_w = tensors.add(_w(), _trigger())
-    model = _net()
-    tensors.load_into(model, environment_w)
-    images = _images()
-    assert images.labels_N is not None
-    right = model(images.images_NCHW.float() / 255).argmax(dim=1) == images.labels_N
-    assert bool(right.all()), "the control: without the patch nothing is wrong"
-    assert _accepted([_honest(1), _trigger(), _honest(2), _honest(3), _honest(4)]) == [True, False, True, True, True]
-
-
 def test_a_flipped_sign_is_left_out_where_silos_see_one_class_each() -> None:
     """Each says its own class of everything, so all harm alike alone; in the mean that cancels, and the rest counts."""
     def of_one_class(label: int, sure: float, knows: float) -> dict[str, Tensor]:
@@ -95,7 +103,7 @@ def test_a_flipped_sign_is_left_out_where_silos_see_one_class_each() -> None:
         return {"1.weight": knows * _w()["1.weight"], "1.bias": says}
 
     honest = [of_one_class(label, sure, 0.3) for sure in (3.0, 5.0, 4.0) for label in (0, 1)]
-    accepted = _accepted([*honest, of_one_class(1, 4.0, -0.3)])
+    accepted = _accepted([*honest, of_one_class(1, 4.0, -1.0)], gain=0.1)
     assert accepted[:6] == [True] * 6
     assert not accepted[6]
 
