@@ -105,8 +105,8 @@ def _lost(results: Results, method: str, split: str, rules: Iterable[str]) -> li
     honest = _accuracies(results, Cell(method, split, NOBODY, 0, "mean"))
     if not honest:
         return []
-    rows = ["| rule | most points lost against the honest mean | under | most points lost against the honest others alone"
-            " | under | lost without attack | backdoor at most |",
+    rows = ["| rule | most points lost against the honest mean | under |"
+            " most points lost against the honest others alone | under | lost without attack | backdoor at most |",
             "|---|---:|---|---:|---|---:|---:|"]
     for rule in rules:
         lost: dict[str, float] = {}
