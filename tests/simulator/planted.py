@@ -96,7 +96,7 @@ PLANTED = (
     PlantedBug("a-file-is-renamed-before-it-is-on-the-disk", "NodeDB issue 78", "common/storage/durable.py",
                "            sync_file(file.fileno())\n", "            pass\n"),
     PlantedBug("a-name-is-not-on-the-disk", "ClickHouse issue 111339", "common/storage/durable.py",
-               "    sync_folder(path.parent)\n", "    pass\n"),
+               "        raise\n    sync_folder(path.parent)\n", "        raise\n"),
     PlantedBug("an-accepted-update-is-not-on-the-disk", "NodeDB issue 78", "common/storage/store.py",
                "                if self.durable:\n                    sync_file(handle)",
                "                if False:\n                    sync_file(handle)"),
