@@ -73,8 +73,9 @@ class Database:
             self.operate(sql)
         if sql[:6] == "SELECT" or sql == "PRAGMA data_version":
             return self._db.execute(sql, *values)
-        if sql.startswith("PRAGMA synchronous = "):
+        if sql.startswith("PRAGMA synchronous = "):  # SQLite's own database is in memory: nothing to tell it
             self._lasting = sql.endswith("FULL")
+            return None
         if self._machine.aims and sql[:6] in ("INSERT", "UPDATE", "DELETE"):
             self._machine.mark(" ".join(sql.split(None, 4)[:4]))
         if sql != "COMMIT":

@@ -87,7 +87,11 @@ class SeededLoop(asyncio.AbstractEventLoop):
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
                    context: Context | None = None) -> Handle:
-        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+        when = self._now + delay if delay > 0.0 else self._now
+        handle = Handle(callback, args, context, when)
+        self._order += 1
+        heapq.heappush(self._timers, (when + self._draw.random() * _LATE_SECONDS, self._order, handle))
+        return handle
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
                 context: Context | None = None) -> Handle:
