@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["start_writing", "sync_file", "sync_folder", "without_waiting", "write_durably", "write_secret"]
+__all__ = ["start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
+           "write_secret"]
 
 _waits = True
 
@@ -120,3 +121,23 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_found(path: Path) -> None:
+    """Makes last the content and the name of a file that is to be believed, if there is one.
+
+    To be called where a process looks at what another one has left: that may have been killed after it wrote, before
+    it could wait for the disk. What is done upon such a file would outlive the file if the power went then.
+    Raises: OSError.
+    """
+    if not _waits:
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)

@@ -59,6 +59,8 @@ class PayloadStore:
         self._open: dict[Path, PartialFile] = {}
         self._room_bytes = 0
         """What is sure to fit below the limit: found by listing the folder, less what was let in since."""
+        self._unsynced: set[str] = set()
+        """Payloads whose names are there, or will be at once, and may not be on disk yet; their bytes are."""
         self._lock = threading.Lock()
 
     def path(self, digest: str) -> Path:
@@ -68,8 +70,21 @@ class PayloadStore:
         return self.folder / digest
 
     def has(self, digest: str) -> bool:
-        """Whether the payload is complete on disk."""
+        """Whether the payload is complete on disk. Whether for good, `lasts` says."""
         return self.path(digest).is_file()
+
+    def lasts(self, digest: str) -> bool:
+        """Whether a payload that is there is on disk for good: not while the disk is waited for, nor where that has
+        failed. Then `make_last` waits once more."""
+        return digest not in self._unsynced
+
+    def make_last(self, digest: str) -> None:
+        """Returns once a payload that is there is on disk for good. Not for an event loop. Raises: SystemTrouble."""
+        try:
+            sync_folder(self.folder)
+        except OSError as error:
+            raise explained(error, self.path(digest)) or error from error
+        self._unsynced.discard(digest)
 
     def digests(self) -> set[str]:
         """The payloads that are complete on disk."""
@@ -196,14 +211,21 @@ class PayloadStore:
                     sync_file(handle)
             finally:
                 os.close(handle)
-            os.replace(name, final)
-            if self.durable:
-                sync_folder(self.folder)
+            self._name(name, digest)
         except OSError as error:
             with suppress(OSError):
                 os.unlink(name)
             raise explained(error, final) or error from error
         return final
+
+    def _name(self, file: Path | str, digest: str) -> None:
+        """Gives a whole file the name of a payload; on disk for good when this returns, in a durable store."""
+        if self.durable:
+            self._unsynced.add(digest)
+        os.replace(file, self.path(digest))
+        if self.durable:
+            sync_folder(self.folder)
+            self._unsynced.discard(digest)
 
     def drop_partial(self, key: str) -> None:
         """Forgets a transfer and what it has brought."""
@@ -236,8 +258,12 @@ class PayloadStore:
     def clean(self, *, keep_partials: Collection[str] = ()) -> None:
         """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`.
 
-        To be called when a process starts, before anyone writes. Spare files stay, up to `spare_files`.
+        To be called when a process starts, before anyone writes. Spare files stay, up to `spare_files`. In a durable
+        store every payload that is there stays for good from then on: the process before may have been killed between
+        its giving a file its name and its waiting for the disk.
         """
+        if self.durable:
+            sync_folder(self.folder)
         kept = {self._partial_path(key) for key in keep_partials}
         for path in self._incoming.iterdir():
             if path.suffix not in (".journal", SPARE_SUFFIX) and path not in kept:
@@ -392,9 +418,7 @@ class PartialFile:
                         self._cut()
                     if self._store.durable:
                         sync_file(self._file)
-                    os.replace(self.path, final)
-                    if self._store.durable:
-                        sync_folder(final.parent)
+                    self._store._name(self.path, digest)
                 except OSError as error:
                     raise explained(error, final) or error from error
                 self._close_files()

@@ -435,6 +435,8 @@ class TaskService:
     async def _accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
         if self.has_all(update):
             path = self._spool.path(update.digest)
+            if not self._spool.lasts(update.digest):
+                await asyncio.to_thread(self._spool.make_last, update.digest)
         else:
             assert partial is not None, "the bytes are in the spool, or come through a partial file"
             path = await asyncio.to_thread(partial.finish, update.digest)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from semisilo.common.config import from_dict
+from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration
 
 __all__ = ["TaskTook", "note_task", "read_tasks"]
@@ -49,14 +50,21 @@ class _File:
 def read_tasks(path: Path) -> tuple[TaskTook, ...]:
     """The last tasks, oldest first; none when there is no file or it is damaged."""
     try:
-        return from_dict(_File, json.loads(path.read_text(encoding="utf-8"))).tasks
+        return _tasks_in(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, BadConfiguration):
         return ()
+
+
+@functools.lru_cache(maxsize=8)
+def _tasks_in(text: str) -> tuple[TaskTook, ...]:
+    """The file is read again before each task is added, and mostly holds what was written last. Raises: ValueError;
+    BadConfiguration."""
+    return from_dict(_File, json.loads(text)).tasks
 
 
 def note_task(path: Path, took: TaskTook) -> None:
     """Adds a task; the oldest go. Raises: OSError, for example on a full disk; the caller may ignore it."""
     tasks = (*read_tasks(path), took)[-_KEPT:]
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(_File(tasks))) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(to_dict(_File(tasks))) + "\n", encoding="utf-8")
     os.replace(temporary, path)

@@ -110,6 +110,8 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         known = _counted(asked.order, dp, each, before, policy=policy, fingerprint=fingerprint,
                          images=labelled_count + unlabelled_count)
         ledger.append(known)
+    else:
+        ledger.keep()
     return PrivateTask(noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm, epsilon=known.study_epsilon,
                        key=key, shared=shared)
 

@@ -22,7 +22,7 @@ from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.secure_aggregation.keys import identity_of, new_identity
 from semisilo.common.secure_aggregation.roster import Roster
-from semisilo.common.storage.durable import write_secret
+from semisilo.common.storage.durable import sync_found, write_secret
 from semisilo.silo.secure_aggregation.session import SiloSession
 
 __all__ = ["SecureStore"]
@@ -63,6 +63,7 @@ class SecureStore:
         """The private key that its peers know this silo by; made at the first call."""
         if not self._private:
             path = self._folder / "identity.key"
+            sync_found(path)  # peers that have seen it must not see another one
             try:
                 self._private = bytes.fromhex(path.read_text().strip())
             except FileNotFoundError:
@@ -142,6 +143,7 @@ class SecureStore:
 
     def _load(self) -> _Sums:
         path = self._folder / "sums.json"
+        sync_found(path)  # a masked update that is sent upon it must not be forgotten with it, and be masked twice
         try:
             sums = from_dict(_Sums, json.loads(path.read_bytes()), where=str(path))
         except FileNotFoundError:

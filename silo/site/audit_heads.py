@@ -21,7 +21,7 @@ from semisilo.common.audit.signature import authority_id
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadPayload
 from semisilo.common.rpc.convert import head_from_proto
-from semisilo.common.storage.durable import sync_file, sync_folder
+from semisilo.common.storage.durable import sync_file, sync_folder, sync_found
 from semisilo.common.wire import round_service_pb2 as pb
 
 __all__ = ["HeadRecord"]
@@ -39,6 +39,7 @@ class HeadRecord:
         self._last: SignedHead | None = None
         self._certificate = b""
         _drop_cut_line(path)
+        sync_found(path)  # a head that is there is not written again
         for seen in read_heads(path):
             if isinstance(seen, SeenHead):
                 self._certificate = seen.signed.certificate_der

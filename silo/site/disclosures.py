@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from semisilo.common.config import canonical_json
-from semisilo.common.storage.durable import sync_file, sync_folder
+from semisilo.common.storage.durable import sync_file, sync_folder, sync_found
 
 __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
            "read_line", "read_lines"]
@@ -89,6 +89,7 @@ class DisclosureLog:
         self._path = path
         self._known: set[str] = set()
         self._announced = ""
+        sync_found(path)  # what is recorded there is not recorded again
         for line in read_lines(path):
             if isinstance(line, Line):
                 self._note(line.update_id, line.kind)

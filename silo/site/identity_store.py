@@ -33,7 +33,7 @@ from semisilo.common.identity.certificates import (
     not_before_unix,
 )
 from semisilo.common.rpc.tls import Credentials
-from semisilo.common.storage.durable import sync_folder, write_durably, write_secret
+from semisilo.common.storage.durable import sync_folder, sync_found, write_durably, write_secret
 from semisilo.silo.site.home import home_option
 
 __all__ = ["FederationFile", "Identity", "drop_pending_keys", "has_identity", "install_identity", "load_identity",
@@ -152,6 +152,7 @@ def pending_key(home: Path, purpose: str) -> ec.EllipticCurvePrivateKey:
     folder = _root(home) / "pending"
     folder.mkdir(exist_ok=True, mode=0o700)
     path = folder / f"{purpose}.key.pem"
+    sync_found(path)  # an invitation that is spent with it must not outlive it
     with contextlib.suppress(FileNotFoundError, StorageDamaged):
         return key_from_pem(path.read_bytes(), where=str(path))
     key = make_key()

@@ -22,7 +22,7 @@ from pathlib import Path
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.methods.contract import PayloadRef
-from semisilo.common.storage.durable import write_durably
+from semisilo.common.storage.durable import sync_found, write_durably
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
 from semisilo.silo.site.stores import open_outgoing
@@ -291,6 +291,7 @@ class SiloMemory:
 
     def _load(self) -> _Index:
         path = self.folder / _INDEX
+        sync_found(path)  # an answer that is sent upon it must not be forgotten with it
         try:
             index = from_dict(_Index, json.loads(path.read_bytes()), where=str(path))
         except FileNotFoundError:

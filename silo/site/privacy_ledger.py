@@ -26,7 +26,7 @@ from pathlib import Path
 from semisilo.common.config import from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
-from semisilo.common.storage.durable import sync_file, sync_folder, write_secret
+from semisilo.common.storage.durable import sync_file, sync_folder, sync_found, write_secret
 
 __all__ = ["PrivacyLedger", "Spending", "now_text", "spent"]
 
@@ -135,6 +135,11 @@ class PrivacyLedger:
             os.close(handle)
         if not size:
             sync_folder(self._folder)
+
+    def keep(self) -> None:
+        """Waits until the lines that are there are on disk: whoever wrote the last one may have been killed before it
+        was, and a task that has a line spends nothing more. Raises: OSError."""
+        sync_found(self._path)
 
     def key_of(self, fingerprint: str) -> bytes:
         """The secret that the random numbers of a task follow from, 32 bytes: HMAC-SHA-256 of its fingerprint.

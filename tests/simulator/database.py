@@ -73,8 +73,9 @@ class Database:
             self.operate(sql)
         if sql[:6] == "SELECT" or sql == "PRAGMA data_version":
             return self._db.execute(sql, *values)
-        if sql.startswith("PRAGMA synchronous = "):
+        if sql.startswith("PRAGMA synchronous = "):  # SQLite's own database is in memory: nothing to tell it
             self._lasting = sql.endswith("FULL")
+            return None
         if self._machine.aims and sql[:6] in ("INSERT", "UPDATE", "DELETE"):
             self._machine.mark(" ".join(sql.split(None, 4)[:4]))
         if sql != "COMMIT":
@@ -148,6 +149,11 @@ class Database:
                     self._db.execute(statement.sql, statement.values)
             self._db.execute("COMMIT")
 
+    def settle(self) -> None:
+        """What is there now stays, if all of it does anyway: to go back to a later commit is less work then."""
+        if self._commits and self._fewest == len(self._commits) and not self._db.in_transaction:
+            self._first, self._commits, self._fewest = self._db.serialize(), [], 0
+
     def content(self) -> bytes:
         """The file."""
         return self._db.serialize()
@@ -168,10 +174,13 @@ class _Connection:
         self._database = database
 
     def execute(self, sql: str, *values: Any) -> Any:
-        if sql[:6] == "SELECT" and not self._database._machine.has_errors:  # most, and nothing befalls them
-            _check()
-            return self._database._db.execute(sql, *values)
-        return self._database.execute(sql, *values)
+        database = self._database
+        if (sql[:6] == "SELECT" or sql == "PRAGMA data_version") and not database._machine.has_errors:
+            life = LIFE.get()  # most statements, and nothing befalls them
+            if life is not None and not life.alive:
+                raise Killed
+            return database._db.execute(sql, *values)
+        return database.execute(sql, *values)
 
     def executemany(self, sql: str, rows: Any) -> Any:
         return self._database.execute_many(sql, rows)

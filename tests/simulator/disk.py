@@ -32,6 +32,7 @@ FIRST_DESCRIPTOR = 1 << 20
 DESCRIPTORS = 1 << 20
 """Of each disk."""
 _DISK_BYTES = 10**9
+_BUFFER_BYTES = io.DEFAULT_BUFFER_SIZE
 _numbers = itertools.count(1)
 
 
@@ -206,6 +207,7 @@ class Disk:
         return here
 
     def _parent(self, path: str) -> tuple[Folder, str]:
+        """The folder and the name in it; an empty name for the disk itself."""
         folders, name = _split(path)
         here = self.root
         for each in folders:
@@ -217,7 +219,7 @@ class Disk:
 
     def stat(self, path: str) -> Any:
         self._operate("stat", path)
-        return _status(self._find(path))
+        return _Status(self._find(path))
 
     def listdir(self, path: str) -> list[str]:
         self._operate("list", path)
@@ -297,7 +299,7 @@ class Disk:
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         self._operate("create" if flags & os.O_CREAT else "open", path)
-        folder, name = self._parent(path) if _split(path)[1] else (self.root, "")
+        folder, name = self._parent(path)
         found = folder.names.get(name) if name else folder
         if found is None:
             if not flags & os.O_CREAT:
@@ -327,18 +329,15 @@ class Disk:
         if self._open.pop(descriptor, None) is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    def _handle(self, descriptor: int) -> Handle:
-        self._check()
-        return self._open[descriptor]
-
     def _file(self, descriptor: int) -> tuple[Handle, File]:
-        handle = self._handle(descriptor)
+        handle = self._open[descriptor]
         if not isinstance(handle.file, File):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         return handle, handle.file
 
     def fstat(self, descriptor: int) -> Any:
-        return _status(self._handle(descriptor).file)
+        self._check()
+        return _Status(self._open[descriptor].file)
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
         self._operate("read")
@@ -369,6 +368,7 @@ class Disk:
         return len(content)
 
     def write(self, descriptor: int, data: Any) -> int:
+        self._check()
         handle, file = self._file(descriptor)
         if handle.flags & os.O_APPEND:
             handle.position = len(file.data)
@@ -377,14 +377,15 @@ class Disk:
         return written
 
     def seek(self, descriptor: int, offset: int, whence: int) -> int:
+        self._check()
         handle, file = self._file(descriptor)
         start = (0, handle.position, len(file.data))[whence]
         handle.position = start + offset
         return handle.position
 
     def ftruncate(self, descriptor: int, length: int) -> None:
-        _, file = self._file(descriptor)
         self._operate("truncate")
+        _, file = self._file(descriptor)
         if length == len(file.data):
             return
         self._changing()
@@ -393,13 +394,32 @@ class Disk:
 
     def fsync(self, descriptor: int) -> None:
         self._operate("sync")
-        handle = self._handle(descriptor)
+        handle = self._open[descriptor]
         self._changing()
         if isinstance(handle.file, File):
             handle.file.sync()
         else:
             handle.file.since.clear()
         self._changed()
+
+    def read_file(self, path: str) -> bytes:
+        """All of a file, as who opens it, reads to its end and closes it: most files are read so."""
+        descriptor = self.open(path, os.O_RDONLY)
+        try:
+            _, file = self._file(descriptor)
+            for _ in range(0, len(file.data) + _BUFFER_BYTES, _BUFFER_BYTES):  # the last piece is empty
+                self._operate("read")
+            return bytes(file.data)
+        finally:
+            self._open.pop(descriptor, None)
+
+    def write_file(self, path: str, data: Any) -> int:
+        """Makes a file of these bytes, as who opens it, writes them in one piece and closes it."""
+        descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            return self.pwrite(descriptor, data, 0) if len(data) else 0
+        finally:
+            self._open.pop(descriptor, None)
 
     def stream(self, descriptor: int, mode: str, buffering: int = -1, encoding: str | None = None,
                errors: str | None = None, newline: str | None = None) -> Any:
@@ -483,6 +503,14 @@ class _Raw(io.RawIOBase):
     def fileno(self) -> int:
         return self._descriptor
 
+    def read(self, size: int | None = -1) -> bytes:
+        """As `io.RawIOBase` does it, which first makes room for all that is asked for."""
+        if size is not None and size >= 0:
+            return self._disk.read(self._descriptor, size)
+        return b"".join(iter(lambda: self._disk.read(self._descriptor, _BUFFER_BYTES), b""))
+
+    readall = read
+
     def readinto(self, buffer: Any) -> int:
         data = self._disk.read(self._descriptor, len(buffer))
         buffer[:len(data)] = data
@@ -541,11 +569,6 @@ class _Status:
     st_mtime = property(lambda self: self._modified / 1e9)
     st_atime = st_mtime
     st_ctime = property(lambda self: self._changed / 1e9)
-
-
-def _status(found: File | Folder) -> Any:
-    """What `stat` says."""
-    return _Status(found)
 
 
 def reset_numbers() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semisilo.common.audit import signature
+from semisilo.common.audit import chain, signature
 from semisilo.common.config import to_dict
 from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.methods.contract import Phase
@@ -34,6 +34,7 @@ from semisilo.common.secure_aggregation import keys
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner
 from semisilo.coordinator.federation.study_cards import StudyCards
+from semisilo.coordinator.ledger import database as ledger_database
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
@@ -130,6 +131,8 @@ def _prepare_host() -> None:
     for name in ("agree", "_private", "_identity", "public_of"):  # the same silos agree on the same keys, run after run
         _remember(keys, name)
     sums.agree = keys.agree
+    _remember(chain, "link")  # what was written is checked twice at the end
+    ledger_database.link = chain.link
     audit_key_of = signature._audit_key  # five silos check the same heads, and so do the invariants
     signature._audit_key = functools.lru_cache(maxsize=16)(  # type: ignore[assignment]
         lambda certificate, authority: _RememberingKey(audit_key_of(certificate, authority)))
@@ -445,7 +448,8 @@ class SimulatedFederation:
     def _go_on(self, turn: int = _MOST_TURNS) -> None:
         """Until the study is over, or so many callbacks have been run. Raises: TooLong."""
         loop = self.loop
-        loop.run(self._is_over if turn == _MOST_TURNS else lambda: loop.turns >= turn or self._is_over(),
+        loop.run(lambda: loop.turns >= turn or ((self.completed_at is not None or bool(self.violations))
+                                                and self._is_over()),
                  seconds=BEGINNING + _LONGEST_SECONDS - loop.time(), turns=_MOST_TURNS - loop.turns)
 
     def _begin_stretch(self, stretch: Stretch) -> None:
@@ -457,6 +461,7 @@ class SimulatedFederation:
         def fill(machine: Machine, full: bool) -> None:
             machine.disk.full = full
 
+        self.database.settle()
         if stretch.at_turn:
             self.draw.seed(stretch.seed)
             self.trace.append(f"{self.loop.time():.6f} {stretch.seed} begins")
@@ -492,6 +497,8 @@ class SimulatedFederation:
 
 
 _prepared = _warm = False
+_last: list[SimulatedFederation] = []
+"""The one that a copy of this process has run: to take it apart would only cost time."""
 _since_collected = 0
 _COLLECT_EVERY = 50
 """Runs whose remains are collected at once; not while one runs, for that would run `finally` blocks of its dead."""
@@ -539,7 +546,10 @@ def run_schedule(schedule: Schedule, branch: Callable[[int], Schedule] | None = 
             events={name: dict(machine.counted) for name, machine in federation.machines.items()})
     finally:
         logger.removeHandler(unforeseen)
-        federation.database.raw.close()
+        if branch is None:  # else the process ends with it
+            federation.database.raw.close()
+        else:
+            _last.append(federation)
         _since_collected += 1
         if _since_collected >= _COLLECT_EVERY:
             _since_collected = 0

@@ -87,7 +87,11 @@ class SeededLoop(asyncio.AbstractEventLoop):
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
                    context: Context | None = None) -> Handle:
-        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+        when = self._now + delay if delay > 0.0 else self._now
+        handle = Handle(callback, args, context, when)
+        self._order += 1
+        heapq.heappush(self._timers, (when + self._draw.random() * _LATE_SECONDS, self._order, handle))
+        return handle
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any,  # type: ignore[override]
                 context: Context | None = None) -> Handle:
@@ -104,6 +108,7 @@ class SeededLoop(asyncio.AbstractEventLoop):
         Raises: TooLong when virtual time or the number of callbacks exceeds its bound, or nothing is left to run.
         """
         end, last = self._now + seconds, self.turns + turns
+        ready, timers = self._ready, self._timers
         asyncio._set_running_loop(self)
         try:
             while not until():
@@ -111,37 +116,30 @@ class SeededLoop(asyncio.AbstractEventLoop):
                     raise TooLong(f"not done after {seconds:.0f} s of virtual time")
                 if self.turns > last:
                     raise TooLong(f"not done after {turns} callbacks")
-                if not self._turn():
-                    raise TooLong("nothing is left to run")
+                if ready:
+                    handle = ready.popleft()
+                else:  # goes on to the next moment at which something is to be run
+                    if not timers:
+                        raise TooLong("nothing is left to run")
+                    when, _, handle = heapq.heappop(timers)
+                    if handle.callback is None:
+                        continue
+                    if when > self._now:
+                        self._now = when
+                if handle.callback is None:
+                    continue
+                life = handle.context.get(LIFE)
+                if life is not None and not life.may_run():
+                    continue  # of a process that is dead
+                self.turns += 1
+                try:
+                    handle.context.run(handle.callback, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"Exception in {handle.callback}", "exception": error})
         finally:
             asyncio._set_running_loop(None)
-
-    def _turn(self) -> bool:
-        """Runs what is ready, or goes on to the next moment at which something is; False when nothing is left."""
-        ready = self._ready
-        if not ready:
-            while self._timers:
-                when, _, handle = heapq.heappop(self._timers)
-                if handle.callback is not None:
-                    self._now = max(self._now, when)
-                    ready.append(handle)
-                    break
-            else:
-                return False
-        handle = ready.popleft()
-        if handle.callback is None:
-            return True
-        life = handle.context.get(LIFE)
-        if life is not None and not life.may_run():
-            return True  # of a process that is dead
-        self.turns += 1
-        try:
-            handle.context.run(handle.callback, *handle.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.call_exception_handler({"message": f"Exception in {handle.callback}", "exception": error})
-        return True
 
     # What is made on a loop -------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ BEGINNING_UNIX = 1_800_000_000.0
 
 _machines: list[Machine] = []
 _by_name: dict[str, Machine] = {}
+_disks: dict[str, Disk] = {}
 _draw = random.Random(0)
 _over = False
 
@@ -45,6 +46,8 @@ def simulated(machines: list[Machine], draw: random.Random) -> Iterator[None]:
     _machines[:] = machines
     _by_name.clear()
     _by_name.update({machine.name: machine for machine in machines})
+    _disks.clear()
+    _disks.update({machine.name: machine.disk for machine in machines})
     _draw, _over = draw, False
     _install()
     try:
@@ -61,7 +64,8 @@ def _machine() -> Machine | None:
 def _disk_of(path: str) -> Disk:
     if _over:
         raise Killed
-    return _by_name[path.split("/", 2)[1][1:]].disk
+    end = path.find("/", 2)
+    return _disks[path[2:] if end < 0 else path[2:end]]
 
 
 def _disk_with(descriptor: int) -> Disk:
@@ -90,6 +94,7 @@ def _install() -> None:
     _take_over_two("rename", "replace")
     _take_over_two("link", "link")
     _take_over_others()
+    _take_over_whole_files()
     _remember_joins()
     _take_over_time()
     _take_over_chance()
@@ -152,6 +157,28 @@ def _remember_joins() -> None:
         return joined(str(path), name) if type(name) is str and type(path) is PosixPath else join(path, name)
 
     PosixPath.__truediv__ = call  # type: ignore[method-assign]
+
+
+def _take_over_whole_files() -> None:
+    """Files that a path reads or writes at once, which pass through three objects of `io` otherwise."""
+    read_bytes, read_text, write_bytes = PosixPath.read_bytes, PosixPath.read_text, PosixPath.write_bytes
+
+    def bytes_of(path: PosixPath) -> bytes:
+        text = str(path)
+        return _disk_of(text).read_file(text) if text[:2] == "/~" else read_bytes(path)
+
+    def text_of(path: PosixPath, encoding: str | None = None, errors: str | None = None) -> str:
+        text = str(path)
+        if text[:2] != "/~" or encoding != "utf-8" or errors is not None:
+            return read_text(path, encoding, errors)
+        content = _disk_of(text).read_file(text).decode()
+        return content.replace("\r\n", "\n").replace("\r", "\n") if "\r" in content else content
+
+    def write(path: PosixPath, data: Any) -> int:
+        text = str(path)
+        return _disk_of(text).write_file(text, data) if text[:2] == "/~" else write_bytes(path, data)
+
+    PosixPath.read_bytes, PosixPath.read_text, PosixPath.write_bytes = bytes_of, text_of, write  # type: ignore[assignment, method-assign]
 
 
 class _Entry:

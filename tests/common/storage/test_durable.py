@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.storage import durable
-from semisilo.common.storage.durable import sync_file, sync_folder, without_waiting, write_durably
+from semisilo.common.storage.durable import sync_file, sync_folder, sync_found, without_waiting, write_durably
+from tests.synced_paths import synced_paths
 
 
 @pytest.fixture
@@ -73,3 +74,13 @@ def test_without_waiting_a_file_is_replaced_by_one_that_is_whole_whatever_the_sy
     assert len(replaced) == (1 if in_place_of_another else 3)
     write_durably(file, b"for good")
     assert replaced[-1] == file, "whoever waits for the disk has it send the content there"
+
+
+def test_what_another_process_has_left_is_synchronised_with_its_name_before_it_is_believed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    with synced_paths() as synced:
+        sync_found(tmp_path / "file")
+        sync_found(tmp_path / "nothing")
+        with without_waiting():
+            sync_found(tmp_path / "file")
+    assert synced == [str(tmp_path / "file"), str(tmp_path)]

@@ -14,6 +14,7 @@ import pytest
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged, SystemTrouble
 from semisilo.common.storage.store import MAX_CHUNK_BYTES, PartialFile, PayloadStore, hash_file
+from tests.synced_paths import synced_paths
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -363,3 +364,42 @@ def test_room_is_sure_only_once_the_folder_was_listed(tmp_path: Path) -> None:
     assert store.has_room(len(CONTENT))
     assert not store.has_room(10 * len(CONTENT))
     assert not PayloadStore(tmp_path / "payloads").has_room(2**62)
+
+
+# What lasts -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_that_a_killed_process_has_given_are_on_the_disk_once_the_store_is_cleaned(store: PayloadStore) -> None:
+    """It may have been killed after the rename and before it could wait for the folder."""
+    with synced_paths() as synced:
+        PayloadStore(store.folder).clean()
+        PayloadStore(store.folder, durable=False).clean()
+    assert synced == [str(store.folder)]
+
+
+@pytest.mark.parametrize("in_one_piece", [True, False])
+def test_a_payload_whose_name_the_disk_did_not_keep_is_there_and_does_not_last(store: PayloadStore,
+                                                                              in_one_piece: bool) -> None:
+    def add() -> None:
+        if in_one_piece:
+            store.add_bytes(CONTENT, DIGEST)
+            return
+        with store.partial("u", size_bytes=len(CONTENT)) as partial:
+            append(partial, len(CONTENT))
+            partial.finish(DIGEST)
+
+    broken = mock.Mock(side_effect=OSError(errno.EIO, "broken"))
+    with mock.patch("semisilo.common.storage.store.sync_folder", broken), pytest.raises(SystemTrouble):
+        add()
+    assert (store.has(DIGEST), store.lasts(DIGEST)) == (True, False)
+    with mock.patch("semisilo.common.storage.store.sync_folder", broken), pytest.raises(SystemTrouble):
+        store.make_last(DIGEST)
+    assert not store.lasts(DIGEST)
+    with synced_paths() as synced:
+        store.make_last(DIGEST)
+    assert (synced, store.lasts(DIGEST)) == ([str(store.folder)], True)
+
+
+def test_what_was_added_lasts(store: PayloadStore) -> None:
+    store.add_bytes(CONTENT, DIGEST)
+    assert store.lasts(DIGEST)

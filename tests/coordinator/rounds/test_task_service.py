@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import hashlib
 import json
 import math
 import zlib
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,6 +24,7 @@ from semisilo.common.errors import (
     PayloadNotServed,
     SemisiloError,
     StorageDamaged,
+    SystemTrouble,
     TaskClosed,
     UpdateConflict,
     WrongBase,
@@ -335,6 +339,24 @@ def test_an_update_that_is_in_the_spool_already_needs_no_bytes(tmp_path: Path) -
             with pytest.raises(BadPayload, match="has 100"):  # beta claims the same digest with another size
                 await coordinator.begin(tasks["beta"], content, size_bytes=99)
             assert (await coordinator.deliver(task, content)).resume_offset == len(content)
+            assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+def test_an_update_whose_name_the_disk_did_not_keep_is_not_accepted_before_it_does(tmp_path: Path) -> None:
+    """Its file is there under its name: the disk failed when the folder was to be synchronised."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            broken = mock.Mock(side_effect=OSError(errno.EIO, "broken"))
+            with mock.patch("semisilo.common.storage.store.sync_folder", broken):
+                for _ in range(2):  # the second time nothing more is sent
+                    with pytest.raises(SystemTrouble):
+                        await coordinator.deliver(task, content)
+            assert coordinator.spool.has(hashlib.sha256(content).hexdigest())
+            assert state_of(coordinator, task) is TaskState.OPEN
+            assert (await coordinator.deliver(task, content)).resume_offset == len(content)
+            assert coordinator.spool.lasts(hashlib.sha256(content).hexdigest())
             assert state_of(coordinator, task) is TaskState.UPDATED
     asyncio.run(scenario())
 

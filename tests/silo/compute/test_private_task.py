@@ -31,6 +31,7 @@ from semisilo.silo.site.policy import PrivacyPolicy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from tests.silo.compute.test_operations import CLASSES, all_digits
+from tests.synced_paths import synced_paths
 
 NUM_IMAGES = 60
 FORM = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.35,))
@@ -100,6 +101,15 @@ def test_a_task_that_is_done_again_has_the_same_bits_and_counts_once(site: Site)
     assert site.train().payload == first.payload
     assert site.train(task_id="s/1/0-train/a/1").payload == first.payload  # the study went back to this round
     assert len(site.ledger.lines()) == 1
+
+
+def test_a_line_that_is_found_is_on_the_disk_before_its_task_is_done_again(site: Site) -> None:
+    """The process that wrote it may have been killed before it could wait for the disk: what is sent then would not
+    be counted if the power went."""
+    site.train()
+    with synced_paths() as synced:
+        site.train()
+    assert str(site.ledger.path) in synced
 
 
 @pytest.mark.parametrize("change", ["model", "round", "study", "settings", "seed", "images", "pixels", "dp", "secret"])

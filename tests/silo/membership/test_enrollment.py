@@ -25,6 +25,7 @@ from semisilo.silo.site.identity_store import (
     pending_key,
 )
 from tests.identity_kit import Federation, make_federation
+from tests.synced_paths import synced_paths
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -106,6 +107,15 @@ def test_a_new_identity_replaces_the_old_one_and_sweeps_its_key(tmp_path, federa
     assert second.credentials != first.credentials
     assert not first.folder.exists()
     assert [path.name for path in (tmp_path / "identities").iterdir()] == ["2"]
+
+
+def test_a_pending_key_that_is_found_is_on_the_disk_before_it_is_used(tmp_path):
+    """The process that made it may have been killed before it could wait for the disk; an invitation is spent once."""
+    pending_key(tmp_path, "renew")
+    with synced_paths() as synced:
+        pending_key(tmp_path, "renew")
+    assert synced == [str(tmp_path / "identities" / "pending" / "renew.key.pem"),
+                      str(tmp_path / "identities" / "pending")]
 
 
 def test_a_pending_key_is_the_same_until_it_is_dropped(tmp_path):

@@ -12,6 +12,7 @@ from semisilo.common.secure_aggregation.roster import ADDED, Roster, append
 from semisilo.silo.secure_aggregation.session import begin
 from semisilo.silo.secure_aggregation.store import SecureStore
 from tests.secure_sums import a_total
+from tests.synced_paths import synced_paths
 
 
 def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
@@ -35,6 +36,17 @@ def test_a_sum_is_there_again_and_the_next_one_replaces_it(tmp_path: Path) -> No
     text = (tmp_path / "sums.json").read_text()
     assert session.mask_key.hex() not in text
     assert session.self_secret.hex() not in text
+
+
+def test_what_is_found_is_on_the_disk_before_anything_is_done_upon_it(tmp_path: Path) -> None:
+    """The process that wrote it may have been killed before it could wait for the disk: a masked update that is sent
+    then would be forgotten if the power went, and could be masked twice."""
+    store = SecureStore(tmp_path)
+    store.identity()
+    store.keep("first", begin(a_total(3), silo="a"), masks=True)
+    with synced_paths() as synced:
+        SecureStore(tmp_path).identity()
+    assert synced == [str(tmp_path / "sums.json"), str(tmp_path), str(tmp_path / "identity.key"), str(tmp_path)]
 
 
 def test_a_masked_round_is_remembered_for_good(tmp_path: Path) -> None:

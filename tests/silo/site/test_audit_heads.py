@@ -21,6 +21,7 @@ from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import FederationFile, install_identity
 from semisilo.silo.site.trail_check import check_trail, trail_facts
 from tests.audit_kit import NOW, audit_key, signed, trail
+from tests.synced_paths import synced_paths
 
 AUTHORITY = audit_key().authority
 
@@ -207,3 +208,13 @@ def test_status_tells_of_a_contradiction(home: SiloHome) -> None:
     assert facts is not None
     assert (facts.problems, facts.number) == (1, 4)
     assert "cut" in facts.last_problem
+
+
+def test_heads_that_are_found_are_on_the_disk_before_they_are_believed(path: Path) -> None:
+    """The process that wrote the last one may have been killed before it could wait for the disk; the same head is not
+    written again."""
+    head = signed(3)
+    saw(HeadRecord(path, AUTHORITY), head)
+    with synced_paths() as synced:
+        saw(HeadRecord(path, AUTHORITY), head)
+    assert synced == [str(path), str(path.parent)]

@@ -25,6 +25,7 @@ from semisilo.silo.site.disclosures import (
     message,
     read_lines,
 )
+from tests.synced_paths import synced_paths
 
 OLD = ('{"time":"2026-01-31T12:00:00+00:00","kind":"update","study":"first","round":2,"phase":"train",'
        '"method":"semifl","update_id":"u1","groups":["model"],"bytes":1000,"digest":"ab","num_examples":7,"metrics":{"loss":0.5},"text":""}')
@@ -156,3 +157,13 @@ def test_a_line_that_the_disk_takes_in_parts_or_refuses_is_there_whole_and_once(
         log.record(update(3))
     log.record(update(3))
     assert [line.update_id for line in read_lines(tmp_path / "d.jsonl") if isinstance(line, Line)] == ["u1", "u2", "u3"]
+
+
+def test_lines_that_are_found_are_on_the_disk_before_they_are_believed(tmp_path: Path) -> None:
+    """The process that wrote the last one may have been killed before it could wait for the disk; what has a line is
+    not recorded again."""
+    path = tmp_path / "d.jsonl"
+    DisclosureLog(path).record(update(1))
+    with synced_paths() as synced:
+        DisclosureLog(path).record(update(1))
+    assert synced == [str(path), str(tmp_path)]

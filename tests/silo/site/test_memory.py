@@ -17,6 +17,7 @@ from semisilo.common.errors import StorageDamaged
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.silo.site.memory import SiloMemory, update_id_of
+from tests.synced_paths import synced_paths
 
 
 def write_memory(memory: SiloMemory, content: str) -> Path:
@@ -378,6 +379,15 @@ def test_files_that_nothing_names_any_more_are_removed(tmp_path: Path) -> None:
     answer(memory, 6)
     assert len(list(tmp_path.glob(f"*{STATE_ENDING}"))) == 2
     assert list(tmp_path.glob(".*.tmp")) == []
+
+
+def test_an_index_that_is_found_is_on_the_disk_before_anything_is_done_upon_it(tmp_path: Path) -> None:
+    """The process that wrote it may have been killed before it could wait for the disk: an answer that is sent again
+    would outlive the memory that belongs to it if the power went then."""
+    answer(SiloMemory(tmp_path), 1)
+    with synced_paths() as synced:
+        SiloMemory(tmp_path)
+    assert synced == [str(tmp_path / "memory.json"), str(tmp_path)]
 
 
 class Killed(BaseException):
