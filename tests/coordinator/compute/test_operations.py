@@ -462,7 +462,8 @@ def test_under_a_rule_a_restart_before_the_fold_gives_the_same_bits(
         states.append(aggregate(operations, state, 1, updates))
     assert states[0].state == states[1].state
     assert states[0].metrics == states[1].metrics
-    assert states[0].metrics["updates_cut"] == 1
+    longer_than_allowed = 2 if robust.get("rule") == "judge" else 1  # the judge allows none above the median
+    assert states[0].metrics["updates_cut"] == longer_than_allowed
 
 
 def test_updates_that_are_not_in_silo_order_are_our_own_mistake(
