@@ -39,8 +39,8 @@ class RobustSettings:
     the median. "coordinate_median", "trimmed_mean" (Yin et al., ICML 2018): of every number by itself, silos counting
     alike. "geometric_median" (RFA; Pillutla et al., 2022). "multi_krum" (Blanchard et al., NeurIPS 2017). "fltrust"
     (Cao et al., NDSS 2021): updates count as far as they point where a step on the coordinator's own labels points.
-    "judge": the coordinator tries every update on its own labelled images, and leaves out what makes them worse than
-    the others do."""
+    "judge": the coordinator tries every update on its own labelled images, leaves out what makes them worse than the
+    others do, and learns on them what each of the rest counts, none longer than the median."""
     byzantine_silos: int = 0
     """f: how many of the silos of a round may lie. A round with fewer than 2 f + 1 updates ("multi_krum": 2 f + 3)
     takes nothing over: silos that honestly abstain must not leave it to those that lie. "trimmed_mean" leaves out the f
@@ -48,7 +48,8 @@ class RobustSettings:
     for "fltrust", which compares no silo with others."""
     norm_bound: float = 5.0
     """No update counts with more than so many times the median length (Euclidean norm) of the round's updates; a longer
-    one is shortened to that. Acts from three updates on. 0 turns it off."""
+    one is shortened to that. Acts from three updates on. 0 turns it off. "norm_clipping" and "judge" always shorten to
+    the median."""
 
     def __post_init__(self) -> None:
         if self.byzantine_silos < 0:
