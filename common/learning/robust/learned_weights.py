@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Look", "learned_weights"]
+__all__ = ["Look", "faded", "learned_weights"]
 
 Look = Callable[[Tensor], tuple[float, Callable[[], Tensor]]]
 """From weights, float64 (N,) with sum 1, to the loss of the model that they make, and to what gives its derivative by
@@ -31,6 +31,7 @@ _DIVERGENCE = 0.003
 """lambda."""
 _SHRINKS = 0.5
 _GROWS = 1.5
+_FADE = 3.0
 
 
 def learned_weights(plain_N: Sequence[float], look: Look) -> list[float]:
@@ -71,3 +72,21 @@ def learned_weights(plain_N: Sequence[float], look: Look) -> list[float]:
             break
         log_N = torch.where(counted_N, torch.log_softmax(best_log_N - step * slope_N, dim=0), -math.inf)
     return [float(weight) for weight in best_log_N.exp()]
+
+
+def faded(weights_N: Sequence[float], plain_N: Sequence[float]) -> list[float]:
+    """Weights below the plain share lose more, so that little adds up to nothing over the rounds.
+
+        b_k = a_k min(1, a_k / p_k)^3 / Z
+
+    A silo that counts half of its share counts a sixteenth of it then, before Z; weights that are at least their
+    shares keep their proportions.
+    Args:
+        weights_N: a, at least 0, with sum 1.
+        plain_N: p, at least 0, in any scale; 0 only where a is 0.
+    Source: ours.
+    """
+    total = sum(plain_N)
+    kept_N = [weight * min(1.0, weight * total / plain) ** _FADE if plain else 0.0
+              for weight, plain in zip(weights_N, plain_N, strict=True)]
+    return [kept / sum(kept_N) for kept in kept_N]

@@ -4,9 +4,10 @@
    images more than the other updates do, beyond their spread.
 2. Together. Silos that see few classes all make these images worse alone, and then a lie does not stand out. So the
    weights of those that are left are learned: those of the mean that makes the loss smallest, near the plain ones
-   (`semisilo.common.learning.robust.learned_weights`).
+   (`semisilo.common.learning.robust.learned_weights`). What counts less than its share then fades.
 
-The images are the validation images, or the labelled ones where there are none.
+The images are the validation images. Where there are none, they are the labelled ones with weak views of them: the
+model knows the images themselves by heart, and then they tell no update from another.
 
 Shapes: N updates, S of them that stay, B numbers of a block, M images.
 Tests: tests/coordinator/strategies/parts/test_judge.py.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.evaluation import inference_batches, logits_of
-from semisilo.common.learning.robust.learned_weights import learned_weights
+from semisilo.common.learning.robust.learned_weights import faded, learned_weights
 from semisilo.common.learning.robust.outliers import not_worse_than_others
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import Environment, Updates
@@ -43,6 +44,8 @@ __all__ = ["Judge"]
 _LOG = logging.getLogger("semisilo.coordinator")
 
 _MOST_IMAGES = 1000
+_MOST_VIEWS = 8
+"""Of a labelled image, beside itself."""
 _DEVIATIONS = 4.0
 _LEAST_LOSS = 0.2
 """Nats above the median harm that never leave an update out alone."""
@@ -70,14 +73,17 @@ class Judge:
     def __init__(self, environment: Environment) -> None:
         """Raises: BadConfiguration where the coordinator has no labelled images at all."""
         data = environment.data
-        images = next((each for each in (data.validation, data.labelled)
-                       if each is not None and len(each) and each.labels_N is not None), None)
+        validation, labelled = (each if each is not None and len(each) and each.labels_N is not None else None
+                                for each in (data.validation, data.labelled))
+        images = labelled if validation is None else validation
         if images is None:
             raise BadConfiguration('[robust] rule = "judge" needs images with labels at the coordinator to try updates'
                                    " on; there are none.",
                                    remedy="Name some in [data] validation, or choose a rule that needs none.")
         self._environment = environment
         self._images = _some_of(images, _MOST_IMAGES)
+        if validation is None:
+            self._images = _with_views(self._images, environment)
 
     def weights(self, w: Mapping[str, Tensor], updates: Updates, group: str, *, scales: Sequence[float],
                 plain: Sequence[float], round: int) -> list[float]:
@@ -100,8 +106,8 @@ class Judge:
         found = [0.0] * len(scales)
         staying = [index for index in stays_N.nonzero().flatten().tolist() if plain[index] > 0]
         if staying:
-            learned = self._together(judged, staying, [plain[index] for index in staying])
-            for index, weight in zip(staying, learned, strict=True):
+            shares = [plain[index] for index in staying]
+            for index, weight in zip(staying, faded(self._together(judged, staying, shares), shares), strict=True):
                 found[index] = weight
         return found
 
@@ -190,6 +196,16 @@ def _labels(images: ImageSet) -> Tensor:
 def _cross_entropy(logits_MK: Tensor, images: ImageSet) -> Tensor:
     """Of every image, float64 (M,)."""
     return functional.cross_entropy(logits_MK.double().cpu(), _labels(images).cpu(), reduction="none")
+
+
+def _with_views(images: ImageSet, environment: Environment) -> ImageSet:
+    """The images, then as many weak views of all of them as there is room for: the same in every round."""
+    count = min(_MOST_VIEWS, _MOST_IMAGES // len(images) - 1)
+    generator = torch_generator(environment.seed, "judge_views")
+    views = [images.images_NCHW[:], *(augment.weak(images.images_NCHW[:], environment.augmentation, generator)
+                                      for _ in range(count))]
+    return replace(images, images_NCHW=torch.cat(views), labels_N=torch.cat([_labels(images)] * len(views)),
+                   names=images.names * len(views), patients=images.patients * len(views))
 
 
 def _some_of(images: ImageSet, most: int) -> ImageSet:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisilo.common.learning.robust.learned_weights import Look, learned_weights
+from semisilo.common.learning.robust.learned_weights import Look, faded, learned_weights
 
 
 def _linear(slope_N: list[float]) -> Look:
@@ -71,3 +71,16 @@ def test_a_step_that_is_too_long_is_taken_back(curvature: float) -> None:
 def test_a_loss_that_is_no_number_moves_nothing() -> None:
     found = learned_weights([0.4, 0.6], lambda _: (math.inf, lambda: torch.zeros(2, dtype=torch.float64)))
     assert found == pytest.approx([0.4, 0.6])
+
+
+def test_what_counts_less_than_its_share_fades() -> None:
+    """Half of a share becomes a sixteenth; what has its share or more keeps its proportions."""
+    found = faded([0.125, 0.375, 0.5, 0.0], [2.0, 2.0, 4.0, 0.0])
+    assert found[1] / found[2] == pytest.approx(0.375 / 0.5)
+    assert found[0] / found[2] == pytest.approx(0.125 / 8 / 0.5)
+    assert found[3] == 0.0
+    assert sum(found) == pytest.approx(1.0)
+
+
+def test_the_plain_weights_fade_nowhere() -> None:
+    assert faded([0.5, 0.3, 0.2], [5.0, 3.0, 2.0]) == pytest.approx([0.5, 0.3, 0.2])
