@@ -213,9 +213,9 @@ class TaskClosed(SemisiloError):
 
 
 class PayloadNotServed(SemisiloError):
-    """The digest is not named by an open task of the caller."""
+    """The digest is not named by an open task of the caller; a task that was written anew names others."""
 
-    code, status = "PAYLOAD_NOT_SERVED", "NOT_FOUND"
+    code, status, retry = "PAYLOAD_NOT_SERVED", "NOT_FOUND", True
 
 
 class ModelNotShared(SemisiloError):

@@ -21,6 +21,7 @@ from semisilo.common.errors import (
     BadData,
     CertificateRevoked,
     ComputeFailed,
+    PayloadNotServed,
     SemisiloError,
     TaskClosed,
     TensorsMissing,
@@ -284,6 +285,27 @@ def test_a_task_that_builds_on_what_is_not_here_is_put_off_until_it_brings_the_w
         assert coordinator.downloads == [(whole.digest, 0)]
         assert coordinator.outcomes() == ["update"], "nothing was refused"
         assert len(coordinator.accepted) == 1
+    run(work())
+
+
+def test_a_payload_that_the_task_no_longer_names_puts_the_task_off_and_refuses_nothing(tmp_path: Path) -> None:
+    """The coordinator has written the task anew since it was given: the silo asks for it again."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        before, after = (coordinator.add_file(random_bytes(50_000, seed=seed), tensors=NEXT) for seed in (1, 2))
+
+        def written_anew(rpc: str, request: Any) -> SemisiloError | None:
+            if rpc == "DownloadPayload" and request.digest.hex() == before.digest:
+                coordinator.tasks = [make_task(payloads=(after,))]
+                return PayloadNotServed("No open task of this silo names that payload.")
+            return None
+        coordinator.tasks = [make_task(payloads=(before,))]
+        coordinator.fault = written_anew
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            assert "put off" in bench.text
+        assert coordinator.downloads == [(after.digest, 0)]
+        assert coordinator.outcomes() == ["update"]
     run(work())
 
 
