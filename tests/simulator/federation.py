@@ -11,6 +11,7 @@ import functools
 import gc
 import hashlib
 import logging
+import math
 import os
 import random
 import sys
@@ -414,6 +415,8 @@ class SimulatedFederation:
             self._go_on()
         except TooLong as error:
             self.violations.append(f"{error}; {self._where()}")
+        if self.completed_at is None and not self.violations:
+            self.violations.append(f"the study has not ended; {self._where()}")
         for machine in self.machines.values():  # nothing befalls those who look at what is left
             machine.file_error = None
             machine.deaths.clear()
@@ -448,7 +451,7 @@ class SimulatedFederation:
             roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number, not_after_unix=4e9)
         ledger.queue_study(STUDY, to_dict(self.config))
 
-    def _go_on(self, turn: int = _MOST_TURNS) -> None:
+    def _go_on(self, turn: float = math.inf) -> None:
         """Until the study is over, or so many callbacks have been run. Raises: TooLong."""
         loop = self.loop
         loop.run(lambda: loop.turns >= turn or ((self.completed_at is not None or bool(self.violations))

@@ -90,6 +90,16 @@ for phases, masked in ((2, False), (1, True), (1, False)):
 
 
 @pytest.mark.slow
+def test_a_study_that_goes_round_in_circles_is_told() -> None:
+    told = subprocess.run([sys.executable, "-c", (
+        "from tests.simulator import federation; from tests.simulator.schedule import Schedule\n"
+        "federation._MOST_TURNS = 500\n"
+        "print(federation.run_schedule(Schedule(seed=1)).violations)")], cwd=ROOT, text=True, capture_output=True,
+        check=True, env={**os.environ, "PYTHONHASHSEED": "0"}).stdout
+    assert "not done after 500 callbacks" in told
+
+
+@pytest.mark.slow
 def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
     found = _run("1-50", "--planted", "memory-counts-though-nothing-was-folded")
     assert found.returncode == 1
