@@ -76,7 +76,7 @@ class Database:
         if sql.startswith("PRAGMA synchronous = "):  # SQLite's own database is in memory: nothing to tell it
             self._lasting = sql.endswith("FULL")
             return None
-        if self._machine.aims and sql[:6] in ("INSERT", "UPDATE", "DELETE"):
+        if (self._machine.aims or self._machine.awaited) and sql[:6] in ("INSERT", "UPDATE", "DELETE"):
             self._machine.mark(" ".join(sql.split(None, 4)[:4]))
         if sql != "COMMIT":
             found = self._db.execute(sql, *values)

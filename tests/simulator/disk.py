@@ -94,6 +94,8 @@ class Folder:
     names: dict[str, File | Folder] = field(default_factory=dict)
     since: list[tuple[str, File | Folder | None, Move | None]] = field(default_factory=list)
     """(name, what it was before, the move that it was part of) of each change since the folder was synchronised."""
+    returned: set[str] = field(default_factory=set)
+    """Names that were gone and that a loss of power has brought back."""
 
     def __post_init__(self) -> None:
         self.number = next(_numbers)
@@ -114,6 +116,8 @@ class Folder:
             if before is None:
                 self.names.pop(name, None)
             else:
+                if name not in self.names:
+                    self.returned.add(name)
                 self.names[name] = before
             if move is not None:
                 move.lost.append(self)
@@ -182,7 +186,7 @@ class Disk:
 
     def _mark(self, what: str, path: str) -> None:
         """Something is done to a name in a folder: a death may be aimed at that."""
-        if self._machine.aims:
+        if self._machine.aims or self._machine.awaited:
             folders, _ = _split(path)
             self._machine.mark(f"{what} {folders[-1] if folders else 'home'}")
 
@@ -259,14 +263,14 @@ class Disk:
 
     def replace(self, source: str, target: str) -> None:
         self._operate("replace", target)
-        self._mark("replace", target)
         folder, name = self._parent(source)
         found = folder.names.get(name)
+        other, other_name = self._parent(target)
+        before = other.names.get(other_name)
+        self._mark("replace" if before is None else "overwrite", target)
         if found is None:
             raise _error(errno.ENOENT, source)
         self._changing()
-        other, other_name = self._parent(target)
-        before = other.names.get(other_name)
         if before is found:
             return
         if isinstance(before, File):
@@ -546,7 +550,10 @@ def _split(path: str) -> tuple[tuple[str, ...], str]:
 
 
 def _error(number: int, path: str) -> OSError:
-    return OSError(number, os.strerror(number), path)
+    return OSError(number, _text_of(number), path)
+
+
+_text_of = functools.lru_cache(maxsize=64)(os.strerror)
 
 
 class _Status:

@@ -11,6 +11,7 @@ import functools
 import gc
 import hashlib
 import logging
+import math
 import os
 import random
 import sys
@@ -62,7 +63,7 @@ from tests.simulator import disk as disk_module
 from tests.simulator.database import Database, databases
 from tests.simulator.identity import AUTHORITY, audit_key
 from tests.simulator.loop import BEGINNING, Killed, SeededLoop, TooLong
-from tests.simulator.machine import Life, Machine, PointOfDeath
+from tests.simulator.machine import Life, Machine, PointOfDeath, Relapse
 from tests.simulator.network import Channel, Network, Server
 from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Stretch
 from tests.simulator.system import simulated, use_small_pieces
@@ -248,15 +249,17 @@ class SimulatedFederation:
         else:
             self.ended.discard(machine.name)
         self.network.machine_died(machine, power=death.power)
-        self.loop.call_later(death.down_seconds, self._start, machine, context=self._outside)
+        self.loop.call_later(death.down_seconds, self._start, machine, death.then, context=self._outside)
 
     def _failed(self, machine: Machine, kind: str) -> None:
         self.trace.append(f"{self.loop.time():.6f} {machine.name} has an error of the system: {kind}")
 
-    def _start(self, machine: Machine) -> None:
+    def _start(self, machine: Machine, relapse: Relapse | None = None) -> None:
         if machine.life is not None and machine.life.alive:
             return
         self.trace.append(f"{self.loop.time():.6f} {machine.name} starts")
+        if relapse is not None:
+            self.machines[relapse.machine].expect_death(relapse.death)
         life = machine.begin()
         work = self._coordinator(life) if machine.name == COORDINATOR else self._silo(machine.name, life)
         task = life.start(work)
@@ -412,10 +415,13 @@ class SimulatedFederation:
             self._go_on()
         except TooLong as error:
             self.violations.append(f"{error}; {self._where()}")
+        if self.completed_at is None and not self.violations:
+            self.violations.append(f"the study has not ended; {self._where()}")
         for machine in self.machines.values():  # nothing befalls those who look at what is left
             machine.file_error = None
             machine.deaths.clear()
             machine.aims.clear()
+            machine.awaited.clear()
         self.violations += self.loop.complaints
         self.violations += self.network.complaints
 
@@ -445,7 +451,7 @@ class SimulatedFederation:
             roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number, not_after_unix=4e9)
         ledger.queue_study(STUDY, to_dict(self.config))
 
-    def _go_on(self, turn: int = _MOST_TURNS) -> None:
+    def _go_on(self, turn: float = math.inf) -> None:
         """Until the study is over, or so many callbacks have been run. Raises: TooLong."""
         loop = self.loop
         loop.run(lambda: loop.turns >= turn or ((self.completed_at is not None or bool(self.violations))

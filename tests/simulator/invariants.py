@@ -18,6 +18,7 @@ from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.silo.site.audit_heads import SeenHead, read_heads
 from semisilo.silo.site.memory import SiloMemory
+from tests.simulator.disk import Folder
 from tests.simulator.schedule import COORDINATOR
 from tests.simulator.training import (
     ZEROS,
@@ -226,9 +227,10 @@ def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
         found.append("the last state is not there")
     if not (folder / "studies" / study / "model.safetensors").exists():
         found.append("the study has left no model")
-    left = [path.name for path in (folder / "spool").iterdir() if path.name != "incoming"]
-    if left and not federation.schedule.loses_power(COORDINATOR):
-        # What was removed may be there again after a loss of power; the next round of any study removes it.
+    spool = federation.machines[COORDINATOR].disk.entry(str(folder / "spool"))
+    assert isinstance(spool, Folder)
+    # What was removed may be there again after a loss of power; the next round of any study removes it.
+    if left := spool.names.keys() - spool.returned - {"incoming"}:
         found.append(f"the spool still has {len(left)} updates")
     return found
 

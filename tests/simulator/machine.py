@@ -18,7 +18,7 @@ from typing import Any
 from tests.simulator.disk import Disk
 from tests.simulator.loop import LIFE, Killed, SeededLoop
 
-__all__ = ["BEFALLS", "AimedDeath", "FileError", "Life", "Machine", "PointOfDeath"]
+__all__ = ["BEFALLS", "AimedDeath", "FileError", "Life", "Machine", "PointOfDeath", "Relapse"]
 
 _CHANGES = frozenset({"create", "mkdir", "unlink", "replace", "link", "write", "sql write"})
 _NAMES = frozenset({"open", "create", "list", "stat", "mkdir", "unlink", "replace", "link", "touch", "sql open"})
@@ -50,6 +50,7 @@ class PointOfDeath:
     """Until it starts again."""
     rots: bool = False
     """Whether a byte of every file that a silo could make or fetch again has changed when it starts again."""
+    then: Relapse | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +59,8 @@ class AimedDeath:
     over and over, and the windows in which a mistake shows lie around the others."""
 
     mark: str
-    """The first words of a statement that changes the ledger, or what is done to a name and in which folder."""
+    """The first words of a statement that changes the ledger, or what is done to a name and in which folder: a name is
+    unlinked, linked, or given by a rename, which overwrites a file of that name or replaces nothing ("replace")."""
     occurrence: int
     """Which, counted from 1 over all lives of the machine, from the beginning of a stretch."""
     kind: str
@@ -69,6 +71,18 @@ class AimedDeath:
     power: bool = False
     down_seconds: float = 1.0
     rots: bool = False
+    then: Relapse | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relapse:
+    """Another death, soon after a process that died has started again: what it believes of what it has found may not
+    be on the disk yet, and what it tells others outlives it."""
+
+    machine: str
+    """Where: the same one, or one that has to do with it."""
+    death: PointOfDeath
+    """Its events are counted from that start on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +154,8 @@ class Machine:
     """To come."""
     aims: list[AimedDeath] = field(default_factory=list)
     """To come, once their marks have."""
+    awaited: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    """Marks, and who is told when they are reached."""
     compute_deaths: set[int] = field(default_factory=set)
     """Numbers of the calls in which its compute process dies."""
     counted: Counter[str] = field(default_factory=Counter)
@@ -186,14 +202,19 @@ class Machine:
         self.file_error, self.has_errors = error, True
 
     def mark(self, what: str) -> None:
-        """Something happens that a death may be aimed at; called where `aims` are left."""
+        """Something happens that a death may be aimed at; called where there are `aims` or marks are `awaited`."""
         self.counted[f"mark: {what}"] += 1
+        if self.awaited:
+            told = [act for mark, act in self.awaited if mark == what]
+            self.awaited = [each for each in self.awaited if each[0] != what]
+            for act in told:
+                act()
         for aim in self.aims:
             if aim.mark == what and aim.occurrence == self.counted[f"mark: {what}"]:
                 self.aims.remove(aim)
                 self.deaths.append(PointOfDeath(
                     kind=aim.kind, number=self.counted[aim.kind] + 1 + aim.later, after=aim.after, power=aim.power,
-                    down_seconds=aim.down_seconds, rots=aim.rots))
+                    down_seconds=aim.down_seconds, rots=aim.rots, then=aim.then))
                 break
 
     def operate(self, kind: str) -> int:

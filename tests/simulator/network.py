@@ -41,8 +41,11 @@ class LineFault:
     connection for a while; "half open": cut, and the coordinator notices late; "vanish": no word of the calls in flight
     comes any more, and nobody tells either end; "outage": cut, and no connection for a while, of several silos;
     "stall": nothing moves for a while;
-    "delay": this message comes late; "duplicate": the request comes again later; "spoil": its last byte changes."""
+    "delay": this message comes late; "late": it comes just after the coordinator has reached a mark; "duplicate": the
+    request comes again later; "spoil": its last byte changes."""
     seconds: float = 0.0
+    mark: str = ""
+    """Of "late"; see `AimedDeath`. The message comes after `seconds` at the latest."""
 
 
 @dataclass
@@ -143,6 +146,8 @@ class Network:
                 extra = fault.seconds
             elif fault.kind == "stall":
                 call.line.stalled_until = max(call.line.stalled_until, self.loop.time() + fault.seconds)
+            elif fault.kind == "late":
+                extra = fault.seconds
             elif fault.kind == "duplicate":
                 call.repeat_after = fault.seconds
             elif fault.kind == "spoil":
@@ -169,13 +174,16 @@ class Network:
                 return
         when = max(call.last[direction], self.loop.time() + self.latency() + extra, call.line.stalled_until)
         call.last[direction] = when
+        arrived = False
 
         def arrive() -> None:
-            if call.cut:
+            nonlocal arrived
+            if call.cut or arrived:
                 return
             if call.line.stalled_until > self.loop.time():
                 self.loop.call_at(call.line.stalled_until, arrive, context=life.context)
                 return
+            arrived = True
             life.machine.event("message")
             if not life.alive:
                 return
@@ -186,6 +194,13 @@ class Network:
                 self.cut(call.line, notice=self.soon())
 
         self.loop.call_at(when, arrive, context=life.context)
+        if fault is not None and fault.kind == "late" and self.coordinator is not None:
+            self.coordinator.awaited.append((fault.mark, lambda: self._let_come(call, direction, arrive, life)))
+
+    def _let_come(self, call: Call, direction: str, arrive: Callable[[], None], life: Life) -> None:
+        """A message that was held comes now; so may those after it."""
+        call.last[direction] = self.loop.time()
+        self.loop.call_later(self.latency(), arrive, context=life.context)
 
     def cut(self, line: Line, *, notice: float, client_notice: float | None = None) -> None:
         """Ends all calls of a line.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tests.simulator.machine import AimedDeath, FileError, PointOfDeath
+from tests.simulator.machine import AimedDeath, FileError, PointOfDeath, Relapse
 from tests.simulator.network import LineFault
 
 __all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath",
@@ -119,15 +119,22 @@ STATEMENTS = (
     Mark("UPDATE secure_sum SET form_json", 3, 0.75, "masks"),
     Mark("UPDATE secure_sum SET outcome_json", 3, 1.0, "masks"))
 NAMES = {
-    COORDINATOR: (Mark("replace states", 34), Mark("unlink states", 34), Mark("replace payloads", 34, 0.7),
-                  Mark("unlink payloads", 14), Mark("replace spool", 13, 0.9), Mark("unlink spool", 13),
-                  Mark("unlink incoming", 3, 0.25), Mark("replace s", 1)),
-    "silo": (Mark("replace memory", 12, 0.85), Mark("unlink memory", 7, 0.85), Mark("replace outgoing", 3, 0.85),
-             Mark("unlink outgoing", 2, 0.75), Mark("replace cache", 7, 0.8), Mark("unlink cache", 5, 0.8),
-             Mark("link tensors", 7, 0.85), Mark("unlink tensors", 9, 0.85), Mark("unlink incoming", 14, 0.8),
-             Mark("replace cards", 3, 0.1), Mark("replace secure", 21, 0.95, "masks"), Mark("replace home", 28))}
-_KINDS = {"line": 0.34, "death": 0.2, "aimed": 0.28, "clock": 0.07, "full": 0.04, "compute": 0.04, "outage": 0.03}
+    COORDINATOR: (Mark("replace states", 34), Mark("unlink states", 34), Mark("replace payloads", 14, 0.7),
+                  Mark("overwrite payloads", 20, 0.7), Mark("unlink payloads", 14), Mark("replace spool", 13, 0.9),
+                  Mark("unlink spool", 13), Mark("unlink incoming", 3, 0.25), Mark("replace s", 1)),
+    "silo": (Mark("replace memory", 7, 0.85), Mark("overwrite memory", 5, 0.85), Mark("unlink memory", 7, 0.85),
+             Mark("replace outgoing", 3, 0.85), Mark("unlink outgoing", 2, 0.75), Mark("replace cache", 7, 0.8),
+             Mark("unlink cache", 5, 0.8), Mark("link tensors", 7, 0.85), Mark("unlink tensors", 9, 0.85),
+             Mark("unlink incoming", 14, 0.8), Mark("overwrite cards", 2, 0.1),
+             Mark("overwrite secure", 19, 0.95, "masks"), Mark("replace home", 4, 0.25), Mark("overwrite home", 17))}
+_KINDS = {"line": 0.26, "death": 0.14, "aimed": 0.24, "relapse": 0.17, "late": 0.07, "clock": 0.04, "full": 0.03,
+          "compute": 0.03, "outage": 0.02}
 """Of faults, with their shares where all are on."""
+_NAMED = {machine: tuple(mark for mark in marks if not mark.text.startswith("unlink"))
+          for machine, marks in NAMES.items()}
+"""What gives a file its name."""
+_LINE_SECONDS, _HELD_SECONDS = (0.05, 0.5, 3.0, 20.0, 70.0, 150.0), 150.0
+"""How long lines are out of order, and how long a message waits at most for what it is to come after."""
 _ON_SHARE = 0.65
 _ROT_SHARE = 0.2
 """Of the deaths of silos."""
@@ -152,7 +159,8 @@ class Stretch:
 
     @property
     def num_faults(self) -> int:
-        return (len(self.line_faults) + sum(map(len, self.deaths.values())) + sum(map(len, self.aims.values()))
+        deaths = [death for each in (self.deaths, self.aims) for of_one in each.values() for death in of_one]
+        return (len(self.line_faults) + len(deaths) + sum(death.then is not None for death in deaths)
                 + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths))
 
     def lines(self) -> list[str]:
@@ -191,8 +199,14 @@ class Schedule:
 
     def deaths_of(self, machine: str) -> list[PointOfDeath | AimedDeath]:
         """All of them."""
-        return [death for stretch in self.stretches for each in (stretch.deaths, stretch.aims)
-                for death in each.get(machine, ())]
+        found: list[PointOfDeath | AimedDeath] = []
+        for stretch in self.stretches:
+            for each in (stretch.deaths, stretch.aims):
+                for name, deaths in each.items():
+                    found += deaths if name == machine else ()
+                    found += [death.then.death for death in deaths
+                              if death.then is not None and death.then.machine == machine]
+        return found
 
     def loses_power(self, machine: str) -> bool:
         """Whether it may."""
@@ -308,6 +322,8 @@ class _Stretches:
                 deaths.setdefault(name, []).append(self._death(name))
             elif what == "aimed":
                 aims.setdefault(name, []).append(self._aim(name))
+            elif what == "relapse":
+                aims.setdefault(name, []).append(self._aim_twice(name))
             elif what == "clock":
                 steps += self._steps(name, seconds)
             elif what == "full":
@@ -317,9 +333,12 @@ class _Stretches:
                 computes[name] = ComputeDeath(machine=name, number=_moment(
                     draw, self._share * schedule.phases * _OPERATIONS[_kind_of(name)]))
             else:
-                kind = "outage" if what == "outage" else draw.choice(kinds_of_line)
-                lines.append(LineFault(number=_moment(draw, self._messages()), kind=kind, seconds=draw.choice(
-                    (0.05, 0.5, 3.0, 20.0, 70.0, 150.0)) * (0.5 + draw.random())))
+                kind = what if what in ("outage", "late") else draw.choice(kinds_of_line)
+                lines.append(LineFault(
+                    number=_moment(draw, self._messages()), kind=kind,
+                    seconds=draw.choice(_LINE_SECONDS) * (0.5 + draw.random()) if kind != "late" else _HELD_SECONDS,
+                    mark="" if kind != "late" else self._mark(
+                        STATEMENTS if draw.random() < 0.5 else NAMES[COORDINATOR]).text))
         turns = _TURNS[schedule.phases, schedule.masked]
         return Stretch(seed=self._seed, at_turn=max(int(self._begin > 0), int(self._begin * turns)),
                        line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
@@ -346,13 +365,34 @@ class _Stretches:
         """A death shortly after something that happens seldom, and will happen again."""
         draw = self._draw
         statement = name == COORDINATOR and draw.random() < 0.65
-        mark = draw.choice([mark for mark in (STATEMENTS if statement else NAMES[_kind_of(name)]) if self._comes(mark)])
+        mark = self._mark(STATEMENTS if statement else NAMES[_kind_of(name)])
         rare = "commit" if name == COORDINATOR else "message"
         return AimedDeath(
             mark=mark.text, occurrence=int(max(1.0, mark.times * self._share) ** draw.random()),
             kind=draw.choice((rare, rare, "disk", "callback") if statement else ("disk", "disk", rare, "callback")),
             later=int(12 ** draw.random()) - 1, after=draw.random() < 0.5, power=draw.random() < 0.6,
             down_seconds=self._down_seconds(), rots=self._rots(name))
+
+    def _aim_twice(self, name: str) -> AimedDeath:
+        """A death around something that is named, mostly before that is on the disk, and another one, mostly of the
+        power, soon after the process has started again. What the second process has believed may be gone then."""
+        draw = self._draw
+        mark = self._mark(_NAMED[_kind_of(name)])
+        other = COORDINATOR if name != COORDINATOR and draw.random() < 0.8 else draw.choice(self._schedule.silos)
+        where = name if draw.random() < 0.6 else other
+        rare = "commit" if where == COORDINATOR else "message"
+        return AimedDeath(
+            mark=mark.text, occurrence=int(max(1.0, mark.times * self._share) ** draw.random()), kind="disk",
+            later=draw.choice((0, 0, 0, 0, 1)), after=draw.random() < 0.7, power=draw.random() < 0.25,
+            down_seconds=self._down_seconds(), rots=self._rots(name, 2 * _ROT_SHARE),
+            then=Relapse(machine=where, death=PointOfDeath(
+                kind=draw.choice((rare, rare, "message", "disk")), number=int(16 ** draw.random()),
+                after=draw.random() < 0.7, power=draw.random() < 0.85, down_seconds=self._down_seconds(),
+                rots=self._rots(where))))
+
+    def _mark(self, marks: tuple[Mark, ...]) -> Mark:
+        """One that is still to come."""
+        return self._draw.choice([mark for mark in marks if self._comes(mark)])
 
     def _comes(self, mark: Mark) -> bool:
         schedule = self._schedule
@@ -370,8 +410,8 @@ class _Stretches:
     def _down_seconds(self) -> float:
         return self._draw.choice((0.2, 2.0, 40.0)) * (0.5 + self._draw.random())
 
-    def _rots(self, name: str) -> bool:
-        return name != COORDINATOR and self._draw.random() < _ROT_SHARE
+    def _rots(self, name: str, share: float = _ROT_SHARE) -> bool:
+        return name != COORDINATOR and self._draw.random() < share
 
 
 def _kind_of(machine: str) -> str:

@@ -22,7 +22,8 @@ from tests.simulator.database import Database
 from tests.simulator.disk import Disk
 from tests.simulator.file_errors import ERRORS
 from tests.simulator.loop import Killed, SeededLoop, TooLong
-from tests.simulator.machine import BEFALLS, AimedDeath, FileError, Machine, PointOfDeath
+from tests.simulator.machine import BEFALLS, AimedDeath, FileError, Machine, PointOfDeath, Relapse
+from tests.simulator.network import Channel, LineFault, Network, Server
 from tests.simulator.planted import FILE_ERROR_BUGS, PLANTED, PlantedBug
 from tests.simulator.schedule import BRANCHES, COORDINATOR, NAMES, STATEMENTS, draw_schedule, path_of
 
@@ -86,6 +87,16 @@ for phases, masked in ((2, False), (1, True), (1, False)):
     for (name, what), turn in last.items():
         print(f"{name}: {what} at {turn / done.turns:.3f}")
 """
+
+
+@pytest.mark.slow
+def test_a_study_that_goes_round_in_circles_is_told() -> None:
+    told = subprocess.run([sys.executable, "-c", (
+        "from tests.simulator import federation; from tests.simulator.schedule import Schedule\n"
+        "federation._MOST_TURNS = 500\n"
+        "print(federation.run_schedule(Schedule(seed=1)).violations)")], cwd=ROOT, text=True, capture_output=True,
+        check=True, env={**os.environ, "PYTHONHASHSEED": "0"}).stdout
+    assert "not done after 500 callbacks" in told
 
 
 @pytest.mark.slow
@@ -279,6 +290,90 @@ def test_the_ledger_is_as_after_a_commit_that_was_lasting_or_a_later_one_when_th
         database._lose_power()
         found.add(tuple(row[0] for row in database.raw.execute("SELECT n FROM t ORDER BY n")))
     assert found == {(1, 2), (1, 2, 3), (1, 2, 3, 4)}
+
+
+def test_what_a_killed_process_has_named_may_be_gone_when_the_power_goes_after_it_has_started_again() -> None:
+    found = set()
+    for seed in range(40):
+        machine = _machine()
+        machine.draw.seed(seed)
+        machine.disk.mkdir("/~m/spool")
+        _write(machine.disk, "a", b"abcdef", sync=True, sync_folder=True)
+        then = Relapse(machine="m", death=PointOfDeath(kind="message", number=1, power=True))
+        machine.aim(AimedDeath(mark="replace spool", occurrence=1, kind="disk", later=0, after=True, then=then))
+        told = list[PointOfDeath]()
+        machine.on_death = lambda machine, death, told=told: told.append(death)  # type: ignore[misc]
+        with pytest.raises(Killed):
+            machine.begin().context.run(machine.disk.replace, "/~m/a", "/~m/spool/a")
+        assert _content(machine.disk, "spool/a") == b"abcdef"
+        assert told[0].then is then
+        machine.begin()
+        machine.expect_death(told[0].then.death)
+        machine.event("message")
+        found.add((_content(machine.disk, "a") is None, _content(machine.disk, "spool/a") is None))
+    assert found >= {(True, False), (False, True)}
+
+
+def test_a_rename_over_a_file_of_that_name_is_another_mark() -> None:
+    machine = _machine()
+    machine.disk.mkdir("/~m/memory")
+    reached = list[str]()
+    for mark in ("replace memory", "overwrite memory"):
+        machine.awaited.append((mark, lambda mark=mark: reached.append(mark)))  # type: ignore[misc]
+    for _ in range(3):
+        _write(machine.disk, "a", b"abcdef")
+        machine.disk.replace("/~m/a", "/~m/memory/index")
+    assert reached == ["replace memory", "overwrite memory"], "each told once"
+
+
+def test_names_that_a_loss_of_power_has_brought_back_are_known() -> None:
+    returned = set()
+    for seed in range(20):
+        machine = _machine()
+        machine.draw.seed(seed)
+        for name in ("stays", "goes"):
+            _write(machine.disk, name, b"abc", sync=True, sync_folder=True)
+        machine.disk.unlink("/~m/goes")
+        machine.disk.lose_power()
+        assert machine.disk.root.returned == machine.disk.root.names.keys() - {"stays"}
+        returned |= machine.disk.root.returned
+    assert returned == {"goes"}
+
+
+@each_of("reached", [True, False])
+def test_a_late_message_comes_just_after_its_mark_or_when_it_has_waited_too_long(reached: bool) -> None:
+    machine, silo = _machine(), _machine()
+    silo.loop, life = machine.loop, silo.begin()
+    network = Network(machine.loop, machine.draw)
+    network.coordinator, line, came = machine, network.add_line("a"), list[float]()
+    network.expect(LineFault(number=1, kind="late", seconds=50.0, mark="UPDATE round SET state"))
+
+    async def send() -> None:
+        call = (await Channel(network, "a")._open("/s/Report", ()))
+        network.carry(call, "up", lambda message: came.append(machine.loop.time()), b"1", life)
+
+    network.server = Server(machine.begin())
+    life.start(send())
+    began = machine.loop.time()
+    if reached:
+        machine.loop.call_later(7.0, machine.mark, "UPDATE round SET state")
+    machine.loop.call_later(100.0, lambda: None)
+    with pytest.raises(TooLong, match="nothing is left"):
+        machine.loop.run(lambda: False, seconds=200.0, turns=100)
+    assert line.calls
+    assert len(came) == 1, "once"
+    assert (7.0 if reached else 50.0) <= came[0] - began < (7.1 if reached else 50.2)
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    schedules = [draw_schedule(seed).stretches[-1] for seed in range(600)]
+    assert {fault.kind for each in schedules for fault in each.line_faults} == {
+        "cut", "cut after", "refuse", "half open", "vanish", "stall", "delay", "duplicate", "spoil", "outage", "late"}
+    relapses = [(name, death.then) for each in schedules for name, deaths in each.aims.items() for death in deaths
+                if death.then is not None]
+    assert {(name == COORDINATOR, then.machine == name) for name, then in relapses} == set(
+        itertools.product((True, False), repeat=2))
+    assert any(name != COORDINATOR and then.machine == COORDINATOR for name, then in relapses)
 
 
 def test_rot_changes_what_can_be_made_or_fetched_again_and_nothing_else() -> None:
