@@ -32,6 +32,7 @@ _DIVERGENCE = 0.003
 _SHRINKS = 0.5
 _GROWS = 1.5
 _FADE = 3.0
+"""Power of the part of its share that a weight is."""
 
 
 def learned_weights(plain_N: Sequence[float], look: Look) -> list[float]:
@@ -89,4 +90,5 @@ def faded(weights_N: Sequence[float], plain_N: Sequence[float]) -> list[float]:
     total = sum(plain_N)
     kept_N = [weight * min(1.0, weight * total / plain) ** _FADE if plain else 0.0
               for weight, plain in zip(weights_N, plain_N, strict=True)]
-    return [kept / sum(kept_N) for kept in kept_N]
+    kept = sum(kept_N)
+    return [each / kept for each in kept_N]

@@ -199,8 +199,9 @@ def _cross_entropy(logits_MK: Tensor, images: ImageSet) -> Tensor:
 
 
 def _with_views(images: ImageSet, environment: Environment) -> ImageSet:
-    """The images, then as many weak views of all of them as there is room for: the same in every round."""
-    count = min(_MOST_VIEWS, _MOST_IMAGES // len(images) - 1)
+    """The images, then as many weak views of all of them as there is room for: the same in every round. The images
+    alone where views are the images themselves."""
+    count = 0 if environment.augmentation.policy == "none" else min(_MOST_VIEWS, _MOST_IMAGES // len(images) - 1)
     generator = torch_generator(environment.seed, "judge_views")
     views = [images.images_NCHW[:], *(augment.weak(images.images_NCHW[:], environment.augmentation, generator)
                                       for _ in range(count))]

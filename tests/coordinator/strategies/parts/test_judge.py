@@ -118,6 +118,13 @@ def test_validation_images_go_before_labelled_ones() -> None:
     assert _accepted(updates, data=CoordinatorData(labelled=_images(), validation=wrong))[3]
 
 
+def test_a_learned_weight_below_its_share_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.coordinator.strategies.parts.judge.learned_weights",
+                        lambda plain, look: [0.125, 0.375, 0.25, 0.25])
+    weights = _weights([_honest(1)] * 4)
+    assert weights == pytest.approx([0.125 / 8 / 0.890625, *(each / 0.890625 for each in (0.375, 0.25, 0.25))])
+
+
 def test_labelled_images_are_looked_at_in_views_too() -> None:
     """An update that goes wrong where no labelled image has anything, one pixel beside them, harms views alone."""
     images = _images()
