@@ -406,6 +406,9 @@ class Agent:
         with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id,
                    trace_id=new_trace_id()):
             outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
+            if outcome.kind == "unwanted":
+                # Before another task is asked for: a later phase of the round would bring in what this one has left.
+                await self._until_well(lambda: asyncio.to_thread(self._memory.refused, task.task_id))
         carried = self._traffic.total().since(before)
         self.count(durably=True)
         self._on_task(outcome)

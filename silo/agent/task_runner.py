@@ -242,8 +242,6 @@ class TaskRunner:
         self._display.done()
         seconds = time.monotonic() - started
         self._steps.took = replace(self._steps.took, upload_bytes=payload.size_bytes, upload_seconds=seconds)
-        if not verdict.accepted:
-            await asyncio.to_thread(self._site.memory.refused, task.task_id)
         what, examples = ("masked update", "") if task.secure else ("update", f"{pending.num_examples} examples, ")
         return _outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
                                  f"{describe_seconds(seconds)} ({examples}trained in "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -709,6 +710,28 @@ def test_a_late_update_is_dropped_with_the_reason_and_the_agent_goes_on(tmp_path
         assert "not wanted any more: the round is closed" in bench.text
         assert coordinator.uploads == []
         assert bench.status().tasks_answered == 0
+    run(work())
+
+
+def test_what_a_late_update_left_is_dropped_before_another_task_even_from_a_full_disk(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER, refuse_reason="the round is closed")
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            memory, tries = bench.agent._memory, 0
+            drop = memory.refused
+
+            def full(task_id: str) -> None:
+                nonlocal tries
+                tries += 1
+                assert len(coordinator.hellos) == 1, "another task was asked for"
+                if tries < 4:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                drop(task_id)
+            memory.refused = full  # type: ignore[method-assign]
+            await bench.agent.run()
+            assert tries == 4
+            assert "not wanted any more: the round is closed" in bench.text
+            assert memory.pending_for(make_task().task_id) is None
     run(work())
 
 
