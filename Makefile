@@ -43,14 +43,14 @@ demo: setup-demo  ## run a real federation here: a coordinator, three silos, Sem
 
 # worksteal: each process begins with a run of neighbouring tests, so that what the tests of a file share is made once,
 # and takes from the others when it has finished its own. One process more than processors: a fifth of the time of the
-# quick tests is waiting, for a browser, a server or a timer.
+# quick tests is waiting, for a browser, a server or a timer, and more of that of the slow ones.
 test: setup  ## run the tests that take seconds
 	@echo "==> tests, without those marked slow" >&2
 	$(BIN)/python -m pytest -m "not slow" -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 million parameters, the wheel
 	@echo "==> tests marked slow" >&2
-	$(BIN)/python -m pytest -m slow -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-slow simulate-faults fail-file-operations  ## run all tests, and schedules of faults that nobody has run before
 
