@@ -3,8 +3,8 @@
 What counts is what the kernel counts on the connection to the coordinator, both ways, TLS included; where it does
 not, an estimate from the messages, never below the payloads. Before a transfer its declared size must fit into
 what is left; what TLS adds to it is counted when it has crossed. The file `day.json` is rewritten while bytes move, and
-on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any. What another
-day has come to is in `days.json`: for people, and for a clock that is set to that day again.
+on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any. What
+another day has come to is in `days.json`: for people, and for a clock that is set to that day again.
 """
 
 from __future__ import annotations
