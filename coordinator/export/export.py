@@ -197,7 +197,7 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
                               progress=lambda share: tell(0.3 + 0.3 * share, "measuring")).numpy()
         labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
-        measures = measure(logits_NK, labels_N, classes=classes, seed=opened.seed,
+        measures = measure(logits_NK, labels_N, classes=classes,
                            temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
             logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
             thresholds_from=thresholds_in_words(opened.facts))

@@ -13,6 +13,7 @@ from PIL import Image
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.measures.gain import ImageCounts
 from semisilo.coordinator.studies import held_out
 from semisilo.coordinator.studies.held_out import (
     check_apart,
@@ -209,6 +210,19 @@ def test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened(
         read(tmp_path, test="test.npz")
     write(tmp_path / "test.npz", [0, 1] * 5, seed=2)
     assert read(tmp_path, test="test.npz").frozen.num_test == 10, "a control: with others it opens"
+
+
+def test_of_test_images_with_several_labels_those_known_not_to_show_a_class_are_counted(tmp_path: Path) -> None:
+    rows = np.array([[1, 0], [0, -1], [0, -1], [1, 1], [-1, 0]], dtype=np.int8)
+    for name, seed in (("labelled", 1), ("test", 2)):
+        np.savez(tmp_path / f"{name}.npz", images=np.random.default_rng(seed).integers(0, 256, (5, 8, 8)).astype(
+            np.uint8), labels=rows, classes=np.array(["a", "b"]))
+    opened = read(tmp_path, study={"task": "multi_label"}, test="test.npz")
+    assert (opened.frozen.num_test, opened.frozen.test_images, opened.frozen.test_without) == (5, (2, 1), (2, 2))
+    assert opened.frozen.test_counts == ImageCounts(5, (2, 1), (2, 2))
+    again = read(tmp_path, study={"task": "multi_label"}, test="test.npz", before=replace(opened, frozen=replace(
+        opened.frozen, test_without=())))
+    assert again.frozen.test_without == (), "a study that an earlier version began"
 
 
 # On a disk ------------------------------------------------------------------------------------------------------------
