@@ -16,6 +16,7 @@ from semisilo.common.data.augmentation.augment import check_settings
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
+from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.tensors import digest
@@ -34,7 +35,6 @@ from semisilo.coordinator.studies.held_out import (
     check_patients_apart,
     draw_validation,
     held_out_share,
-    pixel_digests,
 )
 from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class, check_class_names
 

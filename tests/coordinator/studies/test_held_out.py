@@ -12,15 +12,14 @@ from PIL import Image
 
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
+from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.measures.gain import ImageCounts
-from semisilo.coordinator.studies import held_out
 from semisilo.coordinator.studies.held_out import (
     check_apart,
     check_patients_apart,
     draw_validation,
     held_out_share,
-    pixel_digests,
 )
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -190,17 +189,6 @@ def test_images_with_the_same_pixels_in_two_sets_are_told_with_number_and_names(
 def test_sets_that_are_apart_pass_whatever_stands_twice_within_one() -> None:
     sets = {"labelled": images(1, 1, name="l"), "test": images(2, 2, name="t")}
     check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()})
-
-
-def test_digests_hang_on_pixels_alone_and_not_on_the_block_that_they_are_read_in(monkeypatch: pytest.MonkeyPatch
-                                                                                 ) -> None:
-    many = ImageSet(torch.from_numpy(GENERATOR.integers(0, 256, (7, 3, 5, 5), dtype=np.uint8)), None,
-                    tuple("abcdefg"))
-    whole = pixel_digests(many)
-    assert len(set(whole)) == 7
-    monkeypatch.setattr(held_out, "_BLOCK", 2)
-    assert pixel_digests(many) == whole
-    assert pixel_digests(many.subset([4])) == whole[4:5]
 
 
 def test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened(tmp_path: Path) -> None:
