@@ -43,7 +43,7 @@ demo: setup-demo  ## run a real federation here: a coordinator, three silos, Sem
 
 # worksteal: each process begins with a run of neighbouring tests, so that what the tests of a file share is made once,
 # and takes from the others when it has finished its own. One process more than processors: a fifth of the time of the
-# quick tests is waiting, for a browser, a server or a timer, and more of that of the slow ones.
+# quick tests is waiting, for a browser, a server or a timer, and some of that of the slow ones.
 test: setup  ## run the tests that take seconds
 	@echo "==> tests, without those marked slow" >&2
 	$(BIN)/python -m pytest -m "not slow" -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
