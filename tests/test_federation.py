@@ -221,7 +221,7 @@ BIG = with_wire(STUDY.replace("wide_network:wide", "wide_network:{network}").rep
 
 @pytest.mark.parametrize(("network", "megabytes", "cut_seconds"), [
     ("wide_40_megabytes", 40, 1.5),
-    pytest.param("wide_400_megabytes", 400, 3.0, marks=pytest.mark.timeout(1800)),
+    pytest.param("wide_200_megabytes", 200, 3.0, marks=pytest.mark.timeout(1800)),
 ])
 @pytest.mark.slow
 def test_a_large_payload_goes_through_a_connection_that_is_cut_every_few_seconds(

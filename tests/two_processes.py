@@ -102,7 +102,7 @@ def main(rank: int, folder: Path, methods: tuple[str, ...]) -> list[Compared]:
         for number, study in enumerate(STUDIES):
             if methods and study.method not in methods:
                 continue
-            for network in NETWORKS:
+            for network in NETWORKS[1:] if study.note else NETWORKS:
                 now[:] = str(study), network
                 # 9 images in batches of 4: the last batch has one, which one of the processes does not get.
                 smaller = {"unlabelled_batch": 4} if "unlabelled_batch" in study.settings else {}

@@ -66,7 +66,6 @@ TASKS: Mapping[str, Task] = {
 }
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "self-training": {"name": "self_training"},
-    "threshold 0.93": {"name": "self_training", "confidence_threshold": 0.93},
     "no silo": {"name": "self_training", "confidence_threshold": 1.0},
 }
 """With the last one no image is ever confident enough, so that only the hub trains on."""

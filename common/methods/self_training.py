@@ -53,7 +53,10 @@ from semisilo.common.methods.spec import (
     within,
 )
 
-__all__ = ["SELF_TRAINING", "SelfTrainingSettings"]
+__all__ = ["FEW_CLASSES", "SELF_TRAINING", "SelfTrainingSettings"]
+
+FEW_CLASSES = 8
+"""Fewer have a threshold and a smoothing of their own: docs/decisions/0070-self-training-of-few-classes.md."""
 
 _THRESHOLDS: dict[Scenario, float] = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9, "labels-at-both": 0.65}
 
@@ -94,7 +97,9 @@ class SelfTrainingSettings(LabelTaskSettings):
     confidence_threshold: float | None = None
     """tau: what a pseudo-label's probability must reach, 0..1. Left out: 0.65 with labels at the coordinator or at
     both, which is lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may
-    be; 0.9 with labels at silos alone, where nobody with labels of all classes puts the average right."""
+    be; 0.9 with labels at silos alone, where nobody with labels of all classes puts the average right. Of K classes
+    fewer than eight at least 13 / (12 + K), 0.93 of two: a label is then as many times as probable as the others are
+    on average as with eight."""
     local_epochs: int = 3
     """Passes over the kept images in a round."""
     unlabelled_batch: int = 32
@@ -180,10 +185,16 @@ class SelfTrainingSettings(LabelTaskSettings):
 
     @property
     def threshold(self) -> float:
-        """`confidence_threshold`, or the scenario's where it is left out."""
+        """`confidence_threshold`, or the scenario's where it is left out, of eight classes and more."""
         if self.confidence_threshold is None:
             return _THRESHOLDS[self.scenario]
         return self.confidence_threshold
+
+    def threshold_of(self, num_classes: int) -> float:
+        """The threshold where an image has one of so many classes."""
+        if self.confidence_threshold is not None or num_classes >= FEW_CLASSES:
+            return self.threshold
+        return max(self.threshold, 13.0 / (12.0 + num_classes))
 
     @property
     def under_privacy(self) -> ObjectiveSettings:

@@ -24,20 +24,21 @@ from semisilo.common.learning.losses import ClassThresholds, PseudoLabels, pseud
 from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settings
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
-from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.methods.self_training import FEW_CLASSES, SelfTrainingSettings
 from semisilo.silo.objectives import make_objective, train_locally
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
-from semisilo.silo.trainers.parts.fix_and_mix import logits_of_weak_views, train_fix_and_mix
+from semisilo.silo.trainers.parts.fix_and_mix import LogPriors, logits_of_weak_views, train_fix_and_mix
 from semisilo.silo.trainers.parts.kept_momentum import KeptMomentum, momentum_to_go_on_from
 from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
 from semisilo.silo.trainers.parts.step_sums import StepSums
 
-__all__ = ["SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior", "log_shares_of_kept"]
+__all__ = ["SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior", "log_shares"]
 
-_KEPT_SMOOTHING = 0.1
-"""Share of the kept labels that is counted once more, evenly over the classes: a class that got none is then not
-impossible in the losses, and log of its share is finite."""
+_SMOOTHING, _SMOOTHING_OF_FEW = 0.1, 0.003
+"""Share of the labels that is counted once more, evenly over the classes: a class that got none is then not
+impossible in the losses, and log of its share is finite. Of pseudo-labels of fewer than `FEW_CLASSES` the smaller one:
+of two classes the larger gives 4.5 % to a class that got none, and each label of the other one pushes it down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +88,8 @@ class SelfTrainingTrainer:
             if kept := int(labels.keep_B.sum()):
                 optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
                                            momentum)
-                log_prior_K = log_shares_of_kept(labels, num_classes, strength=settings.local_logit_adjustment)
                 train_fix_and_mix(task, model, optimiser, unlabelled.images_NCHW, labels, sums,
-                                  log_prior_K=None if log_prior_K is None else log_prior_K.to(task.device))
+                                  priors=_priors(task, labels, num_classes))
                 momentum = momentum_of(optimiser)
         told = {**report.metrics(), **sums.metrics()} if sums.steps else dict(report.metrics())
         if labelled is not None:
@@ -157,7 +157,7 @@ def _trained_on_own(task: SiloTask, model: nn.Module, labelled: ImageSet,
         log_prior_K = settings.logit_adjustment * log_odds(_smoothed_odds(labelled.labels_N))
     elif settings.logit_adjustment:
         counts_K = torch.bincount(labelled.labels_N.cpu(), minlength=len(settings.model_prior))
-        log_prior_K = (settings.logit_adjustment * smoothed_shares(counts_K, _KEPT_SMOOTHING).log()).float()
+        log_prior_K = (settings.logit_adjustment * smoothed_shares(counts_K, _SMOOTHING).log()).float()
     training = AveragedTraining(
         task, model, labelled, log_prior_K=log_prior_K, initial=parameters_of(model), steps=settings.labelled_steps,
         sgd=sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov), cosine=False, momentum=momentum,
@@ -186,7 +186,7 @@ def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) ->
         shares = estimate_prevalence(torch.softmax(logits_NK, dim=1).numpy(), trained=settings.model_prior,
                                      smoothing=settings.prior_smoothing).shares
         logits_NK = align_logits(logits_NK, torch.tensor(shares), torch.tensor(settings.model_prior))
-    return pseudo_labels(logits_NK, settings.threshold)
+    return pseudo_labels(logits_NK, settings.threshold_of(logits_NK.shape[1]))
 
 
 def _findings_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) -> PseudoLabels:
@@ -207,20 +207,30 @@ def _smoothed_odds(rows_NK: Tensor) -> Tensor:
     """Share of each class among the known labels of multi-hot rows, smoothed as `smoothed_shares` with two classes."""
     rows_NK = rows_NK.cpu()
     known_K, shown_K = (rows_NK >= 0).sum(dim=0).double(), (rows_NK == 1).sum(dim=0).double()
-    return (shown_K + 0.5 * _KEPT_SMOOTHING * known_K.clamp(min=1)) / (known_K.clamp(min=1) * (1.0 + _KEPT_SMOOTHING))
+    return (shown_K + 0.5 * _SMOOTHING * known_K.clamp(min=1)) / (known_K.clamp(min=1) * (1.0 + _SMOOTHING))
 
 
-def log_shares_of_kept(labels: PseudoLabels, num_classes: int, *, strength: float) -> Tensor | None:
-    """strength * log(class shares of the kept labels), float32 (K,); None for strength 0. With several labels for an
-    image of each class the log odds of its share among the kept labels of that class.
+def _priors(task: SiloTask, labels: PseudoLabels, num_classes: int) -> LogPriors | None:
+    """On the task's device; None where nothing is added."""
+    if not (strength := task.settings.local_logit_adjustment):
+        return None
+    kept = labels.hard_label_B if labels.hard_label_B.ndim == 2 else labels.hard_label_B[labels.keep_B]
+    return LogPriors(*(log_shares(each, num_classes, strength=strength).to(task.device)
+                       for each in (kept, labels.hard_label_B)))
+
+
+def log_shares(labels_N: Tensor, num_classes: int, *, strength: float) -> Tensor:
+    """strength * log(class shares of the labels), float32 (K,). With several labels for an image of each class the log
+    odds of its share among those that are known of that class.
 
     Added to the logits of a loss it lets the model learn what tells the classes apart and not how frequent they are
-    here; a class without kept labels is hardly pushed down. Kept labels must be some.
+    here; a class without labels is hardly pushed down.
+    Args:
+        labels_N: of at least one image, int64 (N,); or multi-hot rows (N, K), -1 where a class is not known.
     Source: Menon et al., ICLR 2021, Eq. 10, with the shares of one silo as in FedLC, Zhang et al., ICML 2022, Eq. 6.
     """
-    if not strength:
-        return None
-    if labels.hard_label_B.ndim == 2:
-        return strength * log_odds(_smoothed_odds(labels.hard_label_B))
-    counts_K = torch.bincount(labels.hard_label_B[labels.keep_B], minlength=num_classes)
-    return (strength * smoothed_shares(counts_K, _KEPT_SMOOTHING).log()).float()
+    if labels_N.ndim == 2:
+        return strength * log_odds(_smoothed_odds(labels_N))
+    counts_K = torch.bincount(labels_N, minlength=num_classes)
+    smoothing = _SMOOTHING_OF_FEW if num_classes < FEW_CLASSES else _SMOOTHING
+    return (strength * smoothed_shares(counts_K, smoothing).log()).float()

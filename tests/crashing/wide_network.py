@@ -30,6 +30,6 @@ def wide_40_megabytes(*, num_classes: int, channels: int, size: int) -> nn.Modul
     return WideNetwork(num_classes, channels * size * size, width=135_000)
 
 
-def wide_400_megabytes(*, num_classes: int, channels: int, size: int) -> nn.Module:
-    """100 million weights."""
-    return WideNetwork(num_classes, channels * size * size, width=1_350_000)
+def wide_200_megabytes(*, num_classes: int, channels: int, size: int) -> nn.Module:
+    """50 million weights."""
+    return WideNetwork(num_classes, channels * size * size, width=675_000)

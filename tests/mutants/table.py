@@ -53,6 +53,7 @@ _CALIBRATION = "tests/common/measures/test_calibration.py"
 _INTERVALS = "tests/common/measures/test_intervals.py"
 _HELD_OUT = "tests/coordinator/studies/test_held_out.py"
 _SELF_TRAINING = "tests/silo/trainers/test_self_training.py"
+_STEP = "test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_each_label_was_drawn_from"
 _AVERAGED = "tests/common/learning/test_averaged_training.py"
 _SEARCH = "tests/coordinator/compute/test_recipe_search.py"
 _TENSORS = "tests/common/learning/test_tensors.py"
@@ -562,7 +563,10 @@ _ALONE = _mutants(
      f"{_SELF_TRAINING}::test_labels_are_those_of_the_posterior_under_the_estimated_shares"),
     ("self-training-counts-labels-that-were-not-kept", "silo/trainers/self_training.py",
      "labels.hard_label_B[labels.keep_B]", "labels.hard_label_B",
-     f"{_SELF_TRAINING}::test_the_prior_of_kept_labels_is_counted_over_these_alone_and_never_of_a_share_of_zero"),
+     f"{_SELF_TRAINING}::test_each_label_in_the_losses_has_the_shares_of_those_that_it_was_drawn_from"),
+    ("self-training-smooths-few-classes-as-many", "silo/trainers/self_training.py",
+     "_SMOOTHING_OF_FEW if num_classes < FEW_CLASSES else _SMOOTHING", "_SMOOTHING",
+     f"{_SELF_TRAINING}::test_no_class_has_a_share_of_zero_and_of_few_classes_hardly_any_without_labels"),
     ("labels-at-both-warms-up-at-silos", "silo/trainers/self_training.py",
      "if not settings.labels_at_coordinator and task.round", "if settings.labels_at_silos and task.round",
      f"{_SELF_TRAINING}::"
@@ -576,8 +580,10 @@ _ALONE = _mutants(
      "tests/semisilo/simulation/splits/test_named_splits.py::"
      "test_with_labels_at_both_the_coordinator_has_those_of_its_scenario_and_silos_others"),
     ("fix-loss-without-the-prior", "silo/trainers/parts/fix_and_mix.py",
-     "_adjusted(model(_strong(task, batch)), log_prior_K)", "model(_strong(task, batch))",
-     f"{_SELF_TRAINING}::test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_was_kept"),
+     "logits_BK if priors is None else logits_BK + priors.kept_K, batch.fix_B", "logits_BK, batch.fix_B",
+     f"{_SELF_TRAINING}::{_STEP}"),
+    ("partners-under-the-shares-of-kept-labels", "silo/trainers/parts/fix_and_mix.py",
+     "logits_BK + priors.all_K, batch.mix_B", "logits_BK + priors.kept_K, batch.mix_B", f"{_SELF_TRAINING}::{_STEP}"),
     ("estimate-of-shares-without-smoothing", "common/learning/imbalance/prevalence.py",
      "next_K = (next_K + smoothing / len(next_K)) / (1.0 + smoothing)", "next_K = next_K",
      "tests/common/learning/imbalance/test_prevalence.py::"

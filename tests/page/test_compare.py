@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,23 @@ def test_studies_are_chosen_and_compared_over_rounds_bytes_and_time(browser: Any
         for over, axis in (("Bytes", "on the wire, both directions"), ("Time", "seconds since the start")):
             shown.page.get_by_role("group", name="Over what").get_by_role("button", name=over).click()
             shown.wait_for("axis => document.querySelector('line-chart svg').textContent.includes(axis)", axis)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("viewport", [WIDE, NARROW])
+def test_studies_that_end_alike_are_all_named_beside_their_lines(viewport: dict[str, int], browser: Any, tmp_path: Path
+                                                                 ) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=3)
+    others = [f"other-{number}" for number in range(6)]
+    for name in others:
+        add_study(filled, name, rounds=3, done=3, complete=True)
+    with live_page(filled.federation) as served, tab(browser, served.address, viewport=viewport) as shown:
+        shown.go(f"#/compare/first/{'/'.join(others)}", title="Compare")
+        shown.wait_for_text("Where they stand")
+        names = shown.page.locator("line-chart .ends text")
+        assert sorted(text.split()[0] for text in names.all_text_contents()) == ["first", *others]
+        boxes = sorted(box["y"] for each in names.all() if (box := each.bounding_box()) is not None)
+        assert min(low - high for high, low in itertools.pairwise(boxes)) > 11, boxes
 
 
 @pytest.mark.slow

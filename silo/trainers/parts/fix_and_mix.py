@@ -27,7 +27,7 @@ from semisilo.common.numerics.passes import Term
 from semisilo.silo.trainers.parts.model import load_received_statistics
 from semisilo.silo.trainers.parts.step_sums import StepSums
 
-__all__ = ["FixAndMixSettings", "logits_of_weak_views", "train_fix_and_mix"]
+__all__ = ["FixAndMixSettings", "LogPriors", "logits_of_weak_views", "train_fix_and_mix"]
 
 _VIEW_BATCH, _VIEWS_TOGETHER = 250, 8
 """Images whose views for labelling are drawn at once, and how many times as many are then labelled at once."""
@@ -63,6 +63,17 @@ class FixAndMixSettings(Protocol):
         """Whether both batches go through the network as one."""
 
 
+@dataclass(frozen=True, slots=True)
+class LogPriors:
+    """What is added to the logits in the losses, float32 (K,), on the task's device: the strengthened log of class
+    shares."""
+
+    kept_K: Tensor
+    """Of the labels that were kept: in the fix loss, and in the mix loss for the kept image."""
+    all_K: Tensor
+    """Of the labels of all images, in doubt or not: in the mix loss for the partner, which is drawn from all."""
+
+
 def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> list[Tensor]:
     """One weak view of every image, in order, through the model in evaluation mode with the received statistics.
 
@@ -82,11 +93,11 @@ def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor) 
 
 
 def train_fix_and_mix(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, labels: PseudoLabels,
-                      sums: StepSums, *, log_prior_K: Tensor | None = None) -> None:
+                      sums: StepSums, *, priors: LogPriors | None = None) -> None:
     """Steps 2.4 and 2.5: `local_epochs` over the kept images, in place; at least one image must be kept.
 
     Args:
-        log_prior_K: added to the logits in both losses, on the task's device; None adds nothing.
+        priors: added to the logits; None adds nothing.
     """
     settings: FixAndMixSettings = task.settings
     lams = numpy_generator(task.seed, "mixup", round=task.round, silo=task.silo)
@@ -99,7 +110,7 @@ def train_fix_and_mix(task: SiloTask, model: nn.Module, optimiser: SGD, images_N
             done += len(batch.fix_B)
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
             with sums.batch():
-                found = train_step(task, model, optimiser, batch, lam, log_prior_K)
+                found = train_step(task, model, optimiser, batch, lam, priors)
                 sums.add(loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
     sums.tell_skipped()
@@ -115,16 +126,16 @@ class _Losses:
 
 
 def _step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float,
-          log_prior_K: Tensor | None) -> _Losses:
+          priors: LogPriors | None) -> _Losses:
     """fix_weight L_fix + mix_weight L_mix, with L_fix = CE(f(strong(x_fix)), y_fix). Source: Eq. 3 to 5.
 
     Two passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
     """
     def fix() -> Tensor:
-        return cross_entropy(_adjusted(model(_strong(task, batch)), log_prior_K), batch.fix_B)
+        return _fix_loss(model(_strong(task, batch)), batch, priors)
 
     def mixed() -> Tensor:
-        return mix_loss(_adjusted(model(_mixed(task, batch, lam)), log_prior_K), batch.fix_B, batch.mix_B, lam)
+        return _mix_loss(model(_mixed(task, batch, lam)), batch, lam, priors)
 
     weighted = (task.settings.fix_weight, fix), (task.settings.mix_weight, mixed)
     found = learn(optimiser, [Term(weight, loss) for weight, loss in weighted if weight])
@@ -133,19 +144,28 @@ def _step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: 
 
 
 def _joined_step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float,
-                 log_prior_K: Tensor | None) -> _Losses:
+                 priors: LogPriors | None) -> _Losses:
     """The same with one pass for both batches."""
-    logits_2BK = _adjusted(model(torch.cat([_strong(task, batch), _mixed(task, batch, lam)])), log_prior_K)
+    logits_2BK = model(torch.cat([_strong(task, batch), _mixed(task, batch, lam)]))
     strong_logits_BK, mix_logits_BK = torch.split(logits_2BK, len(batch.fix_B))
-    fix = cross_entropy(strong_logits_BK, batch.fix_B)
-    mixed = mix_loss(mix_logits_BK, batch.fix_B, batch.mix_B, lam)
+    fix = _fix_loss(strong_logits_BK, batch, priors)
+    mixed = _mix_loss(mix_logits_BK, batch, lam, priors)
     loss = task.settings.fix_weight * fix + task.settings.mix_weight * mixed
     step(optimiser, loss)
     return _Losses(loss.detach(), fix.detach(), mixed.detach())
 
 
-def _adjusted(logits_BK: Tensor, log_prior_K: Tensor | None) -> Tensor:
-    return logits_BK if log_prior_K is None else logits_BK + log_prior_K
+def _fix_loss(logits_BK: Tensor, batch: _Batch, priors: LogPriors | None) -> Tensor:
+    return cross_entropy(logits_BK if priors is None else logits_BK + priors.kept_K, batch.fix_B)
+
+
+def _mix_loss(logits_BK: Tensor, batch: _Batch, lam: float, priors: LogPriors | None) -> Tensor:
+    """`mix_loss`, each label with the shares of those that it was drawn from: a partner that is in doubt is far more
+    often of a rare class than a kept image."""
+    if priors is None:
+        return mix_loss(logits_BK, batch.fix_B, batch.mix_B, lam)
+    return (lam * cross_entropy(logits_BK + priors.kept_K, batch.fix_B)
+            + (1.0 - lam) * cross_entropy(logits_BK + priors.all_K, batch.mix_B))
 
 
 def _strong(task: SiloTask, batch: _Batch) -> Tensor:

@@ -46,7 +46,8 @@ def test_a_network_that_may_be_shared_is_the_same_network_while_nobody_shares_it
 
 @pytest.mark.slow
 def test_every_method_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
-    """All studies of tests/method_studies.py, on a network with batch-norm and one without; a last batch of one image.
+    """All studies of tests/method_studies.py on a network with batch-norm, and those without a note on one without as
+    well; a last batch of one image.
 
     Batch-norm, MixUp, pseudo-labels, momentum, corrections and decomposed weights are in them.
     """

@@ -28,12 +28,13 @@ from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers import self_training as trainer
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.self_training import (
     SelfTrainingMemory,
     SelfTrainingTrainer,
     labels_under_own_prior,
-    log_shares_of_kept,
+    log_shares,
 )
 from semisilo.silo.trainers.semifl import SemiFLTrainer
 
@@ -106,16 +107,24 @@ def test_images_that_a_model_of_equal_classes_doubts_go_to_the_frequent_class() 
     assert labels["estimated"].hard_label_B[90:].unique().tolist() == [0]
 
 
-def test_the_prior_of_kept_labels_is_counted_over_these_alone_and_never_of_a_share_of_zero() -> None:
+def test_no_class_has_a_share_of_zero_and_of_few_classes_hardly_any_without_labels() -> None:
+    for num_classes, smoothing in ((3, 0.003), (7, 0.003), (8, 0.1), (10, 0.1)):
+        log_prior_K = log_shares(torch.tensor([0, 0, 0, 1]), num_classes, strength=1.0)
+        expected = [(count + smoothing * 4 / num_classes) / (4 * (1 + smoothing))
+                    for count in (3, 1, *[0] * (num_classes - 2))]
+        assert log_prior_K.exp().tolist() == pytest.approx(expected)
+        half = log_shares(torch.tensor([0, 0, 0, 1]), num_classes, strength=0.5)
+        assert half.tolist() == pytest.approx((0.5 * log_prior_K).tolist())
+
+
+def test_each_label_in_the_losses_has_the_shares_of_those_that_it_was_drawn_from() -> None:
+    """Kept images speak for kept ones, partners of MixUp for all."""
     labels = PseudoLabels(torch.ones(6), torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([1, 1, 1, 1, 0, 0]).bool())
-    log_prior_K = log_shares_of_kept(labels, 3, strength=1.0)
-    assert log_prior_K is not None
-    expected = [(count + 0.1 * 4 / 3) / (4 * 1.1) for count in (3, 1, 0)]
-    assert log_prior_K.exp().tolist() == pytest.approx(expected)
-    half = log_shares_of_kept(labels, 3, strength=0.5)
-    assert half is not None
-    assert half.tolist() == pytest.approx((0.5 * log_prior_K).tolist())
-    assert log_shares_of_kept(labels, 3, strength=0.0) is None
+    priors = trainer._priors(_task(_settings(local_logit_adjustment=0.5)), labels, 3)
+    assert priors is not None
+    assert torch.equal(priors.kept_K, log_shares(torch.tensor([0, 0, 0, 1]), 3, strength=0.5))
+    assert torch.equal(priors.all_K, log_shares(labels.hard_label_B, 3, strength=0.5))
+    assert trainer._priors(_task(_settings(local_logit_adjustment=0.0)), labels, 3) is None
 
 
 def test_without_priors_it_is_semifl_to_the_bit() -> None:
@@ -131,27 +140,34 @@ def test_without_priors_it_is_semifl_to_the_bit() -> None:
     assert dict(ours.metrics) == dict(theirs.metrics)
 
 
-def test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_was_kept() -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_each_label_was_drawn_from(
+        joined: bool) -> None:
     """One batch, recomputed with tensors only."""
-    settings = _settings(silo_prior="model", local_epochs=1, unlabelled_batch=23, local_logit_adjustment=0.7)
+    settings = _settings(silo_prior="model", local_epochs=1, unlabelled_batch=23, local_logit_adjustment=0.7,
+                         confidence_threshold=0.4, joined_passes=joined)
     task = _task(settings, augmentation=AugmentationSettings(policy="none"))
     update, _ = SelfTrainingTrainer().train(task, SiloData(unlabelled=_images()), None)
     x = augment.to_input(_images().images_NCHW, FORM)
     model = _net()
     tensors.load_into(model, task.groups["model"].tensors)
     batch_norm.load(model, task.groups["batch_norm"].tensors)
-    labels = model.eval()(x).detach().argmax(1)
-    counts = torch.bincount(labels, minlength=3).double()
-    log_prior = 0.7 * ((counts + 0.1 * 23 / 3) / (23 * 1.1)).log().float()
+    q, labels = torch.softmax(model.eval()(x).detach(), dim=1).max(1)
+    kept = torch.nonzero(q >= 0.4).flatten()
+    of_kept, of_all = (0.7 * ((torch.bincount(each, minlength=3).double() + 0.003 * len(each) / 3)
+                              / (len(each) * 1.003)).log().float() for each in (labels[kept], labels))
+    assert not torch.allclose(of_kept, of_all, atol=0.01)
     order, partner = (torch_generator(1, purpose, round=1, silo="a") for purpose in ("local_order", "mix_index"))
-    fix, other = torch.randperm(23, generator=order), torch.randint(23, (23,), generator=partner)
+    fix, other = (kept[torch.randperm(len(kept), generator=order)],
+                  torch.randint(23, (len(kept),), generator=partner))
     lam = float(numpy_generator(1, "mixup", round=1, silo="a").beta(0.75, 0.75))
     model.train()
-    log_p, log_p_mix = (torch.log_softmax(model(inputs) + log_prior, dim=1)
-                        for inputs in (x[fix], lam * x[fix] + (1 - lam) * x[other]))
-    row = torch.arange(23)
-    loss = -log_p[row, labels[fix]].mean() - lam * log_p_mix[row, labels[fix]].mean() \
-        - (1 - lam) * log_p_mix[row, labels[other]].mean()
+    inputs = x[fix], lam * x[fix] + (1 - lam) * x[other]
+    f, f_mix = torch.split(model(torch.cat(inputs)), len(kept)) if joined else map(model, inputs)
+    row = torch.arange(len(kept))
+    loss = -torch.log_softmax(f + of_kept, 1)[row, labels[fix]].mean() \
+        - lam * torch.log_softmax(f_mix + of_kept, 1)[row, labels[fix]].mean() \
+        - (1 - lam) * torch.log_softmax(f_mix + of_all, 1)[row, labels[other]].mean()
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
     for (name, w), gradient in zip(model.named_parameters(), gradients, strict=True):
@@ -283,6 +299,10 @@ def test_the_threshold_is_the_scenarios_unless_it_is_set() -> None:
     assert SelfTrainingSettings().threshold == SelfTrainingSettings(scenario="labels-at-both").threshold == 0.65
     assert SelfTrainingSettings(scenario="labels-at-silo").threshold == 0.9
     assert SelfTrainingSettings(confidence_threshold=0.0).threshold == 0.0
+    of_few = {2: 13 / 14, 3: 13 / 15, 7: 13 / 19, 8: 0.65, 10: 0.65}
+    assert {number: SelfTrainingSettings().threshold_of(number) for number in of_few} == of_few
+    assert SelfTrainingSettings(scenario="labels-at-silo").threshold_of(3) == 0.9
+    assert SelfTrainingSettings(confidence_threshold=0.5).threshold_of(2) == 0.5
     with pytest.raises(ValueError, match="confidence_threshold"):
         SelfTrainingSettings(confidence_threshold=1.5)
 

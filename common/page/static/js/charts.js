@@ -145,14 +145,15 @@ class LineChart extends HTMLElement {
       h("text", { x: right ? width - RIGHT : left + 4, y: y(value) + (above ? -6 : 15), "text-anchor": right ? "end" : "start" }, name));
   }
 
-  /** The last value of every line, clear of each other and of the level's name. */
+  /** The last value of every line, clear of each other and of the level's name: the nearest free place. */
   #ends(data, series, { x, y, left, width, height }) {
     const taken = data.level ? [y(data.level.y) - 10, y(data.level.y) + 4] : [];
     return h("g", { class: "ends" }, series.map(({ tone, points, end }, index) => {
       const [px, py] = points.at(-1);
       const text = [end, data.y.text(py, true)].filter(Boolean).join(" ");
       const near = x(px) + 8 + CHARACTER * text.length > width;
-      const wanted = near ? [y(py) - 9, y(py) + 20] : [y(py) + 4, y(py) - 9, y(py) + 20];
+      const beside = near ? [y(py) - 9, y(py) + 20] : [y(py) + 4, y(py) - 9, y(py) + 20];
+      const wanted = [...beside, ...series.flatMap((_, step) => [y(py) - 9 - 13 * (step + 1), y(py) + 20 + 13 * (step + 1)])];
       const at = wanted.find((spot) => spot > TOP - 12 && spot < height - BOTTOM && taken.every((other) => Math.abs(other - spot) > 12));
       if (at === undefined) return null;
       taken.push(at);
