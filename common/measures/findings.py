@@ -23,6 +23,7 @@ from semisilo.common.measures.finding_calibration import (
     finding_probabilities,
     fit_platt,
 )
+from semisilo.common.measures.gain import ImageCounts
 from semisilo.common.measures.intervals import (
     Interval,
     area_interval,
@@ -151,6 +152,12 @@ class FindingsMeasures:
         for each in self.classes:
             found |= {f"auroc/{each.name}": each.auroc, f"average_precision/{each.name}": each.average_precision}
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def counts(self) -> ImageCounts:
+        """The images."""
+        return ImageCounts(self.images, tuple(each.images for each in self.classes),
+                           tuple(each.others for each in self.classes))
 
     def value_of(self, measure: StudyMeasure) -> float | None:
         """A study's measure on these images, 0 to 1; None where they do not give it."""

@@ -37,6 +37,9 @@ class ImageCounts:
     total: int
     by_class: tuple[int, ...] = ()
     """Of each class, in label order; () where nobody has counted them."""
+    without: tuple[int, ...] = ()
+    """Known not to show each class, where an image may have several labels or none; () where an image has one, and all
+    others are without the class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +117,10 @@ def interval_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageC
         found = [(area, precision_interval(area, inside=count))
                  for name, count in by_class.items() if (area := metrics.get(f"average_precision/{name}")) is not None]
     else:
-        total = images.total  # of images with several labels or none it is not what the classes add up to
-        found = [(area, area_interval(area, inside=count, outside=total - count) if 0 < count < total else None)
+        outside = dict(zip(classes, images.without or [images.total - count for count in images.by_class],
+                           strict=False))
+        found = [(area, area_interval(area, inside=count, outside=outside[name]) if count and outside[name] > 0
+                  else None)
                  for name, count in by_class.items() if (area := metrics.get(f"auroc/{name}")) is not None]
     known = [(value, interval) for value, interval in found if interval is not None]
     if not known or len(known) < len(found):

@@ -9,20 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy
-
-__all__ = ["LEVEL", "Interval", "area_error", "area_interval", "around", "balanced_accuracy_interval",
-           "clustered_share_interval", "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval",
-           "newcombe", "precision_interval", "standard_error", "wilson"]
+__all__ = ["LEVEL", "Interval", "area_error", "area_interval", "around", "clustered_share_interval",
+           "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval", "newcombe",
+           "precision_interval", "standard_error", "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
 _Z = 1.959963984540054
 """The standard normal's quantile at (1 + LEVEL) / 2."""
-_RESAMPLES = 2000
 _HALVINGS = 60
 """That leave nothing of a double's digits to be found."""
 
@@ -227,27 +222,3 @@ def area_interval(area: float, *, inside: int, outside: int) -> Interval:
                 far = middle
         return near
     return Interval(end(0.0), end(1.0))
-
-
-def balanced_accuracy_interval(confusion: Sequence[Sequence[int]], *, generator: numpy.random.Generator,
-                               resamples: int = _RESAMPLES) -> Interval | None:
-    """Percentile bootstrap of the balanced accuracy, each class drawn anew among its own images.
-
-    Drawing n_k images of class k with replacement and counting the right ones is drawing from Binomial(n_k, recall_k),
-    so that no image is needed. A class with all or none of its images right adds no spread.
-    Args:
-        confusion: (K, K), confusion[true][predicted], in images. Classes without images do not count.
-        generator: from a named seed, so that the same images give the same interval.
-    Returns: None when no class has images.
-    Source: Efron, Annals of Statistics 7 (1979); stratified by class.
-    """
-    import numpy
-
-    pairs = [(row[label], sum(row)) for label, row in enumerate(confusion) if sum(row)]
-    if not pairs:
-        return None
-    hits_K, sizes_K = numpy.array(pairs, dtype=numpy.int64).T
-    drawn_RK = generator.binomial(sizes_K, hits_K / sizes_K, size=(resamples, len(pairs)))
-    balanced_R = (drawn_RK / sizes_K).mean(axis=1)
-    low, high = numpy.quantile(balanced_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
-from semisilo.common.measures.intervals import Interval, around, wilson
+from semisilo.common.measures.gain import ImageCounts, interval_of
+from semisilo.common.measures.intervals import Interval, wilson
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, score_of
 
 __all__ = ["BALANCED", "MAX_IMAGES", "ClassResult", "Estimate", "SiteEvaluation", "SiteScores", "estimate_text",
@@ -132,7 +133,7 @@ def site_scores(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[
     """Accuracy, balanced accuracy and the study's measure, with intervals; where images may have several labels or none
     the measure alone.
 
-    Of accuracy and recall Wilson's interval; of the others value -+ z times the standard error of `score_of`.
+    Intervals as the coordinator's own (`semisilo.common.measures.gain.interval_of`).
     Args:
         classes: names in label order, (K,).
     Raises: ValueError where the counts are of another number of classes, or the measure is about a class that is not
@@ -160,10 +161,17 @@ def _score(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str])
         own = found.classes[list(classes).index(measure.class_name)]
         return _share(own.correct, own.images)
     areas = [each.average_precision if measure.kind == "average_precision" else each.auroc for each in found.classes]
+    without = tuple(each.others or 0 for each in found.classes) if found.multi_label else ()
     score = score_of(measure, classes=classes, hits_K=[each.correct for each in found.classes],
                      images_K=[each.images for each in found.classes], areas_K=areas,
-                     total=found.count if found.multi_label else None)
-    return None if score is None else _within(score.value, around(score.value, score.error))
+                     without_K=without or None)
+    with_images = [(name, each, area) for name, each, area in zip(classes, found.classes, areas, strict=True)
+                   if each.images]
+    metrics = {f"{measure.kind}/{name}": area for name, _, area in with_images if area is not None} \
+        if measure.is_area else {f"recall/{name}": each.correct / each.images for name, each, _ in with_images}
+    interval = interval_of(measure, classes=classes, metrics=metrics, images=ImageCounts(
+        found.count, tuple(each.images for each in found.classes), without))
+    return None if score is None or interval is None else _within(score.value, interval)
 
 
 def _share(correct: int, count: int) -> Estimate | None:

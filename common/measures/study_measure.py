@@ -132,7 +132,7 @@ def decided_measure(images_K: Sequence[int]) -> StudyMeasure:
 
 
 def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[int], images_K: Sequence[int],
-             areas_K: Sequence[float | None], total: int | None = None) -> Score | None:
+             areas_K: Sequence[float | None], without_K: Sequence[int] | None = None) -> Score | None:
     """A measure and its standard error, from counts and areas under the curve.
 
     | measure           | standard error                                                                 |
@@ -148,7 +148,8 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
         images_K: images of each class.
         areas_K: area under the curve of each class against the rest, or its average precision where the measure is
             that; None where it has none.
-        total: images, where they may have several labels or none; None: as many as `images_K` add up to.
+        without_K: images known not to show each class, where they may have several labels or none; None: those of
+            the other classes.
     Returns: None where it cannot be measured: no images, none of the class, or no class with an area.
     Raises: ValueError for a class that is not among `classes`.
     Source: of average precision the binomial error of Boyd, Eng and Page, ECML PKDD 2013, section 4.
@@ -163,9 +164,10 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     if measure.kind == "average_precision":
         return _mean([None if area is None or not images else Score(area, math.sqrt(area * (1 - area) / images))
                       for area, images in zip(areas_K, images_K, strict=True)])
-    total = sum(images_K) if total is None else total
-    return _mean([None if area is None else Score(area, area_error(area, inside=images, outside=total - images))
-                  for area, images in zip(areas_K, images_K, strict=True)])
+    total = sum(images_K)
+    without_K = [total - images for images in images_K] if without_K is None else without_K
+    return _mean([None if area is None else Score(area, area_error(area, inside=images, outside=without))
+                  for area, images, without in zip(areas_K, images_K, without_K, strict=True)])
 
 
 def _share(hits: int, images: int) -> Score | None:

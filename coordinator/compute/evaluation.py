@@ -194,7 +194,7 @@ def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: S
         found = None if not evaluation.is_finite else score_of(
             measure, classes=classes, hits_K=[each.true_positives for each in evaluation.class_counts],
             images_K=[each.with_class for each in evaluation.class_counts], areas_K=by_class.per_class,
-            total=evaluation.count)
+            without_K=[each.without_class for each in evaluation.class_counts])
         return {} if found is None else {"selection_score": found.value, "selection_error": found.error}
     if evaluation.calibration_error is None:
         return {}

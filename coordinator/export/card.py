@@ -21,7 +21,7 @@ from semisilo.common.config import ABSENT_AT_DEFAULT, Tables
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.calibration import BINS
 from semisilo.common.measures.findings import NOT_CHOSEN, FindingsMeasures
-from semisilo.common.measures.gain import Gain, ImageCounts, gain_of
+from semisilo.common.measures.gain import Gain, gain_of
 from semisilo.common.measures.intervals import LEVEL, Interval
 from semisilo.common.measures.site_evaluation import Estimate, SiteEvaluation, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
@@ -435,8 +435,7 @@ class ModelCard:
             return None
         accuracy = self.labelled_only.accuracy
         alone = {**({} if accuracy is None else {"accuracy": accuracy}), **self.labelled_only.metrics}
-        images = ImageCounts(measured.images, tuple(each.images for each in measured.classes))
-        found = (gain_of(measure, classes=self.model.classes, images=images, federated=measured.metrics,
+        found = (gain_of(measure, classes=self.model.classes, images=measured.counts, federated=measured.metrics,
                          labels_alone=alone) for measure in (parse_measure(self.model.measure), ACCURACY))
         return next((gain for gain in found if gain is not None), None)
 
@@ -554,8 +553,9 @@ def card_test(measures: Measures, *, source: str, digest: str) -> CardTest:
     return CardTest(**numbers, source=source, sha256_images=digest, confidence_level=LEVEL, definitions={
         "accuracy_interval": "Wilson's score interval of right / images",
         "balanced_accuracy": "mean recall of the classes that occur",
-        "balanced_accuracy_interval": "percentile bootstrap, 2000 resamples within each class, named seed"
-                                      " balanced_accuracy_bootstrap of the study",
+        "balanced_accuracy_interval": "of the mean of the recalls, from Wilson's of each (Zou and Donner 2008)",
+        "auroc_macro_interval": "mean of those of the classes, as if their areas erred alike; of each Newcombe's, of"
+                                " Hanley and McNeil's error",
         "recall_interval": "Wilson", "precision_interval": "Wilson",
         "auroc": "one class against the rest, of the class's probability; macro: mean over classes",
         "expected_error": f"expected calibration error: sum over {BINS} equal bins of the confidence of"

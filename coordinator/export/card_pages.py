@@ -17,7 +17,7 @@ from typing import ClassVar
 from semisilo.common.config import to_dict
 from semisilo.common.measures.finding_calibration import FindingCalibration
 from semisilo.common.measures.findings import FindingMeasures
-from semisilo.common.measures.gain import ImageCounts, gain_interval_text, gain_text, gain_verdict, interval_of
+from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict, interval_of
 from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.site_evaluation import BALANCED, estimate_text
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
@@ -132,7 +132,8 @@ def _worth_in_short(test: CardTest | CardFindings, measure: StudyMeasure) -> str
     for each in shown:
         interval = test.interval_of(each)
         parts.append(f"{each.title} {describe_metric(each.metric, test.value_of(each))}"
-                     + (f", 95 % interval {_interval(interval)}" if interval is not None else ""))
+                     + ("" if interval is None else
+                        f", 95 % interval {_area_between(interval) if each.is_area else _interval(interval)}"))
     return "test " + "; ".join(parts)
 
 
@@ -203,7 +204,7 @@ def _worth(card: ModelCard) -> _Section:
     rows = [("Accuracy", describe_percentage(test.accuracy), _interval(test.accuracy_interval)),
             ("Balanced accuracy", describe_percentage(test.balanced_accuracy),
              _interval(test.balanced_accuracy_interval)),
-            ("AUROC, macro", _DASH if test.auroc_macro is None else f"{test.auroc_macro:.4f}", _DASH)]
+            ("AUROC, macro", _area(test.auroc_macro), _area_between(test.auroc_macro_interval))]
     if alone is not None and alone.accuracy is not None:
         rows.append(("Labels alone, no silos", describe_percentage(alone.accuracy),
                      _interval(alone.accuracy_interval)))
@@ -222,8 +223,8 @@ def _worth(card: ModelCard) -> _Section:
              else f" The ledger has {describe_percentage(before)} for this round.")
     blocks: list[_Block] = [
         _Text(f"{test.right} of {test.images} images are right; measured on {test.source}.{check} Intervals of"
-              " 95 %: Wilson's for shares; for the balanced accuracy a bootstrap within each class"
-              " (2000 resamples of a named seed)."),
+              " 95 %: Wilson's for shares; for the balanced accuracy those of the classes put together;"
+              " for areas under the curve Newcombe's, as if the areas of all classes erred alike."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
         how = f" Recipe: {alone.recipe}." if alone.recipe else ""
@@ -236,7 +237,7 @@ def _worth(card: ModelCard) -> _Section:
 def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
     alone, micro = card.labelled_only, findings.micro
     classes = card.model.classes
-    images = ImageCounts(findings.images, tuple(each.images for each in findings.classes))
+    images = findings.counts
     rows = [("AUROC, macro", _area(findings.auroc_macro), _area_between(findings.auroc_macro_interval)),
             ("AUROC, micro", _area(micro.auroc), _area_between(micro.auroc_interval)),
             ("Average precision, macro", _area(findings.average_precision_macro),

@@ -27,6 +27,7 @@ from torch import nn
 
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.image_set import ImageSet
+from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, StorageDamaged, UsageError
 from semisilo.common.learning import batch_norm
@@ -89,6 +90,7 @@ from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
+from semisilo.coordinator.studies.held_out import check_apart
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.privacy import masked_sentence
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -197,7 +199,7 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
                               progress=lambda share: tell(0.3 + 0.3 * share, "measuring")).numpy()
         labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
-        measures = measure(logits_NK, labels_N, classes=classes, seed=opened.seed,
+        measures = measure(logits_NK, labels_N, classes=classes,
                            temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
             logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
             thresholds_from=thresholds_in_words(opened.facts))
@@ -293,7 +295,10 @@ def _opened_labels_alone(chosen: ChosenModel, study_folder: Path, data: StudyDat
 
 
 def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None, str]:
-    """What the model is measured on, and how the card calls it; (None, "") where there is nothing."""
+    """What the model is measured on, and how the card calls it; (None, "") where there is nothing.
+
+    Raises: BadData where images of `--test` are among those that the coordinator has trained or chosen with.
+    """
     if not choice.test:
         return opened.data.images.test, STUDY_TEST if opened.data.images.test is not None else ""
     form = opened.facts.image
@@ -301,6 +306,10 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
                         multi_label=opened.facts.task == "multi_label",
                         selection=config_from_dict(opened.chosen.study.config, where="study").data.selection)
+    data = opened.data.images
+    sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),
+                                          ("test", found.images)) if each is not None}
+    check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()}, where=f"--test {choice.test}:")
     name = Path(choice.test).name or choice.test
     broken = sum(item.broken for item in found.skipped)
     left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.errors import ComputeFailed
-from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.measures.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
-from semisilo.common.measures.intervals import Interval, balanced_accuracy_interval, wilson
+from semisilo.common.measures.gain import ImageCounts, interval_of
+from semisilo.common.measures.intervals import Interval, area_interval, dependent_mean_interval, mean_interval, wilson
 from semisilo.common.measures.study_measure import StudyMeasure
 
 __all__ = ["ClassMeasures", "Measures", "measure", "temperature_for"]
@@ -52,6 +52,7 @@ class Measures:
     balanced_accuracy_interval: Interval
     auroc_macro: float | None
     """None where no class has both images and others."""
+    auroc_macro_interval: Interval | None
     classes: tuple[ClassMeasures, ...]
     confusion: tuple[tuple[int, ...], ...]
     """confusion[true][predicted], in images."""
@@ -67,11 +68,14 @@ class Measures:
         return self.metrics.get(measure.metric)
 
     def interval_of(self, measure: StudyMeasure) -> Interval | None:
-        """Its interval; None of an AUROC, which has none here."""
-        if measure.kind == "recall":
-            return next((each.recall_interval for each in self.classes if each.name == measure.class_name), None)
-        return {"accuracy": self.accuracy_interval, "balanced_accuracy": self.balanced_accuracy_interval}.get(
-            measure.kind)
+        """Its interval; None where they do not give it."""
+        return interval_of(measure, classes=tuple(each.name for each in self.classes), images=self.counts,
+                           metrics=self.metrics)
+
+    @property
+    def counts(self) -> ImageCounts:
+        """The images."""
+        return ImageCounts(self.images, tuple(each.images for each in self.classes))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -82,13 +86,11 @@ class Measures:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, classes: Sequence[str], seed: int,
+def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, classes: Sequence[str],
             temperature: float = 1.0) -> Measures:
     """Measures a model by what it answers to images whose class is known; N >= 1.
 
     Predictions are the largest logit, of equal ones the lowest class, as in the rounds of a study.
-    Args:
-        seed: of the study, for the bootstrap of the balanced accuracy.
     Raises: ComputeFailed when a logit is not finite.
     """
     _check_finite(logits_NK)
@@ -107,14 +109,18 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
             precision_interval=wilson(right, predicted), auroc=None if areas is None else areas.per_class[label]))
     right = int(np.trace(counted))
     recalls = [each.recall for each in found if each.recall is not None]
-    interval, balanced = wilson(right, len(labels_N)), balanced_accuracy_interval(
-        confusion, generator=numpy_generator(seed, "balanced_accuracy_bootstrap"))
+    interval = wilson(right, len(labels_N))
+    balanced = mean_interval([(each.recall, each.recall_interval) for each in found
+                              if each.recall is not None and each.recall_interval is not None])
+    around = [area_interval(each.auroc, inside=each.images, outside=len(labels_N) - each.images)
+              for each in found if each.auroc is not None]
     assert interval is not None
-    assert balanced is not None
     return Measures(
         images=len(labels_N), right=right, accuracy=right / len(labels_N), accuracy_interval=interval,
         balanced_accuracy=sum(recalls) / len(recalls), balanced_accuracy_interval=balanced,
-        auroc_macro=None if areas is None else areas.macro, classes=tuple(found), confusion=confusion,
+        auroc_macro=None if areas is None else areas.macro,
+        auroc_macro_interval=dependent_mean_interval(around) if around else None, classes=tuple(found),
+        confusion=confusion,
         calibration=calibration_of(p_NK, labels_N), temperature=temperature,
         calibration_with_temperature=None if temperature == 1.0 else
         calibration_of(probabilities(logits_NK, temperature=temperature), labels_N))

@@ -57,7 +57,10 @@ def show_export(folder: Path, card: ModelCard, console: Console | None = None) -
     else:
         interval = describe_range(test.accuracy_interval.low, test.accuracy_interval.high)
         if measure != ACCURACY:
-            rows.append((measure.title, describe_metric(measure.metric, test.value_of(measure))))
+            around = test.interval_of(measure)
+            between = "" if around is None else f" ({around.low:.3f} to {around.high:.3f})" if measure.is_area else \
+                f" ({describe_range(around.low, around.high).removesuffix(' %')})"
+            rows.append((measure.title, f"{describe_metric(measure.metric, test.value_of(measure))}{between}"))
         rows += [("accuracy", f"{describe_percentage(test.accuracy)} ({interval.removesuffix(' %')})"
                               f" of {test.images} images"),
                  *([] if measure.kind == "balanced_accuracy" else

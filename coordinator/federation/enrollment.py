@@ -35,6 +35,7 @@ from semisilo.common.identity.certificates import (
     issue_silo_certificate,
     load_certificate,
     not_after_unix,
+    not_before_unix,
     read_request,
     utc_text,
 )
@@ -242,7 +243,8 @@ class Authority:
         return issued
 
     def _renewed(self, silo: str, key_fingerprint: bytes, *, now: float) -> Issued | None:
-        """What the silo was given for this key already; None when there is one to be made.
+        """What the silo was given for this key already; None when there is one to be made: also where that one begins
+        later, since this clock was ahead when it was made, and the silo can do nothing with it until then.
 
         Raises: TooManyCalls when it has had so many lately.
         """
@@ -250,7 +252,7 @@ class Authority:
         known = self._renewals.setdefault(silo, _Renewals(TokenBucket(_RENEWALS_AT_ONCE, 1 / seconds)))
         if known.issued is not None and known.key_fingerprint == key_fingerprint \
                 and self._roster.accepts(silo, known.serial) \
-                and not_after_unix(load_certificate(known.issued.certificate_der)) > now:
+                and _is_valid(known.issued.certificate_der, now):
             return known.issued
         if wait := known.rate.take(self._monotonic()):
             raise TooManyCalls(f"Silo '{silo}' has renewed its certificate {_RENEWALS_AT_ONCE} times or more lately:"
@@ -287,6 +289,11 @@ class Authority:
 
     def _renew_unix(self, end: float) -> float:
         return end - (self._settings.certificate_seconds - self._settings.renew_seconds)
+
+
+def _is_valid(certificate_der: bytes, now: float) -> bool:
+    certificate = load_certificate(certificate_der)
+    return not_before_unix(certificate) <= now < not_after_unix(certificate)
 
 
 def _invite(silo: str) -> str:

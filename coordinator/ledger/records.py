@@ -84,6 +84,9 @@ class FrozenStudy:
     test_images: tuple[int, ...] = ()
     """Of `num_test`: how many there are of each class, in label order; () in a study that an earlier version began.
     Where images may have several labels or none they add up to another number."""
+    test_without: tuple[int, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Likewise, known not to show each class; () where an image has one class, and in a study that an earlier version
+    began: all others count then."""
     task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
     """What an image's label is."""
     left_out_views: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
@@ -100,7 +103,7 @@ class FrozenStudy:
     @property
     def test_counts(self) -> ImageCounts:
         """The test images, which models are compared on."""
-        return ImageCounts(self.num_test, self.test_images)
+        return ImageCounts(self.num_test, self.test_images, self.test_without)
 
     @property
     def findings_of(self) -> int | None:

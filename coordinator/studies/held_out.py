@@ -5,7 +5,6 @@ Shapes: N images, K classes.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,14 +16,13 @@ from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
 
 __all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "check_apart", "check_patients_apart", "draw_validation",
-           "held_out_share", "pixel_digests"]
+           "held_out_share"]
 
 ENOUGH_LABELS = 200
 """From so many labelled images on some are held out without being asked for."""
 SHARE_HELD_OUT = 0.2
 MOST_HELD_OUT = 2000
 """More would sharpen the choice by less than a point, and cost labels."""
-_BLOCK = 256
 _NAMED = 3
 
 Digests = Sequence[bytes]
@@ -142,29 +140,21 @@ def check_patients_apart(sets: Mapping[str, ImageSet]) -> None:
                              ' patient = "none", or "folder" or "name" where those tell patients apart.')
 
 
-def pixel_digests(images: ImageSet) -> list[bytes]:
-    """A digest of the pixels of each image as it was read: equal for equal pixels, whatever the files are called."""
-    found: list[bytes] = []
-    for start in range(0, len(images), _BLOCK):  # they may be mapped from a disk
-        block = np.ascontiguousarray(images.images_NCHW[start : start + _BLOCK].cpu().numpy())
-        found.extend(hashlib.blake2b(image.data, digest_size=16).digest() for image in block)
-    return found
-
-
-def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) -> None:
+def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests], *, where: str = "[data]") -> None:
     """Whether no image stands in two sets: measured on what was trained on, a model looks better than it is.
 
     Args:
         sets: by the name that table [data] has for them.
         digests: `pixel_digests` of each.
+        where: what has named the sets, for the error.
     Raises: BadData with how many do, and the names of the first.
     """
     found = []
     names = [name for name in ("labelled", "validation", "test") if name in sets]
     for index, second in enumerate(names):
         for first in names[:index]:
-            where = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
-            twice = [(number, where[digest]) for number, digest in enumerate(digests[second]) if digest in where]
+            numbers = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
+            twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second]) if digest in numbers]
             if twice:
                 pairs = ", ".join(f"{sets[second].names[mine]} = {sets[first].names[other]}"
                                   for mine, other in twice[:_NAMED])
@@ -172,5 +162,5 @@ def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) ->
                 found.append(f"{len(twice)} of {len(sets[second])} {second} images have the pixels of {first} ones"
                              f" ({pairs}{more})")
     if found:
-        raise BadData(f"[data] {'; '.join(found)}.", remedy="Remove them from one of the two sets: images that a"
+        raise BadData(f"{where} {'; '.join(found)}.", remedy="Remove them from one of the two sets: images that a"
                                                             " model has seen cannot measure its accuracy.")

@@ -16,6 +16,7 @@ from semisilo.common.data.augmentation.augment import check_settings
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
+from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.tensors import digest
@@ -34,7 +35,6 @@ from semisilo.coordinator.studies.held_out import (
     check_patients_apart,
     draw_validation,
     held_out_share,
-    pixel_digests,
 )
 from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class, check_class_names
 
@@ -119,7 +119,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         num_held_out=num_held_out, by_patient=by_patient, labelled_patients=_patients(images.labelled),
         validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
         measure_reason=measure_reason,
-        test_images=_by_class(images.test, num_classes=len(classes)),
+        test_images=_by_class(images.test, num_classes=len(classes)), test_without=_without(images.test),
         task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
@@ -209,6 +209,13 @@ def _by_class(images: ImageSet | None, *, num_classes: int) -> tuple[int, ...]:
     return class_counts(images.labels_N, num_classes)
 
 
+def _without(images: ImageSet | None) -> tuple[int, ...]:
+    """How many images are known not to show each class; () where an image has one class."""
+    if images is None or images.labels_N is None or images.labels_N.ndim == 1:
+        return ()
+    return tuple(int(count) for count in (images.labels_N == 0).sum(dim=0))
+
+
 def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) -> None:
     """Says which classes the coordinator has no labelled image of, where it has labels and silos have some too."""
     counts_K = _by_class(images.labelled, num_classes=len(classes))
@@ -225,6 +232,8 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, measure="", measure_reason="")
     if not frozen.test_images:
         now = replace(now, test_images=())
+    if not frozen.test_without:
+        now = replace(now, test_without=())
     if not frozen.by_patient:
         now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
     return replace(now, num_broken=frozen.num_broken)

@@ -56,6 +56,9 @@ MEASURED_ON = ("labelled", "validation")
 NEEDS_VALIDATION = ('Name them in [data] validation, hold some out of the labels with [data] validation_share = "20%",'
                     " or leave {setting} out.")
 """What is to be done where a setting looks at validation images and there are none."""
+_MOST_ROUNDS = 1_000_000
+_LONGEST_SECONDS = 365 * 86_400.0
+"""More of either is a mistake, and what silos are told of deadlines has an end."""
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -105,6 +108,8 @@ class StudySettings:
 
     def __post_init__(self) -> None:
         _at_least("rounds", self.rounds, 1)
+        if self.rounds > _MOST_ROUNDS:
+            raise ValueError(f"rounds = {self.rounds}: must be at most {_MOST_ROUNDS}.")
         _at_least("start_with", self.start_with, 1)
         _at_least("baseline_epochs", self.baseline_epochs, 0)
         _at_least("baseline_patience", self.baseline_patience, 0)
@@ -609,6 +614,8 @@ def _check_duration(name: str, text: str) -> None:
         raise ValueError(error.line()) from None
     if seconds <= 0:
         raise ValueError(f'{name} = "{text}": must be above 0.')
+    if seconds > _LONGEST_SECONDS:
+        raise ValueError(f'{name} = "{text}": must be at most "365d".')
 
 
 def _at_least(name: str, value: float, low: float) -> None:

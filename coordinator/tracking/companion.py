@@ -23,9 +23,15 @@ async def keep_tracking(folder: Path, *, again_seconds: float = _AGAIN_SECONDS,
                         farewell_seconds: float = _FAREWELL_SECONDS) -> None:
     """Runs the process until cancelled; then it has `farewell_seconds` to tell what is left."""
     while True:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "semisilo.coordinator.tracking.follow", str(folder), str(os.getpid()),
-            stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "semisilo.coordinator.tracking.follow", str(folder), str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
+        except OSError as error:  # too many open files, no memory: nothing that the coordinator may end for
+            _LOG.warning("the tracking process cannot be started: %s; it is tried again in %.0f s, and nothing is lost",
+                         error, again_seconds)
+            await asyncio.sleep(again_seconds)
+            continue
         try:
             status = await process.wait()
         except asyncio.CancelledError:

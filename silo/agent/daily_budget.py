@@ -3,8 +3,8 @@
 What counts is what the kernel counts on the connection to the coordinator, both ways, TLS included; where it does
 not, an estimate from the messages, never below the payloads. Before a transfer its declared size must fit into
 what is left; what TLS adds to it is counted when it has crossed. The file `day.json` is rewritten while bytes move, and
-on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any. What a day
-that is over has come to goes to `days.json`, for people.
+on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any. What
+another day has come to is in `days.json`: for people, and for a clock that is set to that day again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,16 @@ class DayCount:
 def read_day(path: Path, hours: Hours, now_unix: float) -> DayCount:
     """What was carried on the present day; zeros when there is no note of it."""
     today, count = day_of(hours, now_unix), _read(path)
-    return count if count is not None and count.day == today else DayCount(day=today)
+    return count if count is not None and count.day == today else _noted(path, today)
+
+
+def _noted(path: Path, day: str) -> DayCount:
+    """What a day has come to that was left before, for another one."""
+    return next((each for each in read_days(_others(path)) if each.day == day), DayCount(day=day))
+
+
+def _others(path: Path) -> Path:
+    return path.with_name("days.json")
 
 
 def read_days(path: Path) -> tuple[DayCount, ...]:
@@ -86,8 +95,8 @@ class DayBudget:
         self._limit = bytes_per_day
         self._hours = hours
         before = _read(path)
-        if before is not None and before.day < day_of(hours, now_unix):
-            self._over(before)
+        if before is not None and before.day != day_of(hours, now_unix):
+            self._left(before)
         self._count = read_day(path, hours, now_unix)
         self._seen = Carried()
         self._written = self._count.bytes
@@ -107,9 +116,10 @@ class DayBudget:
         added = total.since(self._seen)
         self._seen = total
         today = day_of(self._hours, now_unix)
-        if self._count.day < today:  # not where the clock was set back
-            self._over(self._count)
-        before = self._count if self._count.day == today else DayCount(day=today)
+        before = self._count
+        if before.day != today:
+            self._left(before)
+            before = _noted(self._path, today)  # nothing, but where the clock was on another day for a while
         # The bytes around midnight belong to the new day: that never allows more than the limit.
         self._count = DayCount(day=today, sent_bytes=before.sent_bytes + added.sent_bytes,
                                received_bytes=before.received_bytes + added.received_bytes,
@@ -138,17 +148,16 @@ class DayBudget:
         """When bytes may cross again, Unix seconds; None while they may."""
         if self._limit and self._count.day == day_of(self._hours, now_unix) and self._count.bytes >= self._limit:
             return next_day_at(self._hours, now_unix)
-        return self._over_until if now_unix < self._over_until else None
+        # An end that is farther away than this day's was noted under another clock.
+        return self._over_until if now_unix < self._over_until <= next_day_at(self._hours, now_unix) else None
 
-    def _over(self, count: DayCount) -> None:
-        """Notes a day that is over. Nothing but a page depends on it."""
-        path = self._path.with_name("days.json")
+    def _left(self, count: DayCount) -> None:
+        """Notes a day that the clock has left. A full disk keeps nobody from the next one."""
+        path = _others(self._path)
         known = [each for each in read_days(path) if each.day != count.day]
         days = sorted([*known, *([count] if count.bytes else [])], key=lambda each: each.day)[-_MOST_DAYS:]
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(asdict(_Days(days=tuple(days)))) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
+            write_durably(path, (json.dumps(asdict(_Days(days=tuple(days)))) + "\n").encode())
 
     def _write(self, *, durably: bool) -> None:
         if self._count == self._on_disk and (self._safe or not durably):

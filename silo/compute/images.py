@@ -24,6 +24,7 @@ from semisilo.common.data.form import ImageForm, OnError
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
 from semisilo.common.data.layout import Layout, layout_of, refuse_parts
 from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
+from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import (
     ReadResult,
     check_labelled,
@@ -91,7 +92,9 @@ class ReadSilo:
 
     images: SiloImages
     skipped: tuple[Skipped, ...]
-    """Never leaves the site."""
+    """Never leaves the site, like the next."""
+    twins: tuple[str, ...] = ()
+    """Names of test images that were left out, since an image to train on has the same pixels."""
 
 
 def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str, ...], scenario: Scenario,
@@ -129,20 +132,34 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
                                  multi_label=multi_label)
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
                         rounds_per_step=found.rounds_per_step)
-    skipped = found.skipped
+    skipped, twins = found.skipped, tuple[str, ...]()
     if choice.labelled:
         more = read(choice.labelled, 1, with_labels=labels_count)
         images = replace(images, labelled=more.images) if labels_count else _with_hidden(images, more.images, disk)
         skipped += more.skipped
     if choice.test:
         test = read(choice.test, number - 1, with_labels=True)
-        images = replace(images, test=test.images)
+        apart, twins = _apart(test.images, images)
+        if not len(apart) and twins:
+            raise BadData(f"{choice.test}: every test image has the pixels of one to train on, first"
+                          f" {twins[0]}.", remedy="Name test images that nothing is trained on.")
+        images = replace(images, test=apart)
         skipped += test.skipped
     if choice.on_error == "report":
         refuse_broken(" and ".join(choice.sources), skipped, any_left=any(
             each is not None for each in (images.labelled, images.unlabelled, images.test)))
     _check_patients(images)
-    return ReadSilo(images, skipped)
+    return ReadSilo(images, skipped, twins)
+
+
+def _apart(test: ImageSet, images: SiloImages) -> tuple[ImageSet, tuple[str, ...]]:
+    """The test images without those that have the pixels of one to train on, and the names of these: what a model has
+    seen, with a label or without, does not measure it."""
+    trained = {digest for each in (images.labelled, images.unlabelled) if each is not None
+               for digest in pixel_digests(each)}
+    seen = [digest in trained for digest in pixel_digests(test)]
+    twins = tuple(name for name, twice in zip(test.names, seen, strict=True) if twice)
+    return (test.subset([index for index, twice in enumerate(seen) if not twice]), twins) if twins else (test, ())
 
 
 def _with_labels(choice: JoinChoice) -> bool:

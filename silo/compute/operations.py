@@ -287,6 +287,9 @@ class Operations:
             found = _all_images(order, scenario, choice, self._progress, self._disk)
             self._read = (key, found.images)
             _log_skipped(found.skipped)
+            if found.twins:
+                _LOG.warning("left out of the test images: %s with the pixels of one to train on, first %s",
+                             counted(len(found.twins), "image"), printable(found.twins[0], limit=300))
             return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
 

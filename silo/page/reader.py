@@ -192,7 +192,7 @@ class SiloReader:
         days = read_days(self._home.days)
         if policy is not None:
             today = read_day(self._home.day, policy.hours, now)
-            days = (*(each for each in days if each.day != today.day), today)
+            days = (*(each for each in days if each.day < today.day), today)  # later ones are of a wrong clock
         return LeftFacts(record=self.book.left(), days=days,
                          limit_bytes=0 if policy is None else policy.limits.bytes_per_day)
 

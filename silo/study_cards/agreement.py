@@ -111,7 +111,10 @@ class Agreement:
         card_from_text(text)
         entry = await asyncio.to_thread(self._book.arrived, task.study, task.card, text, approval=self._approval,
                                         now_unix=self._clock())
-        if entry.changed and self._said != entry.digest:
+        if entry.state == "declined" and self._said != entry.digest:
+            self._said = entry.digest
+            _LOG.warning("study %s, which this site has declined, has another card; it stays declined", task.study)
+        elif entry.changed and self._said != entry.digest:
             self._said = entry.digest
             _LOG.warning("study %s has changed since this site signed it: %s", task.study,
                          printable(entry.changed, limit=1000))

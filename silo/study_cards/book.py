@@ -90,7 +90,8 @@ class CardBook:
         return sorted(found, key=lambda entry: -entry.unix)
 
     def arrived(self, study: str, digest: str, text: str, *, approval: bool, now_unix: float) -> CardEntry:
-        """Notes a card that has come; the entry that is there already for this one.
+        """Notes a card that has come; the entry that is there already for this one. Another card of a study that a
+        person has declined is declined as well: a change of any number would undo a person's word otherwise.
 
         Args:
             approval: whether a person must approve it.
@@ -104,9 +105,11 @@ class CardBook:
         if before is not None and before.signature:
             earlier = (*earlier, Earlier(digest=before.digest, signed_unix=before.unix))
             signed_text = before.text
-        return self._keep(CardEntry(
-            study=study, digest=digest, text=text, state="waiting" if approval else "approved", unix=now_unix,
-            by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text))
+        entry = CardEntry(study=study, digest=digest, text=text, state="waiting" if approval else "approved",
+                          unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text)
+        if before is not None and before.state == "declined":
+            entry = replace(entry, state="declined", by=before.by, unix=before.unix)
+        return self._keep(entry)
 
     def decide(self, entry: CardEntry, *, approved: bool, by: str, now_unix: float) -> CardEntry:
         """A person's word. What is signed stays signed until it is declined."""

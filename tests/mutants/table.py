@@ -399,7 +399,9 @@ _BUDGETS = _mutants(
     ("only-what-leaves-counts", "silo/agent/daily_budget.py", "return self.sent_bytes + self.received_bytes",
      "return self.sent_bytes", _BUDGET),
     ("a-new-day-goes-on-with-the-old-count", "silo/agent/daily_budget.py",
-     "before = self._count if self._count.day == today else DayCount(day=today)", "before = self._count", _BUDGET),
+     "before = _noted(self._path, today)", "pass", _BUDGET),
+    ("a-clock-on-another-day-gives-a-second-budget", "silo/agent/daily_budget.py",
+     "before = _noted(self._path, today)", "before = DayCount(day=today)", _BUDGET),
     ("bytes-count-again-at-every-look", "silo/agent/daily_budget.py",
      "self._seen = total", "self._seen = self._seen", _BUDGET),
 )

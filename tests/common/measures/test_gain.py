@@ -18,7 +18,7 @@ from semisilo.common.measures.gain import (
     interval_of,
     mean_gain,
 )
-from semisilo.common.measures.intervals import Interval, newcombe
+from semisilo.common.measures.intervals import Interval, area_interval, newcombe
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from tests.each_of import each_of
 
@@ -107,6 +107,16 @@ def test_without_counts_by_class_or_a_number_nothing_is_made_up() -> None:
     assert gain_of(ACCURACY, classes=CLASSES, images=IMAGES, federated={"accuracy": math.nan},
                    labels_alone=ALONE) is None
     assert interval_of(ACCURACY, classes=CLASSES, images=ImageCounts(0), metrics=FEDERATED) is None
+
+
+def test_images_of_which_a_class_is_not_known_make_the_interval_of_its_area_no_narrower() -> None:
+    metrics, auroc_of = {"auroc": 0.8, "auroc/common": 0.8, "auroc/rare": 0.8}, parse_measure("auroc")
+    known, ten, hundred = (interval_of(auroc_of, classes=CLASSES, images=images, metrics=metrics) for images in (
+        ImageCounts(100, (5, 5), (5, 5)), ImageCounts(10, (5, 5)), ImageCounts(100, (5, 5))))
+    assert known == ten == area_interval(0.8, inside=5, outside=5)
+    assert hundred is not None
+    assert known is not None
+    assert hundred.high - hundred.low < known.high - known.low
 
 
 def test_a_class_without_test_images_does_not_count() -> None:

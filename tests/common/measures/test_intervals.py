@@ -11,7 +11,6 @@ from semisilo.common.measures.intervals import (
     Interval,
     area_error,
     area_interval,
-    balanced_accuracy_interval,
     clustered_share_interval,
     difference_interval,
     f1_interval,
@@ -53,44 +52,6 @@ def test_the_published_example_of_wilsons_interval_comes_out() -> None:
     found = wilson(81, 263)
     assert found is not None
     assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
-
-
-CONFUSION = [[40, 10, 0], [5, 90, 5], [8, 2, 10]]
-
-
-def test_the_bootstrap_of_the_balanced_accuracy_agrees_with_drawing_images_themselves() -> None:
-    found = balanced_accuracy_interval(CONFUSION, generator=np.random.default_rng(1), resamples=20_000)
-    assert found is not None
-    generator = np.random.default_rng(0)
-    right = [np.repeat([1, 0], [row[label], sum(row) - row[label]]) for label, row in enumerate(CONFUSION)]
-    balanced = [np.mean([generator.choice(each, len(each)).mean() for each in right]) for _ in range(20_000)]
-    low, high = np.quantile(balanced, [0.025, 0.975])
-    assert found.low == pytest.approx(low, abs=0.004)
-    assert found.high == pytest.approx(high, abs=0.004)
-
-
-def test_the_bootstrap_approaches_the_normal_interval_for_many_images() -> None:
-    many = [[4000 * cell for cell in row] for row in CONFUSION]
-    recalls = [0.8, 0.9, 0.5]
-    sizes = [4000 * sum(row) for row in CONFUSION]
-    error = math.sqrt(sum(p * (1 - p) / n for p, n in zip(recalls, sizes, strict=True))) / 3
-    found = balanced_accuracy_interval(many, generator=np.random.default_rng(3), resamples=20_000)
-    assert found is not None
-    assert found.high - found.low == pytest.approx(2 * 1.95996 * error, rel=0.03)
-
-
-def test_the_bootstrap_follows_from_its_seed_alone() -> None:
-    once, again, other = (balanced_accuracy_interval(CONFUSION, generator=np.random.default_rng(seed))
-                          for seed in (1, 1, 2))
-    assert once == again != other
-
-
-def test_a_class_without_images_does_not_count() -> None:
-    with_empty = [[*row, 0] for row in CONFUSION] + [[0, 0, 0, 0]]
-    once, again = (balanced_accuracy_interval(confusion, generator=np.random.default_rng(1))
-                   for confusion in (with_empty, CONFUSION))
-    assert once == again
-    assert balanced_accuracy_interval([[0, 0], [0, 0]], generator=np.random.default_rng(1)) is None
 
 
 def test_a_standard_error_is_the_reach_of_wilsons_interval_at_one() -> None:

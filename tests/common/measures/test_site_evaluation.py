@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.measures.gain import ImageCounts, interval_of
 from semisilo.common.measures.intervals import around, wilson
 from semisilo.common.measures.site_evaluation import (
     MAX_IMAGES,
@@ -36,13 +37,40 @@ def test_accuracy_and_recall_have_wilsons_interval() -> None:
 
 
 def test_balanced_accuracy_is_over_classes_with_images_and_its_interval_is_that_of_a_mean_of_shares() -> None:
-    """(0.9 + 0.5) / 2 = 0.7; the error of a share p of n is sqrt(p (1 - p) / n + 1 / 4n^2) / (1 + 1/n)."""
-    def error(p: float, n: int) -> float:
-        return math.sqrt(p * (1 - p) / n + 1 / (4 * n * n)) / (1 + 1 / n)
-
-    reach = 1.959963984540054 * math.hypot(error(0.9, 80), error(0.5, 20)) / 2
+    """(0.9 + 0.5) / 2 = 0.7, with Wilson's interval of either."""
+    first, second = wilson(72, 80), wilson(10, 20)
+    assert first is not None
+    assert second is not None
     found = site_scores(FOUND, ACCURACY, CLASSES).balanced_accuracy
-    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.7 - reach, 0.7 + reach))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((
+        0.7, 0.7 - math.hypot(0.9 - first.low, 0.5 - second.low) / 2,
+        0.7 + math.hypot(first.high - 0.9, second.high - 0.5) / 2))
+
+
+@each_of("measure", ["balanced_accuracy", "auroc"])
+def test_everything_right_on_a_handful_of_images_is_no_certainty_and_reads_as_at_the_coordinator(measure: str) -> None:
+    found = SiteEvaluation(study="s", round=1, classes=(ClassResult(images=2, correct=2, auroc=1.0),) * 2)
+    here = site_scores(found, parse_measure(measure), ("a", "b")).measure
+    there = interval_of(parse_measure(measure), classes=("a", "b"), images=ImageCounts(4, (2, 2)), metrics={
+        "auroc/a": 1.0, "auroc/b": 1.0, "recall/a": 1.0, "recall/b": 1.0})
+    assert here is not None
+    assert there is not None
+    assert (here.value, here.low, here.high) == (1.0, there.low, there.high)
+    assert here.low < 0.7
+
+
+def test_images_of_which_a_class_is_not_known_make_no_interval_narrower() -> None:
+    """Of 100 images class a is known of 10."""
+    few = ClassResult(images=5, correct=4, others=5, auroc=0.8, average_precision=0.8)
+    alone = SiteEvaluation(study="s", round=1, classes=(few, few))
+    beside = SiteEvaluation(study="s", round=1, classes=(
+        few, few, ClassResult(images=0, correct=0, others=100, average_precision=0.5)))
+    for measure in (parse_measure("auroc"), parse_measure("average_precision")):
+        first, second = (site_scores(each, measure, CLASSES[:len(each.classes)]).measure for each in (alone, beside))
+        assert first == second
+        assert first is not None
+        assert first.high - first.low > 0.4
 
 
 def test_an_auroc_is_the_mean_over_classes_that_have_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,17 @@ def test_what_cannot_be_measured_has_no_score() -> None:
                         areas_K=[None] * 3) is None
     assert score_of(StudyMeasure("recall", "rare"), classes=CLASSES, hits_K=[1, 1, 0], images_K=[2, 2, 0],
                     areas_K=[None] * 3) is None
+
+
+def test_only_images_of_which_a_class_is_known_count_in_the_error_of_its_area() -> None:
+    def error(**counts: Any) -> float:
+        found = score_of(parse_measure("auroc"), classes=("a", "b"), hits_K=[0, 0], areas_K=[0.8, 0.8], **counts)
+        assert found is not None
+        return found.error
+
+    ten = math.hypot(*(area_error(0.8, inside=5, outside=5),) * 2) / 2
+    assert error(images_K=[5, 5], without_K=[5, 5]) == error(images_K=[5, 5]) == ten
+    assert error(images_K=[5, 5], without_K=[95, 95]) < ten
 
 
 def test_errors_of_shares_are_the_spread_of_drawing_images_anew() -> None:

@@ -57,7 +57,7 @@ from tests.coordinator.ledger_fixture import (
 from tests.each_of import each_of
 
 MEASURES = measure(np.eye(3, dtype=np.float32).repeat(40, axis=0), np.arange(3).repeat(40), classes=("a", "b", "c"),
-                   seed=1, temperature=1.5)
+                   temperature=1.5)
 CHECK = OnnxCheck(images=40, source="test", largest_difference=1e-6, largest_logit=3.0, same_predictions=40, opset=18,
                   versions={"onnx": "1"})
 COST = CardCost(up_to_round=2, payload_down=1, payload_up=1, message_down=1, message_up=1, wire_down=1, wire_up=1,

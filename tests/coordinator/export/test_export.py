@@ -353,7 +353,10 @@ def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> 
         exported(result, tmp_path / "calibrated", calibrate=True)
     with pytest.raises(UsageError, match="no round is known to be the best"):
         exported(result, tmp_path / "best", round="best-on-test")
-    measured = exported(result, tmp_path / "measured", test=str(tmp_path / "train.npz"), formats=("safetensors",))
+    with pytest.raises(BadData, match=r"--test .*train\.npz: 6 of 60 test images have the pixels of labelled ones"):
+        exported(result, tmp_path / "measured", test=str(tmp_path / "train.npz"), formats=("safetensors",))
+    np.savez(tmp_path / "other.npz", images=255 - images, labels=np.arange(60) % 3)
+    measured = exported(result, tmp_path / "measured", test=str(tmp_path / "other.npz"), formats=("safetensors",))
     assert measured.card["test"]["images"] == 60
     assert measured.card["recorded_accuracy"] is None
 

@@ -9,7 +9,9 @@ import pytest
 
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.calibration import fit_temperature
+from semisilo.common.measures.gain import ImageCounts, interval_of
 from semisilo.common.measures.intervals import wilson
+from semisilo.common.measures.study_measure import parse_measure
 from semisilo.coordinator.export.measures import measure, temperature_for
 
 LOGITS = np.array([[2, 0, 0], [1, 0, 0], [0, 3, 0], [2, 1, 0], [1, 1, 0]], dtype=np.float32)
@@ -19,7 +21,7 @@ CLASSES = ("a", "b", "c")
 
 
 def test_counts_shares_and_intervals_are_those_of_the_confusion_matrix() -> None:
-    found = measure(LOGITS, LABELS, classes=CLASSES, seed=1)
+    found = measure(LOGITS, LABELS, classes=CLASSES)
     assert found.confusion == ((3, 0, 0), (1, 1, 0), (0, 0, 0))
     assert (found.images, found.right, found.accuracy, found.accuracy_interval) == (5, 4, 0.8, wilson(4, 5))
     assert found.balanced_accuracy == pytest.approx((3 / 3 + 1 / 2) / 2), "classes that do not occur do not count"
@@ -30,7 +32,7 @@ def test_counts_shares_and_intervals_are_those_of_the_confusion_matrix() -> None
 
 
 def test_the_area_under_the_curve_is_the_share_of_pairs_in_the_right_order() -> None:
-    found = measure(LOGITS, LABELS, classes=CLASSES, seed=1)
+    found = measure(LOGITS, LABELS, classes=CLASSES)
     p = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     for label in (0, 1):
         pairs = [(inside, outside) for inside in p[label == LABELS, label] for outside in p[label != LABELS, label]]
@@ -39,10 +41,23 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_the_right_order() -> 
             / len(pairs))
 
 
+def test_everything_right_on_a_handful_of_images_is_no_certainty() -> None:
+    """Read as on the page: the intervals are those of the same numbers there."""
+    labels = np.array([0, 0, 0, 0, 0, 1, 1, 1])
+    found = measure(np.eye(2, dtype=np.float32)[labels] * 3, labels, classes=("a", "b"))
+    assert (found.balanced_accuracy, found.auroc_macro) == (1.0, 1.0)
+    for kind, interval in (("balanced_accuracy", found.balanced_accuracy_interval),
+                           ("auroc", found.auroc_macro_interval)):
+        assert interval is not None
+        assert interval.low < 0.7 < interval.high == 1.0
+        assert interval == found.interval_of(parse_measure(kind)) == interval_of(
+            parse_measure(kind), classes=("a", "b"), images=ImageCounts(8, (5, 3)), metrics=found.metrics)
+
+
 def test_a_temperature_changes_the_calibration_and_no_prediction() -> None:
-    plain = measure(LOGITS, LABELS, classes=CLASSES, seed=1)
+    plain = measure(LOGITS, LABELS, classes=CLASSES)
     assert (plain.temperature, plain.calibration_with_temperature) == (1.0, None)
-    cool = measure(LOGITS, LABELS, classes=CLASSES, seed=1, temperature=2.0)
+    cool = measure(LOGITS, LABELS, classes=CLASSES, temperature=2.0)
     assert cool.calibration_with_temperature is not None
     assert (cool.confusion, cool.calibration) == (plain.confusion, plain.calibration)
     assert cool.calibration_with_temperature.negative_log_likelihood == pytest.approx(-np.mean([
@@ -56,6 +71,6 @@ def test_answers_that_are_not_finite_are_not_measured() -> None:
         logits = LOGITS.copy()
         logits[0, 0] = wrong
         with pytest.raises(ComputeFailed, match="not finite"):
-            measure(logits, LABELS, classes=CLASSES, seed=1)
+            measure(logits, LABELS, classes=CLASSES)
         with pytest.raises(ComputeFailed, match="not finite"):
             temperature_for(logits, LABELS)

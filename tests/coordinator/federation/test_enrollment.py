@@ -33,6 +33,7 @@ from semisilo.common.identity.certificates import (
     make_key,
     make_request,
     not_after_unix,
+    not_before_unix,
     silo_uri_of,
 )
 from semisilo.common.identity.invitation import decode_invitation, token_hash
@@ -187,6 +188,18 @@ def test_a_renewal_whose_answer_was_lost_gives_the_same_certificate_to_the_same_
     assert renew(NOW + 31 * DAY) != first, "that one has ended"
     _enroll(federation, federation.invite(now=NOW), make_key())  # which ends those before
     assert load_certificate(renew().certificate_der).serial_number in federation.roster.serials["hospital-a"]
+
+
+def test_a_certificate_that_a_clock_ahead_has_made_is_replaced_once_the_clock_is_right(federation):
+    """Its silo asks with the same key until it has one that it can use, and was locked out when its old one ended."""
+    _enroll(federation, federation.invite(now=NOW), make_key())
+    request = make_request(make_key())
+    ahead = federation.authority.renew("hospital-a", request_der=request, now=NOW + 60 * DAY)
+    right = federation.authority.renew("hospital-a", request_der=request, now=NOW + 20 * DAY)
+    assert not_before_unix(load_certificate(ahead.certificate_der)) > NOW + 30 * DAY
+    certificate = load_certificate(right.certificate_der)
+    assert not_before_unix(certificate) <= NOW + 20 * DAY < NOW + 40 * DAY < not_after_unix(certificate)
+    assert federation.authority.renew("hospital-a", request_der=request, now=NOW + 20.1 * DAY) == right
 
 
 @pytest.mark.parametrize("silo", ["", "Hospital", "a b", "a" * 64])

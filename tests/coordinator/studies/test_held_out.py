@@ -12,14 +12,14 @@ from PIL import Image
 
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
+from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.errors import BadConfiguration, BadData
-from semisilo.coordinator.studies import held_out
+from semisilo.common.measures.gain import ImageCounts
 from semisilo.coordinator.studies.held_out import (
     check_apart,
     check_patients_apart,
     draw_validation,
     held_out_share,
-    pixel_digests,
 )
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -191,17 +191,6 @@ def test_sets_that_are_apart_pass_whatever_stands_twice_within_one() -> None:
     check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()})
 
 
-def test_digests_hang_on_pixels_alone_and_not_on_the_block_that_they_are_read_in(monkeypatch: pytest.MonkeyPatch
-                                                                                 ) -> None:
-    many = ImageSet(torch.from_numpy(GENERATOR.integers(0, 256, (7, 3, 5, 5), dtype=np.uint8)), None,
-                    tuple("abcdefg"))
-    whole = pixel_digests(many)
-    assert len(set(whole)) == 7
-    monkeypatch.setattr(held_out, "_BLOCK", 2)
-    assert pixel_digests(many) == whole
-    assert pixel_digests(many.subset([4])) == whole[4:5]
-
-
 def test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     write(tmp_path / "labelled.npz", [0, 1] * 5, seed=1)
     write(tmp_path / "test.npz", [0, 1] * 5, seed=1)
@@ -209,6 +198,19 @@ def test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened(
         read(tmp_path, test="test.npz")
     write(tmp_path / "test.npz", [0, 1] * 5, seed=2)
     assert read(tmp_path, test="test.npz").frozen.num_test == 10, "a control: with others it opens"
+
+
+def test_of_test_images_with_several_labels_those_known_not_to_show_a_class_are_counted(tmp_path: Path) -> None:
+    rows = np.array([[1, 0], [0, -1], [0, -1], [1, 1], [-1, 0]], dtype=np.int8)
+    for name, seed in (("labelled", 1), ("test", 2)):
+        np.savez(tmp_path / f"{name}.npz", images=np.random.default_rng(seed).integers(0, 256, (5, 8, 8)).astype(
+            np.uint8), labels=rows, classes=np.array(["a", "b"]))
+    opened = read(tmp_path, study={"task": "multi_label"}, test="test.npz")
+    assert (opened.frozen.num_test, opened.frozen.test_images, opened.frozen.test_without) == (5, (2, 1), (2, 2))
+    assert opened.frozen.test_counts == ImageCounts(5, (2, 1), (2, 2))
+    again = read(tmp_path, study={"task": "multi_label"}, test="test.npz", before=replace(opened, frozen=replace(
+        opened.frozen, test_without=())))
+    assert again.frozen.test_without == (), "a study that an earlier version began"
 
 
 # On a disk ------------------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assign
 
 @each_of(("table", "assignment", "words"), [
     ("study", "rounds = 0", ("[study]", "rounds = 0", "at least 1")),
+    ("study", f"rounds = {2**70}", ("[study]", f"rounds = {2**70}", "at most 1000000")),
     ("study", "start_with = 0", ("[study]", "start_with = 0")),
     ("study", "baseline_epochs = -1", ("[study]", "baseline_epochs = -1")),
     ("study", 'baseline_budget = "0s"', ("[study]", "baseline_budget", "above 0")),
@@ -128,6 +129,8 @@ def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assign
     ("participation", 'silos_per_round = "101%"', ("[participation]", '"101%"')),
     ("participation", 'silos_per_round = "half"', ("[participation]", '"half"')),
     ("participation", 'round_timeout = "5 min"', ("[participation]", "round_timeout", "'5 min'", '"5m"')),
+    ("participation", 'round_timeout = "3000000d"', ("[participation]", "round_timeout", 'at most "365d"')),
+    ("participation", f'round_limit = "{"9" * 400}d"', ("[participation]", "round_limit", 'at most "365d"')),
     ("participation", 'round_limit = "0s"', ("[participation]", "round_limit", "above 0")),
     ("numerics", "threads = -1", ("[numerics]", "threads = -1", "between 1 and")),
     ("numerics", 'precision = "fp8"', ("[numerics]", "precision", "fp8")),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +142,27 @@ def test_a_tracker_that_hangs_does_not_keep_serve_from_ending(filled: Filled) ->
             await asyncio.gather(tracking, return_exceptions=True)
     asyncio.run(scenario())
     assert set(children()) == before
+
+
+def test_a_tracker_that_cannot_be_started_is_tried_again_and_ends_nothing(
+        filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    configured(filled.federation, "tensorboard = true")
+    real, failures = asyncio.create_subprocess_exec, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    async def start(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        if failures:
+            raise failures.pop()
+        return await real(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+
+    async def scenario() -> None:
+        tracking = asyncio.ensure_future(keep_tracking(filled.federation.folder, again_seconds=0.1))
+        await until(lambda: steps_in(events(filled)) == [0, 1, 2, 3])
+        tracking.cancel()
+        await asyncio.gather(tracking, return_exceptions=True)
+    asyncio.run(scenario())
+    assert caplog.text.count("cannot be started: [Errno 24] Too many open files; it is tried again") == 2
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from semisilo.silo.site.working_hours import Hours
 UTC_HOURS = Hours(zone="UTC")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 NEXT_DAY = datetime(2026, 11, 22, tzinfo=UTC).timestamp()
+DAY = 86_400.0
 
 
 def budget(folder: Path, limit: int = 1_000_000, now: float = NOON) -> DayBudget:
@@ -102,7 +103,26 @@ def test_days_that_are_over_stay_to_be_looked_at_whether_the_silo_ran_at_midnigh
     assert read_days(days) == ()
 
 
-def test_a_clock_that_is_set_back_makes_no_day_over(tmp_path: Path) -> None:
-    budget(tmp_path, now=NEXT_DAY).carried(Carried(100_000, 0), NEXT_DAY, durably=True)
-    budget(tmp_path, now=NOON)
-    assert read_days(tmp_path / "days.json") == ()
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("away", [-3 * DAY, 40 * DAY])
+def test_a_clock_that_was_on_another_day_for_a_while_gives_no_second_budget(tmp_path: Path, away: float, restarted: bool
+                                                                            ) -> None:
+    counting = budget(tmp_path)
+    counting.carried(Carried(800_000, 0), NOON, durably=True)
+    counting.carried(Carried(801_000, 0), NOON + away, durably=True)
+    if restarted:
+        counting = budget(tmp_path, now=NOON + away)
+        counting = budget(tmp_path, now=NOON + 60)
+    seen = Carried() if restarted else Carried(801_000, 0)
+    assert counting.carried(seen, NOON + 60).bytes == read_day(tmp_path / "day.json", UTC_HOURS, NOON + 60).bytes \
+        == 800_000
+    with pytest.raises(DailyBudget):
+        counting.check(300_000, "this update", NOON + 60)
+
+
+def test_an_end_of_the_day_under_a_wrong_clock_keeps_nobody_away_under_the_right_one(tmp_path: Path) -> None:
+    counting = budget(tmp_path)
+    with pytest.raises(DailyBudget):
+        counting.check(1_000_001, "this update", NOON + 40 * DAY)
+    assert counting.exhausted_until(NOON + 40 * DAY) == NEXT_DAY + 40 * DAY
+    assert counting.exhausted_until(NOON + 60) is None

@@ -140,6 +140,18 @@ def test_labelled_images_are_those_of_the_source_or_those_that_were_named_apart(
         assert apart.labelled.labels_N.tolist() == [0, 1], "the study's order of classes"
 
 
+def test_test_images_with_the_pixels_of_one_to_train_on_are_not_tested_with(site: Path) -> None:
+    for name, value in (("copy_of_a", 10), ("copy_of_b", 20)):
+        picture(site / "test" / "dog" / f"{name}.png", value)
+    found = read_silo_images(choice(site, source="scans", test="test"), FORM, classes=CLASSES,
+                             scenario="labels-at-coordinator")
+    assert (values(found.images.test), found.twins) == ([50], ("dog/copy_of_a.png", "dog/copy_of_b.png"))
+    assert len(values(found.images.unlabelled)) == 2, "they are trained on"
+    (site / "test" / "dog" / "e.png").unlink()
+    with pytest.raises(BadData, match=r"every test image has the pixels of one to train on, first dog/copy_of_a\.png"):
+        read(choice(site, source="scans", test="test"), "labels-at-coordinator")
+
+
 def test_with_labels_at_the_coordinator_what_was_named_apart_is_unlabelled_as_well(site: Path) -> None:
     picture(site / "known" / "zebra" / "x.png", 60)  # no class of the study: it does not matter
     found = read(choice(site, source="scans", labelled="known"), "labels-at-coordinator")
@@ -224,14 +236,16 @@ def test_parts_of_one_file_and_a_file_in_a_folder_of_images_are_apart(site: Path
 
 
 def test_the_studys_reading_makes_the_pixels_of_all_sources(site: Path) -> None:
-    """Values of 16 bits: with the window [1500, 1000] a value of 1250 is a quarter of the way, 64 of 255."""
-    for name in ("scans/dog/a", "scans/b", "test/dog/e"):
-        Image.fromarray(np.full((8, 8), 1250, np.uint16)).save(site / f"{name}.png")
+    """Values of 16 bits: with the window [1500, 1000] a value of 1250 is a quarter of the way, 64 of 255, and 1500 half
+    of it."""
+    for name, value in (("scans/dog/a", 1250), ("scans/b", 1250), ("test/dog/e", 1500)):
+        Image.fromarray(np.full((8, 8), value, np.uint16)).save(site / f"{name}.png")
     form = replace(FORM, reading=Reading(window=(1500.0, 1000.0)))
     for scenario in ("labels-at-silo", "labels-at-coordinator"):
         found = read_silo_images(choice(site, source="scans", test="test"), form, classes=CLASSES,
                                  scenario=scenario).images
-        assert {*values(found.labelled), *values(found.unlabelled), *values(found.test)} == {64}
+        assert {*values(found.labelled), *values(found.unlabelled)} == {64}
+        assert values(found.test) == [128]
 
 
 # What a site says of its images ---------------------------------------------------------------------------------------

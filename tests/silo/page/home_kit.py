@@ -97,6 +97,8 @@ def filled_home(folder: Path, *, now: float | None = None) -> SiloHome:
                                               ClassResult(images=10, correct=5, auroc=0.9)))))
     DayBudget(home.day, bytes_per_day=1, hours=Hours(), now_unix=now - DAY).carried(
         Carried(70_000, 80_000), now - DAY, durably=True)
+    wrong = now + 40 * DAY  # for a moment, by a clock that was set
+    DayBudget(home.day, bytes_per_day=1, hours=Hours(), now_unix=wrong).carried(Carried(5_000, 0), wrong, durably=True)
     DayBudget(home.day, bytes_per_day=1, hours=Hours(), now_unix=now).carried(Carried(1_000, 2_000), now, durably=True)
     PrivacyLedger(home.privacy).append(Spending(
         time="2026-11-25T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1", fingerprint="f", images=330,

@@ -46,6 +46,20 @@ def test_a_person_may_decline_what_is_signed_and_approve_it_again(tmp_path: Path
     assert book.decide(declined, approved=True, by="bea", now_unix=5.0).state == "approved"
 
 
+@pytest.mark.parametrize("approval", [False, True])
+def test_another_card_of_a_study_that_was_declined_is_declined_until_a_person_approves(tmp_path: Path, approval: bool
+                                                                                       ) -> None:
+    book = CardBook(tmp_path)
+    first = book.signed(book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=1.0), b"x" * 64,
+                        now_unix=2.0)
+    book.decide(first, approved=False, by="ann", now_unix=3.0)
+    entry = book.arrived("s", OTHER.digest(), OTHER.text(), approval=approval, now_unix=4.0)
+    assert (entry.digest, entry.state, entry.by, entry.unix) == (OTHER.digest(), "declined", "ann", 3.0)
+    assert entry.changed == "rounds: 3 is now 9"
+    assert book.arrived("s", OTHER.digest(), OTHER.text(), approval=approval, now_unix=5.0) == entry
+    assert book.decide(entry, approved=True, by="bea", now_unix=6.0).state == "approved"
+
+
 def test_where_no_person_must_approve_any_more_what_waits_goes_on(tmp_path: Path) -> None:
     book = CardBook(tmp_path)
     assert book.arrived("s", CARD.digest(), CARD.text(), approval=True, now_unix=1.0).state == "waiting"
