@@ -199,8 +199,8 @@ class Engine:
             if isinstance(error, MemoryError) or explained(error) is not None:
                 raise  # says nothing of the study
             text = f"an error that nobody foresaw, {type(error).__name__}: {error}"
-            _LOG.exception("study %s failed: %s. Please report it with the lines below. To continue from its last round:"
-                           " coordinator queue %s", study.name, text, study.name)
+            _LOG.exception("study %s failed: %s. Please report it with the lines below. To continue from its last"
+                           " round: coordinator queue %s", study.name, text, study.name)
             self._failed(study.name, f"{text}. The coordinator's log has where.")
         self._labels_alone.leave()
         self._well()
