@@ -392,14 +392,14 @@ class Operations:
         """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the
         phase ends as one that nobody has answered.
 
-        Raises: SecureSumFailed where a sum is noise; ComputeFailed when the model is not finite with them.
+        Raises: SecureSumFailed where no sum is right; ComputeFailed when the model is not finite with them.
         """
         study, now, step, round = self._opened(), self._load(request.state), request.phase, request.round
         means = SummedUpdates(
             masked.form, masked.groups, {update.header.silo: update.path for update in request.updates},
             self._expected(request.state, step, round), settings=study.config.method.settings,
             seed=study.config.study.seed, round=round, phase=step.name, add_masks=self._add_masks)
-        headers = tuple(map(means.header, range(len(masked.groups))))
+        headers = tuple(map(means.header, range(len(means))))
         self._progress(0.5, f"added up {len(request.updates)} masked updates")
         tally = study.strategy.begin(now, step, headers, round=round)
         metrics: Mapping[str, float] = {}
@@ -415,7 +415,8 @@ class Operations:
             raise ComputeFailed(error.text, remedy=error.remedy) from error
         if field := not_finite_in(finished):
             raise ComputeFailed(f"The model of round {round} is not finite: {field}.")
-        return Aggregated(state=self._save(finished), kept={}, metrics=dict(metrics), outcome=means.outcome)
+        return Aggregated(state=self._save(finished), kept={}, metrics=dict(metrics), outcome=means.outcome,
+                          left_out=means.left_out)
 
     def _add_masks(self, words: np.ndarray, seeds: Sequence[MaskSeed]) -> None:
         """Adds masks to words. To be overridden where there are any."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import InvitationUsed, UnknownName, UnknownSilo, UsageError
+from semisilo.common.methods.spec import MAX_COUNT
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.secure_sums.roster import remove_identity
@@ -318,9 +319,18 @@ class LedgerRoster:
         return rows[0]
 
     def announced(self, silo: str) -> int:
-        """Images with and without a label that a silo last said to have."""
+        """Images with and without a label that a silo last said to have; no more than anything may count, for ledgers
+        hold what silos could say before that was refused."""
+        return min(MAX_COUNT, sum(self._announced(silo)))
+
+    def announced_at_least(self, silo: str) -> int:
+        """Images that an update of a silo is from at least: a method learns from those with a label, from those
+        without, or from both."""
+        return min(MAX_COUNT, min((count for count in self._announced(silo) if count > 0), default=0))
+
+    def _announced(self, silo: str) -> tuple[int, int]:
         row = self._row(silo)
-        return int(row["labelled_count"]) + int(row["unlabelled_count"])
+        return int(row["labelled_count"]), int(row["unlabelled_count"])
 
     def has_issued(self, silo: str, serial: int) -> bool:
         """Whether a certificate was ever issued to a silo, whatever became of it."""

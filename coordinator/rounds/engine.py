@@ -61,6 +61,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     pause_when_refused,
     stopped_early,
 )
+from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.studies.card import card_of
 from semisilo.coordinator.studies.model_choice import choice_of, next_command
 from semisilo.coordinator.studies.participation import participation_of
@@ -150,9 +151,10 @@ class Engine:
     async def run_next(self) -> StudyRow | None:
         """Runs the first study of the queue that is not over; None when there is none.
 
-        A study that cannot go on is marked FAILED with its reason. An error of the system is no such reason: the study
-        waits, says so, and goes on by itself once it is well.
-        Raises: SystemTrouble where nobody operates it, with nothing lost.
+        A study that cannot go on is marked FAILED with its reason, also where that is an error of the program, of which
+        the log has the traceback: the studies behind it run all the same. An error of the system is no such reason:
+        the study waits, says so, and goes on by itself once it is well.
+        Raises: SystemTrouble where nobody operates it, with nothing lost; MemoryError, which says nothing of the study.
         """
         while True:
             try:
@@ -192,14 +194,24 @@ class Engine:
         except SemisiloError as error:
             _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
                        study.name)
-            with self._ledger.transaction():
-                if self._ledger.study_state(study.name) is not StudyState.STOPPED:
-                    self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
-            self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
+            self._failed(study.name, error.line())
+        except Exception as error:
+            if isinstance(error, MemoryError) or explained(error) is not None:
+                raise  # says nothing of the study
+            text = f"an error that nobody foresaw, {type(error).__name__}: {error}"
+            _LOG.exception("study %s failed: %s. Please report it with the lines below. To continue from its last"
+                           " round: coordinator queue %s", study.name, text, study.name)
+            self._failed(study.name, f"{text}. The coordinator's log has where.")
         self._labels_alone.leave()
         self._well()
         await self._lifecycle.tidy_up()
         return self._ledger.study(study.name)
+
+    def _failed(self, name: str, reason: str) -> None:
+        with self._ledger.transaction():
+            if self._ledger.study_state(name) is not StudyState.STOPPED:
+                self._ledger.set_study_state(name, StudyState.FAILED, reason=reason)
+        self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} failed", activity="")
 
     async def _run(self, row: StudyRow) -> None:
         name = row.name
@@ -428,7 +440,11 @@ class Engine:
                 return WrittenTasks(tasks=dict.fromkeys(asked, plain), expects={}), questions
             measures = method_phase(phase).name in MEASURING
             by_size = measures or getattr(settings, "weighting", "uniform") == "size"
-            reference = max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0
+            # As in the clear no silo has more than its share, whatever it announces: the others would weigh next to
+            # nothing beside it.
+            counts = capped_counts([self._roster.announced(silo) for silo in asked],
+                                   study.config.participation.largest_share)
+            reference = max(counts, default=0) if by_size else 0
             images, contribution = _of_one_step(study, written)
             form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
                 if measures else self._sums.form(
@@ -566,7 +582,8 @@ class Engine:
         if not ready.groups:
             _LOG.warning("%s, round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
                          study.name, row.number, counted(len(accepted), "masked update"), ready.fewest)
-        groups = self._sums.unmasked(row, ready)
+        groups = tuple(replace(group, least_weight=self._sums.least_weight(ready.form, group.silos))
+                       for group in self._sums.unmasked(row, ready))
         added = frozenset(silo for group in groups for silo in group.silos)
         updates = tuple(SpooledUpdate(
             header=update.header(task.silo), path=self._spool.path(update.digest), kept=None)
@@ -575,17 +592,23 @@ class Engine:
             state=row.state_digest, round=row.number, phase=method_phase(row.phases[row.phase]), updates=updates,
             masked=MaskedSum(form=ready.form, groups=groups)),
             activity=f"adding up {len(updates)} masked updates")
+        for group in (each for each in groups if each.silos[0] in folded.left_out):
+            _LOG.warning("%s, round %d: nothing of %s is added up: %s", study.name, row.number,
+                         ", ".join(group.silos), folded.left_out[group.silos[0]])
+        added = added.difference(folded.left_out)
         if folded.outcome is not None:
+            made = sum(group.silos[0] in added for group in groups)
             _LOG.info("%s, round %d/%d: masked updates of %s added up%s", study.name, row.number,
                       study.config.study.rounds, counted(folded.outcome.silos, "silo"),
-                      f" in {counted(len(groups), 'group')}" if study.config.privacy.group_size else "")
+                      f" in {counted(made, 'group')}" if study.config.privacy.group_size else "")
         with self._ledger.transaction(lasting=False):
             if folded.outcome is not None:
                 self._sums.made(row, folded.outcome)
                 self._ledger.folded(study.name, row.number, dict.fromkeys(sorted(added, key=str.encode)))
             for task, _ in accepted:
                 if task.silo not in added:
-                    self._ledger.leave_out(task, reason="too few masked updates came to add them up")
+                    self._ledger.leave_out(task, reason=folded.left_out.get(
+                        task.silo, "too few masked updates came to add them up"))
             self._go_on(row, ready.after, state_digest=folded.state, metrics={**row.metrics, **folded.metrics})
 
     def _note_measures(self, row: RoundRow, tasks: dict[str, TaskRow], folded: Aggregated) -> None:

@@ -10,6 +10,7 @@ Tests: tests/coordinator/rounds/test_secure_sums.py.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from semisilo.common.secure_aggregation.mask_form import (
     first_bounds,
     next_bounds,
     share_count,
+    weight_of,
     wider_bounds,
 )
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, NONCE_BYTES, STEPS
@@ -218,6 +220,16 @@ class Sums:
         Raises: SecureSumFailed where that is so of all of them.
         """
         return tuple(MaskedGroup(silos=group, seeds=()) for group in ready.groups)
+
+    def least_weight(self, form: MaskForm, silos: Collection[str]) -> float:
+        """What silos weigh in a sum together if each has trained on as many images as it has announced: on those with
+        a label, or on those without, whichever are fewer. A silo that announces more now than before can only make the
+        sum fail.
+
+        Returns: 0 where all weigh the same, for then their weights are known.
+        """
+        return math.fsum(weight_of(form, self._roster.announced_at_least(silo)) for silo in silos) \
+            if form.weight_reference else 0.0
 
     def _bounds(self, row: RoundRow, phase: Phase, first: tuple[float, ...],
                 after: Callable[[Sequence[float], SumOutcome], tuple[float, ...]]) -> tuple[float, ...]:

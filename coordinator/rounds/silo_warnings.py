@@ -20,7 +20,7 @@ from semisilo.coordinator.rounds.silo_processes import SiloProcesses
 __all__ = ["SiloWarnings"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_TOO_OLD = "too_old"
+_TOO_OLD, _KEY_NOT_TAKEN = "too_old", "key_not_taken"
 _TWICE_SECONDS = 3600.0
 """One notice in that time about an identity that is in use twice: it lasts, and both may call at any rate."""
 
@@ -97,6 +97,11 @@ class SiloWarnings:
         """A silo was not given a task that it would not do as it is asked, which is noted with the task; with an empty
         text it is of age."""
         self._set(silo, _TOO_OLD, text)
+
+    def key_not_taken(self, silo: str, text: str) -> None:
+        """The key that a silo gives for secure sums does not stand for it; with an empty text the one that it gives
+        does."""
+        self._set(silo, _KEY_NOT_TAKEN, text)
 
     def _set(self, silo: str, kind: str, text: str) -> None:
         if text:

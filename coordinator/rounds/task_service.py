@@ -61,6 +61,8 @@ __all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
+_REFUSED_KEY_SECONDS = 3600.0
+"""One line of the log in that time about a silo's key that is not taken: it may call with others at any rate."""
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
 
@@ -137,8 +139,8 @@ class TaskService:
         """What silos should hear beside the answers to their calls for a task."""
         self._above: dict[str, str] = {}
         """Silo -> the task whose update last claimed more images than the silo has announced."""
-        self._refused_identities: dict[str, bytes] = {}
-        """Silo -> the key that it gives as its own and another silo has."""
+        self._refused_identities: dict[str, float] = {}
+        """Silo -> when the log last said that its key for secure sums is not taken; of `time.monotonic`."""
         self._told_aside: dict[str, str] = {}
         """Silo -> why it is set aside, as it was told: at once, and then when its call has waited as long as it may."""
 
@@ -203,15 +205,17 @@ class TaskService:
         self._runtime.notify()
 
     def _note_identity(self, silo: str, identity: bytes, now_unix: float) -> None:
-        """Takes a silo's key for secure sums into the roster. A home that was copied brings the key of another silo:
-        then this one has none, and takes part in everything else."""
+        """Takes a silo's key for secure sums into the roster. A home that was copied brings the key of another silo,
+        and a key may be changed so often: a silo whose key is not taken takes part in everything else."""
         try:
             new = note_identity(self._ledger, silo, identity, now_unix=now_unix)
         except BadRoster as error:
-            if self._refused_identities.get(silo) != identity:
-                self._refused_identities[silo] = identity
-                _LOG.warning("silo %s can have no part in secure sums: %s", silo, error.text)
+            self.warnings.key_not_taken(silo, f"silo '{silo}' can have no part in secure sums: {error.line()}")
+            if time.monotonic() - self._refused_identities.get(silo, -math.inf) > _REFUSED_KEY_SECONDS:
+                self._refused_identities[silo] = time.monotonic()
+                _LOG.warning("silo %s can have no part in secure sums: %s", silo, error.line())
             return
+        self.warnings.key_not_taken(silo, "")
         if new:
             _LOG.debug("silo %s: the roster has its key for secure sums", silo)
 

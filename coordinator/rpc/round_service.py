@@ -28,6 +28,7 @@ from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadPayload, TaskClosed
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
+from semisilo.common.methods.spec import MAX_COUNT
 from semisilo.common.payload.manifest import parse_manifest
 from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
@@ -191,6 +192,8 @@ class RoundServicer:
         async def work(silo: str) -> pb.AwaitTaskResponse:
             if min(request.labelled_count, request.unlabelled_count, request.memory_round) < 0:
                 raise BadPayload("Counts must be at least 0.")
+            if max(request.labelled_count, request.unlabelled_count) > MAX_COUNT:
+                raise BadPayload(f"Counts of images must be at most {MAX_COUNT}.")
             if len(request.methods) > 256 or len(request.held_digests) > 256:
                 raise BadPayload("At most 256 methods and digests.")
             if len(request.capabilities) > _MAX_CAPABILITIES:

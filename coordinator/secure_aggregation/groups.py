@@ -25,6 +25,8 @@ class MaskedGroup:
     silos: tuple[str, ...]
     seeds: tuple[MaskSeed, ...]
     """Of the masks to be added to the sum so that all vanish."""
+    least_weight: float = 0.0
+    """That the weights add up to at least, where silos weigh by size and have told how many images they have."""
 
 
 def number_of_groups(silos: int, size: int) -> int:

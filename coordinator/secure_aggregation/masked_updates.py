@@ -8,6 +8,7 @@ Tests: tests/silo/compute/test_masked_update.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def add_up(paths: Sequence[Path], form: MaskForm, *, elements: int) -> np.ndarra
 
 
 def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupLayout], *, silos: int, seed: int,
-                 round: int, phase: str) -> tuple[dict[str, TensorGroup], SumOutcome]:
+                 round: int, phase: str, least_weight: float = 0.0) -> tuple[dict[str, TensorGroup], SumOutcome]:
     """The mean of the updates from the sum of their words, and what the next sum's scale follows from.
 
         mean = sum_k a_k x_k / sum_k a_k          of the totals as well
@@ -60,20 +61,27 @@ def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupL
         layouts: of an update in the clear.
         silos: that are in the sum.
         seed, round, phase: of the study and the sum, which elements were chosen by.
+        least_weight: that the silos' weights add up to at least, where they weigh by size. The mean is divided by that
+            sum: with a weight that is forged one silo would make the others' updates as long as it likes.
     Raises: SecureSumFailed where the sum cannot be one of so many silos: some were told other things than others, or
         one of them lied.
     """
     level = largest_level(form.bits, form.silo_count)
+    levels, cut = (int(np.rint(each)) for each in decode_sum(total[-EXTRA_WORDS:], bits=form.bits, bound=float(level),
+                                                             level=level))
     weight = float(decode_sum(total[-2:-1], bits=form.bits, bound=1.0, level=level)[0])
-    cut = int(np.rint(decode_sum(total[-1:], bits=form.bits, bound=float(level), level=level)[0]))
+    most = silos * level
+    # A weight of 1 is `level` exactly; any other is rounded once, so a sum of them is half a level for each silo off.
+    least = max(1, math.ceil(least_weight * level - silos / 2)) if form.weight_reference else most
+    if not least <= levels <= most or not 0 <= cut <= most:
+        raise SecureSumFailed(_not_right(silos, f"their weights add up to {weight:.6g}, and to"
+                                         f" {'' if least == most else f'{least / level:.6g} to '}{silos} in a sum that"
+                                         f" is right"))
     try:
         totals = decode_totals(total[len(total) - form.extra_words:-EXTRA_WORDS], bits=form.bits, level=level,
                                silos=silos)
-    except ValueError:
-        weight, totals = 0.0, []
-    if not 0 < weight <= silos * (1 + 1e-6) or not 0 <= cut <= silos * level:
-        raise SecureSumFailed(f"The sum of {silos} masked updates is noise: their silos were told different things, or"
-                              " one of them did not do as it was asked.")
+    except ValueError as error:
+        raise SecureSumFailed(_not_right(silos, f"of its totals {error}")) from None
     elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)
     positions = chosen_positions(seed=seed, round=round, phase=phase, share=form.random_k, elements=elements)
     groups: dict[str, TensorGroup] = {}
@@ -95,6 +103,11 @@ def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupL
         groups[name] = TensorGroup(tensors, layout.meaning, layout.base)
     return groups, SumOutcome(silos=silos, weight=weight, cut=cut, elements=len(total) - form.extra_words,
                               largest=tuple(largest), totals=tuple(each / weight for each in totals))
+
+
+def _not_right(silos: int, why: str) -> str:
+    return (f"The sum of {silos} masked updates is not used: {why}. Either it is noise, for silos were told different"
+            " things, or one of them did not do as it was asked; which one cannot be seen.")
 
 
 def check_masked(path: Path, layouts: Mapping[str, GroupLayout]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from semisilo.common.errors import SecureSumFailed
 from semisilo.common.learning import tensors
 from semisilo.common.methods.contract import ALL_SILOS, GroupLayout, TensorGroup, UpdateHeader
 from semisilo.common.methods.parts.secure_sum import STEPS, sums_per_step
@@ -32,7 +33,8 @@ class SummedUpdates:
     def __init__(self, form: MaskForm, groups: Sequence[MaskedGroup], paths: Mapping[str, Path],
                  layouts: Mapping[str, GroupLayout], *, settings: object, seed: int, round: int, phase: str,
                  add_masks: Callable[[np.ndarray, Sequence[MaskSeed]], None]) -> None:
-        """Adds all of them up once, so that noise is found before anything is folded.
+        """Adds all of them up once, so that noise is found before anything is folded. A group whose sum is not right is
+        left out by itself.
 
         Args:
             paths: silo -> file of its masked update.
@@ -40,16 +42,35 @@ class SummedUpdates:
             settings: of the method.
             seed, round, phase: of the study and the sum.
             add_masks: adds the masks of seeds to words, in place.
-        Raises: SecureSumFailed where a sum is noise; StorageDamaged when a file is not what was accepted.
+        Raises: SecureSumFailed where no sum is right; StorageDamaged when a file is not what was accepted.
         """
-        self._form, self._groups, self._paths, self._layouts = form, groups, paths, layouts
+        self._form, self._groups, self._paths, self._layouts = form, list(groups), paths, layouts
         self._per_step = STEPS in form.totals and sums_per_step(settings)
         self._seed, self._round, self._phase = seed, round, phase
         self._add_masks = add_masks
         self._elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)
         count = len(groups)
         self._mean = lru_cache(maxsize=count if 4 * self._elements * count <= _IN_MEMORY_BYTES else 1)(self._added_up)
-        self._outcomes = [self._mean(index)[1] for index in range(count)]
+        self.left_out: dict[str, str] = {}
+        """Silo of a group whose sum is not right -> why."""
+        failed: SecureSumFailed | None = None
+        found: list[tuple[MaskedGroup, SumOutcome]] = []
+        for index, group in enumerate(groups):
+            try:
+                found.append((group, self._mean(index)[1]))
+            except SecureSumFailed as error:
+                failed = error
+                self.left_out.update(dict.fromkeys(group.silos, error.text))
+        if failed is not None:
+            if not found:
+                raise failed
+            self._groups = [group for group, _ in found]
+            self._mean.cache_clear()  # the numbers are those of other groups now
+        self._outcomes = [outcome for _, outcome in found]
+
+    def __len__(self) -> int:
+        """Groups that were added up."""
+        return len(self._outcomes)
 
     @property
     def outcome(self) -> SumOutcome | None:
@@ -76,7 +97,7 @@ class SummedUpdates:
         total = add_up([self._paths[silo] for silo in group.silos], form, elements=self._elements)
         self._add_masks(total, group.seeds)
         groups, outcome = decoded_mean(total, form, self._layouts, silos=len(group.silos), seed=self._seed,
-                                       round=self._round, phase=self._phase)
+                                       round=self._round, phase=self._phase, least_weight=group.least_weight)
         if self._per_step:
             steps = outcome.totals[form.totals.index(STEPS)]
             groups = {name: replace(each, tensors=tensors.scale(each.tensors, steps)) for name, each in groups.items()}

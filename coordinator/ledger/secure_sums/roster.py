@@ -5,23 +5,38 @@ Tests: tests/coordinator/ledger/secure_sums/test_roster.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+from semisilo.common.errors import BadRoster
+from semisilo.common.secure_aggregation.conversion import MAX_ROSTER
 from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, Roster, RosterEntry, append, replay
+from semisilo.common.text.describe import describe_seconds
 from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["held_identity", "note_identity", "remove_identity", "roster_entries", "roster_number"]
+
+
+_CHANGES_AT_ONCE, _CHANGE_SECONDS = 4, 86400.0
+"""A silo may take another key so often in a row, then once in this time. A key is lost with the folder that holds it,
+and every one stays in the roster for good."""
+_SHARE_OF_ROOM = 8
+"""A change leaves so many entries free for each that its silo has by then. So no silo uses up the roster, however long
+it takes: one alone comes to 105 of 1024 entries, and ten that do nothing else come to 530 together."""
+_FOR_REMOVALS = 64
+"""Entries that are kept for silos that are revoked or leave."""
 
 
 def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float) -> bool:
     """Says in the roster that a silo takes part with a key, where that does not stand there.
 
     Returns: whether it is new.
-    Raises: BadRoster when another silo has that key.
+    Raises: BadRoster when another silo has that key, the silo has changed its own too often, or the roster has no room.
     """
     held = held_identity(ledger, silo)
     if held == identity:
         return False
+    _check_room(ledger, silo, now_unix=now_unix, change=held is not None)
     with ledger.part():
         roster = _roster(ledger)
         if held is not None:
@@ -32,7 +47,8 @@ def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float
 
 def remove_identity(ledger: Ledger, silo: str, *, now_unix: float) -> None:
     """Says in the roster that a silo takes part no more; nothing where it has no key there."""
-    if (held := held_identity(ledger, silo)) is not None:
+    # A roster that is longer than silos take would end every sum. The silo is asked nothing more in any case.
+    if (held := held_identity(ledger, silo)) is not None and roster_number(ledger) < MAX_ROSTER:
         with ledger.part():
             _append(ledger, _roster(ledger), silo, held, REMOVED, now_unix=now_unix)
 
@@ -54,6 +70,37 @@ def held_identity(ledger: Ledger, silo: str) -> bytes | None:
     """The key that stands for a silo; None where none does. Asked at every call of a silo."""
     rows = ledger.query("SELECT identity, change FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
     return bytes(rows[0]["identity"]) if rows and rows[0]["change"] == ADDED else None
+
+
+def _check_room(ledger: Ledger, silo: str, *, now_unix: float, change: bool) -> None:
+    """Raises: BadRoster where a silo may not have another key now, by what stands in the ledger."""
+    number = roster_number(ledger)
+    if not change:
+        if number + 1 > MAX_ROSTER - _FOR_REMOVALS:
+            raise BadRoster(f"The roster of keys is full: it has {number} entries, and no further silo can take part in"
+                            " secure sums.", remedy="Found another federation for further silos.")
+        return
+    rows = ledger.query("SELECT change, unix FROM silo_identity WHERE silo = ? ORDER BY number", silo)
+    again = ("Put secure/identity.key of its home back from a backup, or have the coordinator's operator revoke and"
+             " invite it again.")
+    # What a clock that was set ahead has noted says nothing of when it was.
+    if (wait := _seconds_to_change([row["unix"] for row in rows if row["change"] == ADDED][1:], now_unix)) > 0:
+        raise BadRoster(f"Silo '{silo}' changes its key for secure sums too often: it may have another one in"
+                        f" {describe_seconds(wait)}.", remedy=again)
+    own = len(rows) + 2  # the one before is removed, and the new one added
+    if own * _SHARE_OF_ROOM > MAX_ROSTER - _FOR_REMOVALS - (number + 2):
+        raise BadRoster(f"Silo '{silo}' has changed its key for secure sums so often that the roster, which has"
+                        f" {number} of {MAX_ROSTER} entries, has no room for another.", remedy=again)
+
+
+def _seconds_to_change(changes_unix: Sequence[float], now_unix: float) -> float:
+    """How long a silo must wait that has changed its key at these times; 0 where it may do so now."""
+    used, then = 0.0, 0.0
+    for unix in changes_unix:
+        if unix <= now_unix:
+            used, then = max(0.0, used - max(0.0, unix - then) / _CHANGE_SECONDS) + 1, max(then, unix)
+    used = max(0.0, used - (now_unix - then) / _CHANGE_SECONDS)
+    return max(0.0, used + 1 - _CHANGES_AT_ONCE) * _CHANGE_SECONDS
 
 
 _SEEN: WeakKeyDictionary[Ledger, Roster] = WeakKeyDictionary()

@@ -291,3 +291,19 @@ def test_members_and_who_is_back_when_are_found_without_reading_the_whole_roster
     assert roster.back_at("b", 201.0) == 0.0, "it is back already"
     assert roster.away_until(100.0) == {"b": 200.0}
     ledger.close()
+
+
+def test_what_a_ledger_has_from_before_counts_were_bounded_counts_as_the_most_that_is_allowed(
+        roster: LedgerRoster, authority: Authority) -> None:
+    """Twice 2^63 - 1 was more than a message could hold, and ended the coordinator at each start."""
+    enroll(authority, invite(authority))
+    hello(roster, "alpha", labelled_count=2**63 - 1, unlabelled_count=2**63 - 1)
+    assert (roster.announced("alpha"), roster.announced_at_least("alpha")) == (10**9, 10**9)
+
+
+def test_an_update_is_from_images_with_labels_from_those_without_or_from_both(
+        roster: LedgerRoster, authority: Authority) -> None:
+    enroll(authority, invite(authority))
+    for labelled, unlabelled, least in ((0, 0, 0), (7, 0, 7), (0, 5, 5), (7, 5, 5)):
+        hello(roster, "alpha", labelled_count=labelled, unlabelled_count=unlabelled)
+        assert (roster.announced("alpha"), roster.announced_at_least("alpha")) == (labelled + unlabelled, least)

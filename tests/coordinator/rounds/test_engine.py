@@ -6,6 +6,7 @@ import asyncio
 import errno
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 
 from semisilo.common.errors import BadPayload, TaskClosed
 from semisilo.common.methods.contract import Phase, TaskSpec
+from semisilo.common.secure_aggregation.mask_form import weight_of
 from semisilo.coordinator.compute.messages import CheckUpdate
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import StudyRow
+from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
+from semisilo.coordinator.rounds.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 from tests.processes import PATIENCE_SECONDS
 
@@ -447,3 +451,104 @@ def test_an_error_of_the_system_makes_the_study_wait_and_say_so_until_it_is_well
     assert [record.getMessage() for record in caplog.records if "waits" in record.getMessage()] == [
         "the coordinator waits: /hub/states: Read-only file system. Let the disk be written, or choose another place."
         " It continues automatically."]
+
+
+def failing(coordinator: Coordinator, error: BaseException, *, study: str = "s") -> None:
+    """The first round of a study meets an error that is none of the catalogue."""
+    original = coordinator.engine._open_round
+
+    async def open_round(running: Any, *args: Any) -> Any:
+        if running.name == study:
+            raise error
+        return await original(running, *args)
+
+    coordinator.engine._open_round = open_round  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("error", [ValueError("Value out of range: 18446744073709551614"),
+                                   AssertionError("a round commits once"), OSError("no errno"),
+                                   FileNotFoundError(errno.ENOENT, "No such file", "x")])
+def test_an_error_of_the_program_fails_its_study_with_a_traceback_and_the_next_one_runs(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    """It ended the coordinator, and did so again after every restart."""
+    coordinator = start(tmp_path)
+    coordinator.ledger.queue_study("t", study_config())
+    failing(coordinator, error)
+    asyncio.run(run(coordinator))
+    row = coordinator.ledger.study("s")
+    assert row.state is StudyState.FAILED
+    assert row.reason.startswith(f"an error that nobody foresaw, {type(error).__name__}: {error}")
+    line, = (each for each in caplog.records if each.exc_info)
+    assert line.exc_info is not None
+    assert line.exc_info[1] is error
+    assert line.getMessage().startswith("study s failed: ")
+    assert "coordinator queue s" in line.getMessage()
+    coordinator.compute.states = tmp_path / "studies" / "t" / "states"
+    asyncio.run(run(coordinator))
+    assert coordinator.ledger.study("t").state is StudyState.COMPLETED
+
+
+def test_a_study_that_failed_so_goes_on_from_its_last_round_once_it_is_queued_again(
+        tmp_path: Path, undisturbed: str) -> None:
+    coordinator = start(tmp_path)
+    failing(coordinator, ValueError("once"))
+    asyncio.run(run(coordinator))
+    coordinator.ledger.requeue_study("s", study_config())
+    del coordinator.engine._open_round
+    asyncio.run(run(coordinator))
+    assert final_digest(coordinator) == undisturbed
+
+
+def test_a_lack_of_memory_fails_no_study(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+    failing(coordinator, MemoryError())
+    with pytest.raises(MemoryError):
+        asyncio.run(run(coordinator))
+    assert coordinator.ledger.study("s").state is StudyState.RUNNING
+
+
+def behind_masks(**participation: Any) -> dict[str, Any]:
+    """Three rounds whose updates are added up, weighed by size."""
+    config = study_config(**participation)
+    return {**config, "study": {**config["study"], "start_with": 3},
+            "method": {"name": "fedavg", "settings": {"scenario": "labels-at-silo", "weighting": "size"}},
+            "privacy": {"secure_aggregation": True}}
+
+
+@pytest.mark.parametrize(("share", "counts", "reference"), [
+    ("50%", (100, 100, 20), 100),
+    ("50%", (100, 100, 10**7), 200),
+    ("40%", (100, 80, 20, 30), 86),
+    ("100%", (100, 100, 10**7), 10**7),
+    ("100%", (100, 100, 2 * (2**63 - 1)), 10**9),
+])
+def test_the_size_that_silos_weigh_by_in_a_sum_gives_none_of_them_more_than_its_share(
+        tmp_path: Path, share: str, counts: tuple[int, ...], reference: int) -> None:
+    """One silo that announced ten million images had the mean of the updates to itself."""
+    coordinator = Coordinator(tmp_path)
+    silos = ("a", "b", "c", "d")[:len(counts)]
+    coordinator.enroll(*silos)
+    coordinator.ledger.queue_study("s", behind_masks(largest_weight=share))
+    original = coordinator.compute._tasks
+    coordinator.compute._tasks = (  # type: ignore[method-assign]
+        lambda request: replace(original(request), largest=(1.0,)))
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        for silo, count in zip(silos, counts, strict=True):
+            hello = Hello(version="0", methods=("fedavg",), labelled_count=count // 2, unlabelled_count=count // 2)
+            await coordinator.task_service.await_task(silo, hello, timeout_seconds=0)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not coordinator.ledger.open_tasks("s", 1, 0):
+                assert not engine.done()
+                await asyncio.sleep(0.01)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+
+    asyncio.run(scenario())
+    form = sum_row(coordinator.ledger, "s", 1, "train").form
+    assert form is not None
+    assert form.weight_reference == reference
+    if share != "100%":
+        weights = [weight_of(form, count) for count in counts]
+        assert max(weights) <= float(share.rstrip("%")) / 100 * sum(weights) * 1.01

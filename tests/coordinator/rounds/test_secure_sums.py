@@ -129,3 +129,16 @@ def test_where_silos_share_the_noise_of_images_the_scale_follows_from_a_step_and
     length = 1e-4 / bound * ((2**(form.bits - 1) - 1) // 5)
     assert length / 3**0.5 >= 8
     assert 1e-4 / bound * ((2**(form.bits - 2) - 1) // 5) / 3**0.5 < 8, "and no wider than that"
+
+
+def test_the_least_that_silos_weigh_follows_from_what_they_have_announced(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
+    for silo, labelled, unlabelled in (("clinic-north", 0, 50), ("hospital-a", 10, 500), ("hospital-b", 300, 0)):
+        filled.roster.joined(silo, version="0", methods=(), labelled_count=labelled, unlabelled_count=unlabelled,
+                             memory_study="", memory_round=0)
+    sums = Sums(filled.ledger, filled.roster)
+    by_size = MaskForm(bits=20, bounds=(1.0,), silo_count=3, weight_reference=200)
+    names = ("clinic-north", "hospital-a", "hospital-b")
+    assert sums.least_weight(by_size, names) == pytest.approx(50 / 200 + 10 / 200 + 1.0)
+    assert sums.least_weight(by_size, names[:1]) == pytest.approx(0.25)
+    assert sums.least_weight(replace(by_size, weight_reference=0), names) == 0.0

@@ -35,6 +35,7 @@ from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.usage import FRAMING, parts_of
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.secure_sums.roster import roster_entries
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.rounds.runtime import StandbyReason
@@ -618,3 +619,31 @@ def test_an_evaluation_that_cannot_be_of_the_study_is_dropped_and_the_silo_goes_
             assert noted(coordinator) == {"alpha": evaluation()}
             assert "an evaluation of silo alpha is dropped" in caplog.text
     asyncio.run(scenario())
+
+
+def test_a_silo_that_changes_its_key_all_the_time_ends_no_secure_sum(tmp_path: Path,
+                                                                     caplog: pytest.LogCaptureFixture) -> None:
+    """512 calls with two keys in turn filled the roster, and every sum failed for good."""
+    coordinator = Coordinator(tmp_path)
+    coordinator.ledger.query("PRAGMA synchronous = OFF")
+    coordinator.enroll("honest", "mallory")
+    hello = Hello(version="0", methods=("fedavg",), labelled_count=0, unlabelled_count=10)
+
+    async def call(silo: str, key: bytes) -> None:
+        await coordinator.task_service.await_task(silo, replace(hello, identity=key * 32), timeout_seconds=0)
+
+    async def scenario() -> None:
+        await call("honest", b"h")
+        for number in range(520):
+            await call("mallory", b"mn"[number % 2:][:1])
+        assert "can have no part in secure sums: Silo 'mallory' changes its key" in \
+            coordinator.task_service.warnings.text("mallory")
+        assert coordinator.task_service.warnings.text("honest") == ""
+        await call("mallory", b"m")  # that which it had last
+        assert coordinator.task_service.warnings.text("mallory") == ""
+
+    events = coordinator.ledger.check_events()
+    asyncio.run(scenario())
+    assert len(roster_entries(coordinator.ledger)) == 1 + 1 + 2 * 4
+    assert coordinator.ledger.check_events() - events <= 12 + 2
+    assert sum("no part in secure sums" in each.getMessage() for each in caplog.records) == 1

@@ -488,11 +488,12 @@ def test_a_flood_of_hellos_with_huge_lists_leaves_no_trace(tmp_path: Path) -> No
             wrong = pb.SiteEvaluation(study="s", classes=[pb.ClassResult(image_count=1, correct_count=2)])
             for request in (hello(evaluations=[own] * 9), hello(evaluations=[own, wrong]),
                             hello(held_digests=[b"x" * 32] * 257), hello(labelled_count=-1), hello(memory_round=-1),
+                            hello(labelled_count=10**9 + 1), pb.AwaitTaskRequest(unlabelled_count=2**63 - 1),
                             pb.AwaitTaskRequest(methods=["m"] * 100_000)):
                 assert (await refusal(alpha.AwaitTask(request, timeout=300))).code == "BAD_PAYLOAD"
             before = len(made.coordinator.ledger.query("SELECT 1 FROM event")) + 1  # that it announces so much more
             for seconds in (2**62, -(2**62), 0):
-                request = hello(memory_study="s" * 100_000, labelled_count=2**63 - 1)
+                request = hello(memory_study="s" * 100_000, labelled_count=10**9)
                 request.version, request.methods[:] = "\x1b]0;owned\x07" * 1000, ["\x1b[2J" * 1000] * 256
                 request.poll_timeout.seconds = seconds
                 answer = await alpha.AwaitTask(request, timeout=300)

@@ -38,7 +38,8 @@ def update_of(silo: str) -> torch.Tensor:
     return torch.rand(40, generator=torch.Generator().manual_seed(ord(silo))) - 0.5
 
 
-def summed(folder: Path, groups: dict[tuple[str, ...], MaskSeed | None], *, per_step: bool = True) -> SummedUpdates:
+def summed(folder: Path, groups: dict[tuple[str, ...], MaskSeed | None], *, per_step: bool = True,
+           least_weights: dict[tuple[str, ...], float] | None = None) -> SummedUpdates:
     """A mask that is given is taken off the group's sum, and was added by its first silo."""
     store, paths = PayloadStore(folder), {}
     for group, mask in groups.items():
@@ -52,7 +53,8 @@ def summed(folder: Path, groups: dict[tuple[str, ...], MaskSeed | None], *, per_
                 sender=Sender(seed=7, round=1, phase="train", silo=silo), residuals={}, add_masks=add_masks)
             paths[silo] = store.path(payload.digest)
     return SummedUpdates(FORM, tuple(
-        MaskedGroup(silos=group, seeds=() if mask is None else (MaskSeed(seed=mask.seed, sign=-1),))
+        MaskedGroup(silos=group, seeds=() if mask is None else (MaskSeed(seed=mask.seed, sign=-1),),
+                    least_weight=(least_weights or {}).get(group, 0.0))
         for group, mask in groups.items()), paths, LAYOUT, settings=Settings(per_step), seed=7, round=1, phase="train",
         add_masks=add_masks)
 
@@ -113,3 +115,17 @@ def test_noise_is_found_before_anything_is_folded(tmp_path: Path) -> None:
 
 def test_of_no_groups_nothing_is_learned(tmp_path: Path) -> None:
     assert summed(tmp_path, {}).outcome is None
+
+
+def test_a_group_whose_weights_cannot_be_is_left_out_alone(tmp_path: Path) -> None:
+    """In its own group a liar spoils the sum; it must not end that of all the others."""
+    found = summed(tmp_path, {("a", "c"): None, ("b", "d"): None}, least_weights={("a", "c"): 0.9})
+    assert found.left_out.keys() == {"a", "c"}
+    assert "did not do as it was asked" in found.left_out["a"]
+    assert len(found) == 1
+    assert found.header(0).num_examples == 80
+    assert torch.allclose(found.read(0)["model"].tensors["weight"].double(), normalised("bd"), atol=1e-6)
+    assert found.outcome is not None
+    assert found.outcome.silos == 2
+    with pytest.raises(SecureSumFailed):
+        summed(tmp_path, {("a", "c"): None}, least_weights={("a", "c"): 0.9})

@@ -13,7 +13,8 @@ import torch
 from semisilo.common.errors import ComputeFailed, SecureSumFailed, StorageDamaged
 from semisilo.common.methods.contract import GroupLayout, Meaning, TensorGroup, TensorSpec
 from semisilo.common.payload.reader import PayloadReader
-from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.fixed_point import largest_level
+from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome, weight_of
 from semisilo.common.secure_aggregation.masks import add_masks
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
 from semisilo.common.secure_aggregation.words import packed_bytes
@@ -193,3 +194,49 @@ def test_a_damaged_file_of_the_spool_is_found(tmp_path: Path) -> None:
 
 def test_the_secrets_of_masks_are_not_shown() -> None:
     assert "seeds" not in repr(masking_of(FORM, seeds_of("a")))
+
+
+def total_of(form: MaskForm, examples: dict[str, int], *, forged: dict[str, float] | None = None) -> np.ndarray:
+    """The sum of the silos' words; `forged` silos say that they weigh something else, and their tensors are honest."""
+    level, total = largest_level(form.bits, form.silo_count), np.uint32(0)
+    for silo, count in examples.items():
+        words, _ = plain_words(update_of(silo), masking_of(form), summand=Summand(num_examples=count),
+                               sender=sender(silo), residuals={})
+        if forged and silo in forged:
+            words[-2] = np.uint32(round(forged[silo] * level) & 0xffffffff)
+        total = total + words
+    return np.asarray(total)
+
+
+def decoded(total: np.ndarray, form: MaskForm, *, silos: int = 3, least_weight: float = 0.0) -> SumOutcome:
+    return decoded_mean(total, form, LAYOUT, silos=silos, seed=7, round=1, phase="train", least_weight=least_weight)[1]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.99, 1.0 + 1e-5, -1.99999, -2.0, 3.0])
+def test_where_all_weigh_the_same_a_weight_that_is_forged_is_found(weight: float) -> None:
+    """One silo that said -1.99999 instead of 1 had the updates of all multiplied by half a million."""
+    examples = dict.fromkeys(SILOS, 1)
+    assert decoded(total_of(FORM, examples), FORM).weight == 3.0
+    with pytest.raises(SecureSumFailed, match="one of them did not do as it was asked"):
+        decoded(total_of(FORM, examples, forged={"c": weight}), FORM)
+
+
+@pytest.mark.parametrize("bits", [16, 24, 32])
+def test_where_silos_weigh_by_size_they_weigh_what_they_have_announced_at_least(bits: int) -> None:
+    form = MaskForm(bits=bits, bounds=(0.5, 0.05), silo_count=3, weight_reference=1000)
+    examples = {"a": 997, "b": 3, "c": 333}
+    least = sum(weight_of(form, count) for count in examples.values())
+    honest = total_of(form, examples)
+    assert decoded(honest, form, least_weight=least).weight == pytest.approx(least, rel=1e-3)
+    level = largest_level(bits, 3)
+    for weight in (-1.0, 0.0, 0.333 - 3 / level):
+        with pytest.raises(SecureSumFailed, match="one of them did not do as it was asked"):
+            decoded(total_of(form, examples, forged={"c": weight}), form, least_weight=least)
+    assert decoded(total_of(form, examples, forged={"c": 1.0}), form, least_weight=least).weight == pytest.approx(
+        2.0, rel=1e-3), "a silo may weigh as the largest one does, whatever it has announced"
+
+
+def test_weights_that_add_up_to_nothing_are_no_sum_whatever_was_announced() -> None:
+    form = MaskForm(bits=24, bounds=(0.5, 0.05), silo_count=3, weight_reference=1000)
+    with pytest.raises(SecureSumFailed):
+        decoded(total_of(form, dict.fromkeys(SILOS, 0)), form)
