@@ -39,7 +39,7 @@ from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
 from semisilo.common.wire.secure_aggregation_pb2 import SecureAnswer
 from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
-from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.costs import Cost, add_costs, add_to_cost
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
 from semisilo.coordinator.ledger.events import note_late_answer
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -277,9 +277,9 @@ class TaskService:
         groups = next((payload.groups for payload in task.spec.payloads if payload.digest == digest), ())
         encoded = self._encodings.carried(digest, offset=offset, sent_bytes=sent_bytes)
         with self._ledger.transaction(lasting=False):
-            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
-                                          direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
-                                          count=1)])
+            add_to_cost(self._ledger, Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
+                                           direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
+                                           count=1))
             add_encoded(self._ledger, encoded, study=task.study, round=task.round, direction="down")
 
     # Outcomes ---------------------------------------------------------------------------------------------------------

@@ -149,6 +149,18 @@ def test_the_encodings_of_a_resumed_download_are_those_of_the_bytes_that_were_se
     asyncio.run(scenario())
 
 
+def test_a_payload_that_is_fetched_again_and_again_is_one_row_of_the_ledger(tmp_path: Path) -> None:
+    """A silo may fetch the last byte fifty times a second, for weeks."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, rows = tasks["alpha"], "SELECT bytes, count FROM cost WHERE direction = 'down' AND kind = 'payload'"
+            for _ in range(50):
+                coordinator.task_service.downloaded("alpha", task.task_id, task.payloads[0].digest, 1,
+                                                    offset=task.payloads[0].size_bytes - 1)
+            assert [tuple(row) for row in coordinator.ledger.query(rows)] == [(50, 50)]
+    asyncio.run(scenario())
+
+
 def test_a_payload_that_is_missing_on_disk_is_the_coordinators_trouble(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
