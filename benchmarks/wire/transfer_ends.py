@@ -100,6 +100,9 @@ class _TaskServiceStandIn:
     def has_all(self, update: DeclaredUpdate) -> bool:
         return False
 
+    def is_accepting(self, update: DeclaredUpdate) -> bool:
+        return False
+
     def still_wanted(self, update: DeclaredUpdate) -> bool:
         return True
 

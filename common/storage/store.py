@@ -14,14 +14,19 @@ import struct
 import threading
 import zlib
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkstemp
+from typing import TYPE_CHECKING, NamedTuple
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
 from semisilo.common.storage.durable import start_writing, sync_file, sync_folder
 from semisilo.common.storage.half_written import nobody_has_open
 from semisilo.common.text.system_errors import explained
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 __all__ = ["MAX_CHUNK_BYTES", "SMALLEST_SPARE_BYTES", "SPARE_SUFFIX", "PartialFile", "PayloadStore", "SpareFiles",
            "hash_file"]
@@ -34,6 +39,24 @@ _JOURNAL_ENTRY = struct.Struct("<QI")
 _READ_BYTES = 2**20
 _WRITE_BEHIND_BYTES = 16 * 2**20
 _HEX_DIGITS = frozenset("0123456789abcdef")
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Whose turn it is with one partial file."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+
+
+class _Committed(NamedTuple):
+    """What a partial file that was closed holds, so that nobody has to read it to go on with it."""
+
+    files: tuple[tuple[int, ...], ...]
+    """Number, size and times of file and journal: who finds others has to read them."""
+    hash: _Hash
+    bytes: int
+    journal_bytes: int
 
 
 class PayloadStore:
@@ -57,11 +80,17 @@ class PayloadStore:
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._spares = SpareFiles(self._incoming, spare_files)
         self._open: dict[Path, PartialFile] = {}
+        self._committed: dict[Path, _Committed] = {}
+        """Of partial files that this process has closed; as many as there are files."""
+        self._turns: dict[Path, _Turn] = {}
         self._room_bytes = 0
         """What is sure to fit below the limit: found by listing the folder, less what was let in since."""
         self._unsynced: set[str] = set()
         """Payloads whose names are there, or will be at once, and may not be on disk yet; their bytes are."""
-        self._lock = threading.Lock()
+        self._table = threading.Lock()
+        """Held for a look into these tables only, so that an event loop may wait for it."""
+        self._room = threading.Lock()
+        """Held while a file is let in: the folder may be listed and spares removed."""
 
     def path(self, digest: str) -> Path:
         """Where the payload lies, or would lie. Raises: BadPayload for what is no SHA-256 in lower-case hex."""
@@ -160,18 +189,30 @@ class PayloadStore:
         Raises: DiskFull when the whole file would not fit; nothing is written then.
         """
         path = self._partial_path(key)
-        with self._lock:
-            older = self._open.pop(path, None)
+        with self._alone_with(path):
+            older = self._open.get(path)
             if older is not None:
                 older.close()
-            own_bytes = path.stat().st_size if path.exists() else 0
-            self._check_room(size_bytes, own_bytes=own_bytes)
-            if not own_bytes:
-                # In this order: a journal without its file would vouch for a spare's bytes.
-                _journal_path(path).unlink(missing_ok=True)
-                self._spares.take(path, size_bytes)
-            opened = PartialFile(path, self, size_bytes=size_bytes)
-            self._open[path] = opened
+            with self._room:
+                with self._table:
+                    self._open.pop(path, None)
+                own_bytes = path.stat().st_size if path.exists() else 0
+                self._check_room(size_bytes, own_bytes=own_bytes)
+                if not own_bytes:
+                    # In this order: a journal without its file would vouch for a spare's bytes.
+                    _journal_path(path).unlink(missing_ok=True)
+                    self._spares.take(path, size_bytes)
+                opened = PartialFile(path, self, size_bytes=size_bytes)
+                with self._table:
+                    self._open[path] = opened
+                    committed = self._committed.pop(path, None)
+            # Without the lock of all: it may be read from its first byte to its last, while others come and go.
+            try:
+                opened.go_on_from(committed)
+            except BaseException:
+                opened.close()
+                self._closed(opened)
+                raise
             return opened
 
     def resume_offset(self, key: str) -> int | None:
@@ -201,7 +242,7 @@ class PayloadStore:
         if (found := hashlib.sha256(data).hexdigest()) != digest:
             raise BadPayload(f"A payload has the SHA-256 {found} instead of {digest}.",
                              remedy="The sender starts it again.")
-        with self._lock:
+        with self._room:
             self._check_room(len(data), own_bytes=0)
         handle, name = mkstemp(suffix=".temporary", dir=self._incoming)
         try:
@@ -228,12 +269,16 @@ class PayloadStore:
             self._unsynced.discard(digest)
 
     def drop_partial(self, key: str) -> None:
-        """Forgets a transfer and what it has brought."""
+        """Forgets a transfer and what it has brought. Waits for what is being done to its file, so not for an event
+        loop."""
         path = self._partial_path(key)
-        with self._lock:
-            older = self._open.pop(path, None)
+        with self._alone_with(path):
+            older = self._open.get(path)
             if older is not None:
                 older.close()
+            with self._table:
+                self._open.pop(path, None)
+                self._committed.pop(path, None)
             _unlink_partial(path)
 
     def collect(self, keep: Collection[str]) -> int:
@@ -318,9 +363,28 @@ class PayloadStore:
         return shutil.disk_usage(self.folder).free - promised
 
     def _closed(self, partial: PartialFile) -> None:
-        with self._lock:
+        with self._table:
             if self._open.get(partial.path) is partial:
                 del self._open[partial.path]
+
+    def _remember(self, path: Path, committed: _Committed) -> None:
+        with self._table:
+            self._committed[path] = committed
+
+    @contextmanager
+    def _alone_with(self, path: Path) -> Iterator[None]:
+        """Around what opens or removes a partial file: nobody else does so with the same one meanwhile."""
+        with self._table:
+            turn = self._turns.setdefault(path, _Turn())
+            turn.users += 1
+        try:
+            with turn.lock:
+                yield
+        finally:
+            with self._table:
+                turn.users -= 1
+                if not turn.users:
+                    del self._turns[path]
 
 
 class PartialFile:
@@ -343,14 +407,30 @@ class PartialFile:
         self._journal_bytes = 0
         self._length = 0
         self._under_way = 0
+        self._ended = False
+        self._whole = False
+        """Whether it is known what file and journal hold."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._journal = -1
         try:
             self._journal = os.open(_journal_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._recover()
+            self._length = os.fstat(self._file).st_size
         except BaseException:
             self._close_files()
             raise
+
+    def go_on_from(self, committed: _Committed | None) -> None:
+        """Finds what is there: by what was known when the files were closed, where they are as they were; else reads
+        all of it. To be called once, before anything else."""
+        if committed is not None and committed.bytes <= self.size_bytes and committed.files == self._files():
+            self._hash = committed.hash
+            self.committed_bytes, self._journal_bytes = committed.bytes, committed.journal_bytes
+        else:
+            self._recover()
+        if self._journal_bytes or os.fstat(self._journal).st_size:
+            self._cut()
+        # Else nothing has come yet, and what is there is a spare's.
+        self._whole = True
 
     @property
     def held_bytes(self) -> int:
@@ -369,7 +449,7 @@ class PartialFile:
         Raises: BadPayload when it does not belong here; DiskFull when the disk is full: nothing is lost, and the same
             chunk may be sent again.
         """
-        with self._lock:
+        with self._held():
             self._check_open()
             if offset != self.committed_bytes:
                 raise BadPayload(f"A chunk for offset {offset} arrived where {self.committed_bytes} was expected.")
@@ -382,6 +462,7 @@ class PartialFile:
                 entry = _JOURNAL_ENTRY.pack(offset + len(data), crc32)
                 _write_all(self._journal, entry, self._journal_bytes)
             except OSError as error:
+                self._whole = False  # what a disk that fails has kept, only reading tells
                 self._cut()
                 raise explained(error, self.path) or error from error
             self._hash.update(data)
@@ -402,12 +483,13 @@ class PartialFile:
         Raises: BadPayload when size or digest differ; the partial file is gone then.
         """
         final = self._store.path(digest)
-        with self._lock:
+        with self._held():
             self._check_open()
             found = self._hash.hexdigest()
             if self.committed_bytes != self.size_bytes or found != digest:
                 what = (f"has {self.committed_bytes} bytes instead of {self.size_bytes}"
                         if self.committed_bytes != self.size_bytes else f"has the SHA-256 {found} instead of {digest}")
+                self._whole = False
                 self._close_files()
                 _unlink_partial(self.path)
                 problem: BadPayload | None = BadPayload(f"A payload {what}.", remedy="The sender starts it again.")
@@ -420,7 +502,9 @@ class PartialFile:
                         sync_file(self._file)
                     self._store._name(self.path, digest)
                 except OSError as error:
+                    self._whole = False
                     raise explained(error, final) or error from error
+                self._whole = False
                 self._close_files()
                 _journal_path(self.path).unlink(missing_ok=True)
         self._store._closed(self)
@@ -429,7 +513,10 @@ class PartialFile:
         return final
 
     def close(self) -> None:
-        """Gives the file up; what is committed stays and a later opening goes on from there. May be repeated."""
+        """Gives the file up; what is committed stays and a later opening goes on from there. May be repeated.
+
+        Waits for what is being done to it, also for the disk, so not for an event loop.
+        """
         with self._lock:
             self._close_files()
 
@@ -437,11 +524,27 @@ class PartialFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-        self._store._closed(self)
+        """Gives the file up as `close` does, without waiting: who is just appending or finishing closes it then."""
+        self._ended = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close_files()
+            finally:
+                self._lock.release()
+            self._store._closed(self)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._ended:
+                self.close()
+                self._store._closed(self)
 
     def _recover(self) -> None:
-        """Cuts file and journal to the chunks that are wholly there, and hashes them."""
+        """Reads and hashes the chunks that are wholly there."""
         size = os.fstat(self._file).st_size
         while True:
             entry = os.pread(self._journal, _JOURNAL_ENTRY.size, self._journal_bytes)
@@ -457,10 +560,10 @@ class PartialFile:
             self._hash.update(data)
             self.committed_bytes = end
             self._journal_bytes += _JOURNAL_ENTRY.size
-        self._length = size
-        if self._journal_bytes or os.fstat(self._journal).st_size:
-            self._cut()
-        # Else nothing has come yet, and what is there is a spare's.
+
+    def _files(self) -> tuple[tuple[int, ...], ...]:
+        return tuple((about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+                     for about in map(os.fstat, (self._file, self._journal)))
 
     def _cut(self) -> None:
         """Cuts file and journal to what is committed."""
@@ -473,6 +576,10 @@ class PartialFile:
             raise BadPayload("The transfer has ended here: it was closed, or a newer connection continues it.")
 
     def _close_files(self) -> None:
+        if self._whole and self._file >= 0 and self._journal >= 0 and self.committed_bytes:
+            with suppress(OSError):  # then it is read once more
+                self._store._remember(self.path, _Committed(self._files(), self._hash, self.committed_bytes,
+                                                            self._journal_bytes))
         for handle in (self._file, self._journal):
             if handle >= 0:
                 os.close(handle)

@@ -40,9 +40,12 @@ class Cleanup:
         self._spool = spool
         self._studies = studies
 
-    def remove_updates(self, name: str, number: int) -> None:
-        """Removes the updates of a round that is over, also those of which only a part has come."""
-        self._remove_updates(self._ledger.unfinished_updates(name, number))
+    async def remove_updates(self, name: str, number: int) -> None:
+        """Removes the updates of a round that is over, also those of which only a part has come.
+
+        Not on the event loop: one of them may just be read, or be waiting for the disk.
+        """
+        await asyncio.to_thread(self._remove_updates, self._ledger.unfinished_updates(name, number))
 
     async def remove_unneeded(self, name: str, *, keep_every: int) -> None:
         """Removes files that no row needs any more; only ever called after a commit, and before tasks are given again.

@@ -8,8 +8,8 @@ from typing import Literal
 
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Cost", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "bytes_by_round", "costs_of",
-           "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
+__all__ = ["Cost", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "add_to_cost", "bytes_by_round",
+           "costs_of", "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
 
 Direction = Literal["down", "up"]
 Kind = Literal["payload", "message", "wire"]
@@ -62,6 +62,28 @@ def add_costs(ledger: Ledger, costs: Iterable[Cost]) -> None:
         db.executemany("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                        [(c.study, c.round, c.phase, c.silo, c.direction, c.kind, c.item, c.bytes, c.count,
                          int(c.estimated)) for c in costs if c.bytes or c.count])
+
+
+def add_to_cost(ledger: Ledger, cost: Cost) -> None:
+    """Adds to the row with the key of `cost`, for what a silo may repeat as often as it likes.
+
+    The sum gets the number of a new row, as if it had just been added: who reads only what is new since finds it
+    (`semisilo.coordinator.ledger.traffic`).
+    """
+    with ledger.transaction(lasting=False) as db:
+        earlier = db.execute(
+            "SELECT rowid AS number, bytes, count, estimated FROM cost WHERE study = ? AND round = ? AND kind = ?"
+            " AND silo = ? AND phase = ? AND direction = ? AND item = ?",
+            (cost.study, cost.round, cost.kind, cost.silo, cost.phase, cost.direction, cost.item)).fetchall()
+        # The triggers of a new row add what is new to the totals, and see that this silo is counted already; then the
+        # rows become one, which no trigger sees.
+        add_costs(ledger, [cost])
+        if earlier and (cost.bytes or cost.count):
+            db.execute("UPDATE cost SET bytes = bytes + ?, count = count + ?, estimated = max(estimated, ?)"
+                       " WHERE rowid = (SELECT max(rowid) FROM cost)",
+                       (sum(row["bytes"] for row in earlier), sum(row["count"] for row in earlier),
+                        max(row["estimated"] for row in earlier)))
+            db.executemany("DELETE FROM cost WHERE rowid = ?", [(row["number"],) for row in earlier])
 
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:

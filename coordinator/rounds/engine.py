@@ -329,7 +329,7 @@ class Engine:
                 else:
                     await self._commit(study, row)
             except SecureSumFailed as error:
-                self._fail_round(study, row, error.text)
+                await self._fail_round(study, row, error.text)
             row = self._ledger.round(study.name, number)
             self._well()
 
@@ -497,8 +497,8 @@ class Engine:
                     break
                 refused = self._ledger.count_refusals(study.name, row.number, row.phase)
                 also = f" ({counted(refused, 'refusal')} beside them)" if refused else ""
-                self._fail_round(study, row, f"{answered} of {phase.quorum} answers{also}, and no other silo is left"
-                                             " to ask")
+                await self._fail_round(study, row, f"{answered} of {phase.quorum} answers{also}, and no other silo is"
+                                                   " left to ask")
                 return
             if now >= phase.deadline_unix and answered >= phase.quorum:
                 _LOG.warning("%s, round %d: closed at its deadline without %s", study.name, row.number,
@@ -510,8 +510,8 @@ class Engine:
                              study.name, row.number, ", ".join(waiting))
                 break
             if now >= phase.limit_unix:
-                self._fail_round(study, row, f"{answered} of {phase.quorum} answers within round_limit;"
-                                             f" missing: {', '.join(waiting)}")
+                await self._fail_round(study, row, f"{answered} of {phase.quorum} answers within round_limit;"
+                                                   f" missing: {', '.join(waiting)}")
                 return
             if now >= phase.deadline_unix and not told:
                 _LOG.warning("%s, round %d: past its deadline with %d of %d answers; waiting on for %s", study.name,
@@ -540,10 +540,10 @@ class Engine:
                      " of %s moves with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round,
                      phase.study)
 
-    def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
+    async def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("%s, round %d failed: %s; the model stays as it was", study.name, row.number, reason)
         self._ledger.fail_round(row, reason=reason)
-        self._cleanup.remove_updates(study.name, row.number)
+        await self._cleanup.remove_updates(study.name, row.number)
         self._runtime.notify()
 
     async def _aggregate(self, study: RunningStudy, row: RoundRow) -> None:

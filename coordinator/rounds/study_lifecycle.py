@@ -209,7 +209,7 @@ class StudyLifecycle:
         """
         for row in self._ledger.studies():
             if row.state is StudyState.STOPPED:
-                self._cancel_open_round(row.name)
+                await self._cancel_open_round(row.name)
                 wanted = model_to_write(self._ledger, row.name)
                 if wanted is not None and not is_model_noted(self._ledger, row.name, wanted.state):
                     await self._write_model_of_stopped(row, wanted.state)
@@ -218,7 +218,7 @@ class StudyLifecycle:
                     self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {row.name} was stopped", activity="",
                                       phase="")
 
-    def _cancel_open_round(self, name: str) -> None:
+    async def _cancel_open_round(self, name: str) -> None:
         row = self._ledger.last_round(name)
         if row is None or row.state in ENDED_ROUND:
             return
@@ -227,7 +227,7 @@ class StudyLifecycle:
                 if task.state is TaskState.OPEN:
                     self._ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
             self._ledger.set_round_state(name, row.number, RoundState.CANCELLED)
-        self._cleanup.remove_updates(name, row.number)
+        await self._cleanup.remove_updates(name, row.number)
 
     async def _write_model_of_stopped(self, row: StudyRow, digest: str) -> None:
         try:

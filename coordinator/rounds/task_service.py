@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,7 +39,7 @@ from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
 from semisilo.common.wire.secure_aggregation_pb2 import SecureAnswer
 from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
-from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.costs import Cost, add_costs, add_to_cost
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
 from semisilo.coordinator.ledger.events import note_late_answer
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -63,6 +63,7 @@ _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
 _REFUSED_KEY_SECONDS = 3600.0
 """One line of the log in that time about a silo's key that is not taken: it may call with others at any rate."""
+_REPLACED = "The silo has declared another update since."
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
 
@@ -118,6 +119,17 @@ class BeginAnswer:
     reason: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class _Acceptance:
+    """An update that is being accepted, also when the silo has hung up. All who bring this update wait for it."""
+
+    future: asyncio.Task[None]
+    waits: bool = False
+    """For its turn with the compute process."""
+    replaced: bool = False
+    """By another update of its task, so that it need not wait for its turn."""
+
+
 class TaskService:
     """Answers silos from the ledger, the payload store and the spool."""
 
@@ -143,6 +155,16 @@ class TaskService:
         """Silo -> when the log last said that its key for secure sums is not taken; of `time.monotonic`."""
         self._told_aside: dict[str, str] = {}
         """Silo -> why it is set aside, as it was told: at once, and then when its call has waited as long as it may."""
+        # What a silo that hangs up leaves behind goes on, and no limit on calls counts it: so there is one of a kind.
+        self._acceptances: dict[str, _Acceptance] = {}
+        """By update_id."""
+        self._rewritten: dict[str, tuple[frozenset[str], asyncio.Future[TaskSpec | None]]] = {}
+        """Task -> for what held tensors its payloads are being written anew."""
+        self._offsets: dict[str, asyncio.Future[int]] = {}
+        """By update_id: what is on disk of it is being looked at."""
+        self._turn = asyncio.Lock()
+        """Held by what silos have asked of the compute process: of that one request at a time is in its queue, and the
+        engine waits for no more than that one."""
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +200,11 @@ class TaskService:
             if task is not None:
                 self.warnings.given(task, hello.process, memory_study=hello.memory_study,
                                     memory_round=hello.memory_round)
-                return await self._give(task, hello.held)
+                if (spec := await self._give(task, hello.held)) is not None:
+                    return spec
+                newer = self._current_task(silo)
+                if newer is not None and newer.task_id != task.task_id:
+                    continue
             aside = self._why_aside(silo)
             if aside is not None and (self._told_aside.get(silo) != aside or time.monotonic() >= end):
                 self._told_aside[silo] = aside
@@ -224,26 +250,42 @@ class TaskService:
         status = None if self._runtime.reason is StandbyReason.NO_STUDY else self._roster.silo_status(silo)
         return None if status is None else status.set_aside
 
-    async def _give(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
-        """The task, with a note of what it need not send when it is told for the first time."""
+    async def _give(self, task: TaskRow, held: frozenset[str]) -> TaskSpec | None:
+        """The task, with a note of what it need not send when it is told for the first time; None when it has ended
+        before it could be told."""
         spec = task.spec if _can_read(task.spec, held) else await self._written_anew(task, held)
-        if task.given_unix is None:
+        if spec is not None and task.given_unix is None:
             with self._ledger.transaction(lasting=False):
                 if self._ledger.task_given(task.task_id):
                     add_encoded(self._ledger, held_groups(spec.payloads), study=task.study, round=task.round,
                                 direction="down")
         return spec
 
-    async def _written_anew(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
+    async def _written_anew(self, task: TaskRow, held: frozenset[str]) -> TaskSpec | None:
         """The task with payloads that a silo which holds `held` can read: they were written for what it held when the
-        phase opened, and it may have lost that since."""
+        phase opened, and it may have lost that since. None when the task has ended meanwhile."""
+        while (running := self._rewritten.get(task.task_id)) is not None and running[0] != held:
+            await asyncio.wait({running[1]})
+        if running is None:
+            future = asyncio.ensure_future(self._write_anew(task, held))
+            running = self._rewritten[task.task_id] = held, future
+            future.add_done_callback(lambda _: self._rewritten.pop(task.task_id))
         # A silo that hangs up now must not cut this off: cancelling it would end the compute process.
-        row = self._ledger.round(task.study, task.round)
-        written = await asyncio.shield(asyncio.ensure_future(self._compute.call(Tasks(
-            state=row.state_digest, round=task.round, phase=method_phase(row.phases[task.phase]),
-            silos={task.silo: self._ledger.silo_state(task.study, task.silo, round=task.round)[1]},
-            held={task.silo: tuple(sorted(held))}, link_bytes_per_second=0.0))))
-        return self._ledger.replace_payloads(task, written.tasks[task.silo].payloads)
+        return await asyncio.shield(running[1])
+
+    async def _write_anew(self, task: TaskRow, held: frozenset[str]) -> TaskSpec | None:
+        async with self._turn:
+            now = self._ledger.task(task.task_id)
+            if now is None or self._why_over(now):
+                return None
+            if _can_read(now.spec, held):  # what it waited for has written that
+                return now.spec
+            row = self._ledger.round(now.study, now.round)
+            written = await self._compute.call(Tasks(
+                state=row.state_digest, round=now.round, phase=method_phase(row.phases[now.phase]),
+                silos={now.silo: self._ledger.silo_state(now.study, now.silo, round=now.round)[1]},
+                held={now.silo: tuple(sorted(held))}, link_bytes_per_second=0.0))
+        return self._ledger.replace_payloads(now, written.tasks[now.silo].payloads)
 
     def describe_study(self, silo: str) -> StudyDescription | None:
         """What the study that runs or is next asks of a silo; None when there is none."""
@@ -281,9 +323,9 @@ class TaskService:
         groups = next((payload.groups for payload in task.spec.payloads if payload.digest == digest), ())
         encoded = self._encodings.carried(digest, offset=offset, sent_bytes=sent_bytes)
         with self._ledger.transaction(lasting=False):
-            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
-                                          direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
-                                          count=1)])
+            add_to_cost(self._ledger, Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
+                                           direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
+                                           count=1))
             add_encoded(self._ledger, encoded, study=task.study, round=task.round, direction="down")
 
     # Outcomes ---------------------------------------------------------------------------------------------------------
@@ -313,14 +355,43 @@ class TaskService:
                 example_count=self._credible_count(task, declaration), metrics=dict(declaration.metrics),
                 training_seconds=declaration.training_seconds, declared_unix=self._clock(), accepted_unix=None,
                 folded=False))
-            for earlier in replaced:  # a silo that trained again; what came of the first attempt is of no use
-                self._spool.drop_partial(earlier)
+            if replaced:  # a silo that trained again; what came of the first attempt is of no use
+                await self._drop(replaced)
         if self._in_spool(declaration.digest, declaration.size_bytes):
             return BeginAnswer("send", resume_offset=declaration.size_bytes)
         if self._spool.resume_offset(update_id) == 0 and self._spool.has_room(declaration.size_bytes):
             return BeginAnswer("send")
-        with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=declaration.size_bytes) as partial:
-            return BeginAnswer("send", resume_offset=partial.committed_bytes)
+        return BeginAnswer("send", resume_offset=await self._resume_offset(update_id, declaration.size_bytes))
+
+    async def _drop(self, replaced: Sequence[str]) -> None:
+        """Forgets updates that another one has taken the place of."""
+        for update_id in replaced:
+            accepting = self._acceptances.get(update_id)
+            if accepting is not None and accepting.waits and not accepting.replaced:
+                accepting.replaced = True
+                accepting.future.cancel()
+
+        def drop() -> None:
+            for update_id in replaced:
+                self._spool.drop_partial(update_id)
+
+        await asyncio.to_thread(drop)  # all of them, also when the silo hangs up
+
+    async def _resume_offset(self, update_id: str, size_bytes: int) -> int:
+        """From which byte an update goes on. One thread at a time looks at what is on disk of it, however often it is
+        asked: after a restart it has to be read, and others need these threads as well.
+
+        Raises: DiskFull.
+        """
+        def look() -> int:
+            with self._spool.partial(update_id, size_bytes=size_bytes) as partial:
+                return partial.committed_bytes
+
+        looking = self._offsets.get(update_id)
+        if looking is None:
+            looking = self._offsets[update_id] = asyncio.ensure_future(asyncio.to_thread(look))
+            looking.add_done_callback(lambda _: self._offsets.pop(update_id))
+        return await asyncio.shield(looking)
 
     def _credible_count(self, task: TaskRow, declaration: UpdateDeclaration) -> int:
         """How many images an update counts as: no more than its silo has announced. Told of once for each task."""
@@ -398,7 +469,13 @@ class TaskService:
         Raises: what `awaited` raises; DiskFull.
         """
         update = self.awaited(silo, update_id)
+        if self._spool.resume_offset(update_id) is None:  # then to open it is quick
+            await self._resume_offset(update_id, update.size_bytes)
         return await asyncio.to_thread(self._spool.partial, update_id, size_bytes=update.size_bytes), update
+
+    def is_accepting(self, update: DeclaredUpdate) -> bool:
+        """Whether all of an update has come and is being accepted: who brings it again waits for that with `accept`."""
+        return update.update_id in self._acceptances
 
     def has_all(self, update: DeclaredUpdate) -> bool:
         """Whether the bytes of a declared update lie in the spool already, so that none need to come."""
@@ -428,7 +505,18 @@ class TaskService:
         Raises: BadPayload when the bytes do not have the declared digest (dropped, to be sent again); BadPayload,
         LayoutMismatch or WrongBase when the content is not what the task allows, which ends the task. TaskClosed when
         the phase closed meanwhile; nothing of it stays then.
+
+        Goes on when it is cancelled: to cut off the check would end the compute process. So an update that is brought
+        again, as often as a silo likes, is checked once.
         """
+        acceptance = self._acceptances.get(update.update_id)
+        if acceptance is None:
+            future = asyncio.ensure_future(self._accept_or_remove(silo, update, partial))
+            acceptance = self._acceptances[update.update_id] = _Acceptance(future)
+            future.add_done_callback(lambda _: self._acceptances.pop(update.update_id))
+        await asyncio.shield(acceptance.future)
+
+    async def _accept_or_remove(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
         try:
             await self._accept(silo, update, partial)
         except TaskClosed:
@@ -444,29 +532,30 @@ class TaskService:
         else:
             assert partial is not None, "the bytes are in the spool, or come through a partial file"
             path = await asyncio.to_thread(partial.finish, update.digest)
+        async with self._turn_to_check(update):
+            task = self._task_of(silo, update.task_id)
+            if not self._is_awaited(update, task):  # while it waited for its turn
+                return
+            row = self._ledger.round(task.study, task.round)
+            try:
+                checked = await self._compute.call(CheckUpdate(
+                    state=row.state_digest, round=task.round, phase=method_phase(row.phases[task.phase]),
+                    update=SpooledUpdate(header=update.header(silo), path=path,
+                                         kept=self._ledger.silo_state(task.study, silo, round=task.round)[1]),
+                    masked=self._ledger.phase(task.study, task.round, task.phase).expects if task.spec.secure
+                    else None))
+            except (SemisiloError, OSError) as error:
+                # If its phase ended meanwhile its file may be gone, and the model that it was held against another one.
+                self._check_open(self._task_of(silo, update.task_id))
+                if isinstance(error, SemisiloError) and (isinstance(error, (BadPayload, WrongBase))
+                                                         or error.status == "INVALID_ARGUMENT"):
+                    _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
+                    self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
+                    self._runtime.notify()
+                raise
         task = self._task_of(silo, update.task_id)
-        row = self._ledger.round(task.study, task.round)
-        try:
-            checked = await self._compute.call(CheckUpdate(
-                state=row.state_digest, round=task.round, phase=method_phase(row.phases[task.phase]),
-                update=SpooledUpdate(header=update.header(silo), path=path,
-                                     kept=self._ledger.silo_state(task.study, silo, round=task.round)[1]),
-                masked=self._ledger.phase(task.study, task.round, task.phase).expects if task.spec.secure else None))
-        except (SemisiloError, OSError) as error:
-            # If its phase ended meanwhile its file may be gone, and the model that it was held against another one.
-            self._check_open(self._task_of(silo, update.task_id))
-            if isinstance(error, SemisiloError) and (isinstance(error, (BadPayload, WrongBase))
-                                                     or error.status == "INVALID_ARGUMENT"):
-                _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
-                self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
-                self._runtime.notify()
-            raise
-        task = self._task_of(silo, update.task_id)
-        if task.update_id == update.update_id:
-            return  # a repeat of the same upload was quicker
-        self._check_open(task)
-        if self._ledger.declared_update(update.update_id) is None:
-            raise TaskClosed("The silo has declared another update since.")
+        if not self._is_awaited(update, task):  # while it was checked
+            return
         with self._ledger.transaction():
             self._ledger.accept_update(update, task)
             sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
@@ -476,6 +565,39 @@ class TaskService:
             add_encoded(self._ledger, checked.encoded, study=task.study, round=task.round, direction="up")
         self._note_held(task, made=checked.held)
         self._runtime.notify()
+
+    @contextlib.asynccontextmanager
+    async def _turn_to_check(self, update: DeclaredUpdate) -> AsyncIterator[None]:
+        """Around the check of an update. Raises: TaskClosed when another update takes its place while it waits."""
+        if self._ledger.declared_update(update.update_id) is None:  # or has taken it
+            raise TaskClosed(_REPLACED)
+        acceptance = self._acceptances[update.update_id]
+        acceptance.waits = True
+        try:
+            await self._turn.acquire()
+        except asyncio.CancelledError:
+            if not acceptance.replaced:
+                raise
+            acceptance.future.uncancel()
+            raise TaskClosed(_REPLACED) from None
+        finally:
+            acceptance.waits = False
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _is_awaited(self, update: DeclaredUpdate, task: TaskRow) -> bool:
+        """False for an update that its task has been answered with: of two uploads of the same the other was quicker.
+
+        Raises: TaskClosed when the task is over, or another update has taken the place of this one.
+        """
+        if task.update_id == update.update_id:
+            return False
+        self._check_open(task)
+        if self._ledger.declared_update(update.update_id) is None:
+            raise TaskClosed(_REPLACED)
+        return True
 
     # Evaluations ------------------------------------------------------------------------------------------------------
 

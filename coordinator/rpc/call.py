@@ -18,6 +18,7 @@ from typing import Any
 import grpc.aio
 
 from semisilo.common.errors import SemisiloError, Unreachable
+from semisilo.common.rpc.chunks import CHUNK_BYTES
 from semisilo.common.text.log_context import bind
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState
@@ -83,7 +84,9 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._problem: Exception | None = None
         self._idle_seconds = math.inf
+        self._needs: Callable[[], None] | None = None
         self._moved = 0.0
+        self._moved_bytes = 0
 
     def identify(self) -> str:
         """The silo's name from its certificate, checked against the roster."""
@@ -108,22 +111,27 @@ class Call:
         self._superseded = True
         self._look_now()
 
-    def moved(self) -> None:
-        """Something has arrived: the idle time begins anew."""
-        self._moved = time.monotonic()
+    def moved(self, count: int) -> None:
+        """So many bytes have arrived. With every 512 KiB the idle time begins anew: bytes that drip are as good as
+        none."""
+        self._moved_bytes += count
+        if self._moved_bytes >= CHUNK_BYTES:
+            self._moved, self._moved_bytes = time.monotonic(), 0
 
     @contextmanager
-    def watched(self, *, idle_seconds: float = math.inf) -> Iterator[None]:
+    def watched(self, *, idle_seconds: float = math.inf, needs: Callable[[], None] | None = None) -> Iterator[None]:
         """Around what may be ended at any `await`: raises what `check` raises, wherever the block has come to.
 
         Args:
-            idle_seconds: Unreachable is raised when nothing has `moved` for so long.
+            idle_seconds: Unreachable is raised when less than 512 KiB have `moved` for so long: a chunk of our silos.
+            needs: called twice a second; what it raises is raised. For few calls at a time.
         """
         if self._superseded:
             self.check()
-        self._task, self._problem, self._idle_seconds = asyncio.current_task(), None, idle_seconds
+        self._task, self._problem = asyncio.current_task(), None
+        self._idle_seconds, self._needs = idle_seconds, needs
         assert self._task is not None
-        self.moved()
+        self._moved, self._moved_bytes = time.monotonic(), 0
         self._watch.add(self)
         try:
             yield
@@ -149,7 +157,7 @@ class Call:
     def look(self, *, roster_changed: bool) -> None:
         """Ends the watched block when there is a reason to; the roster is asked only when it has changed."""
         assert self._certificate is not None
-        if roster_changed or self._watch.clock() > self._certificate.not_after_unix \
+        if roster_changed or self._needs is not None or self._watch.clock() > self._certificate.not_after_unix \
                 or time.monotonic() - self._moved > self._idle_seconds:
             self._look_now()
 
@@ -160,7 +168,10 @@ class Call:
         try:
             self.check()
             if time.monotonic() - self._moved > self._idle_seconds:
-                raise Unreachable(f"Nothing has arrived for {self._idle_seconds:.0f} s.", remedy="It is tried again.")
+                raise Unreachable(f"Next to nothing has arrived for {self._idle_seconds:.0f} s.",
+                                  remedy="It is tried again.")
+            if self._needs is not None:
+                self._needs()
         except Exception as problem:
             self._problem = problem
             self._task.cancel()

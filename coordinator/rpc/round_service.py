@@ -25,7 +25,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from semisilo.common import __version__
 from semisilo.common.audit.head import SignedHead
 from semisilo.common.config import canonical_json, to_dict
-from semisilo.common.errors import BadPayload, TaskClosed
+from semisilo.common.errors import BadPayload, TaskClosed, Unreachable
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.methods.spec import MAX_COUNT
@@ -89,12 +89,13 @@ _REPORT_SECONDS_PER_SILO = 0.01
 third of all calls of a round."""
 _LONGEST_REPORT_SECONDS = 7.0
 """One report may still be lost before a silo looks away."""
-_CHECK_EVERY_CHUNKS = 32
-"""A look at the ledger for every 16 MiB of what our silos send: an update that nobody wants any more is cut off after
-that, and the way of the bytes is not held up by queries."""
 _UPLOAD_IDLE_SECONDS = 120.0
 """Twice the minute after which a silo itself cuts a transfer and goes on with it (`LinkSettings.stall_seconds`): the
-silo's own end comes first, and a silo that has vanished gives its slot to another one."""
+silo's own end comes first, and a silo that has vanished gives its slot to another one. In that time a chunk of 512 KiB
+must arrive, which passes a line of 50 kbit/s in 84 s."""
+_SLOW_BYTES_PER_SECOND = 32 * 1024
+"""Who was slower over the idle time gives its place up when another silo waits for one, and goes on with what it has
+sent once a place is free again: slow silos, honest or not, take turns, and hold up nobody for longer."""
 _MAX_PROCESS_BYTES = 32
 _MAX_EVALUATIONS = 8
 _MAX_CAPABILITIES = 64
@@ -159,9 +160,10 @@ class RoundServicer:
         self._federation = federation
         self._uploads = asyncio.Semaphore(max_uploads)
         self._clock = clock
-        self._acceptances: set[asyncio.Future[None]] = set()
         self._upload_idle_seconds = upload_idle_seconds
         self._uploading: dict[str, Call] = {}
+        self._waiting = 0
+        """Uploads that wait for a place."""
         self._audit_head = audit_head
         self._rates = LinkRates() if rates is None else rates
         self._sums = ChunkSums()
@@ -385,7 +387,11 @@ class RoundServicer:
         self._task_service.awaited(silo, update_id)
         async with AsyncExitStack() as slots:
             with call.watched():
-                await slots.enter_async_context(self._uploads)
+                self._waiting += 1
+                try:
+                    await slots.enter_async_context(self._uploads)
+                finally:
+                    self._waiting -= 1
                 slot = await slots.enter_async_context(self._upload_slots.slot())
             # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers. Not watched:
             # gRPC cannot end a call while it sends its initial metadata, and the silo would hear nothing.
@@ -395,27 +401,31 @@ class RoundServicer:
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
                     context: _Context, slot: TransferSlot, slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
         update = self._task_service.awaited(silo, update_id)  # it has waited for its place
+        pace = _Pace(slot, self._upload_idle_seconds)
+
+        def keeps_its_place() -> None:
+            if not self._task_service.still_wanted(update):
+                raise TaskClosed("The phase closed while the update was on its way.")
+            if pace.is_slow() and self._waiting:
+                raise Unreachable("Other silos wait to send their updates; this one is sent slowly, and goes on after"
+                                  " them.", remedy="It is tried again.")
 
         async def pieces() -> AsyncIterator[Piece]:
             if piece is not None:
                 yield piece
-            number = 1
             async for message in requests:
-                call.moved()
+                call.moved(len(message))
                 slot.moved_bytes += len(message)
                 self._meter.message("SubmitUpdate", silo, "up", len(message))
-                if number % _CHECK_EVERY_CHUNKS == 0 and not self._task_service.still_wanted(update):
-                    raise TaskClosed("The phase closed while the update was on its way.")
-                number += 1
                 name, next_piece = _submitted(message)
                 if name or next_piece is None:
                     raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
                 yield next_piece
 
-        if self._task_service.has_all(update):
+        if self._task_service.is_accepting(update) or self._task_service.has_all(update):
             return await self._accept(silo, update, None, context, slots)
         arriving = pieces()
-        with call.watched(idle_seconds=self._upload_idle_seconds):
+        with call.watched(idle_seconds=self._upload_idle_seconds, needs=keeps_its_place):
             first = await anext(arriving, None)
             whole = first if first is not None and self._is_whole(update, first) else None
             if whole is not None:
@@ -436,7 +446,7 @@ class RoundServicer:
 
         partial_file, update = await self._task_service.upload(silo, update_id)
         with partial_file:
-            with call.watched(idle_seconds=self._upload_idle_seconds):
+            with call.watched(idle_seconds=self._upload_idle_seconds, needs=keeps_its_place):
                 await receive_into(partial_file, all_pieces(), update.size_bytes)
             return await self._accept(silo, update, partial_file, context, slots)
 
@@ -450,11 +460,7 @@ class RoundServicer:
                       slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
         await slots.aclose()  # what is left is the disk's and the compute process's, and holds no memory
         arrived = time.monotonic()
-        # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
-        acceptance = asyncio.ensure_future(self._task_service.accept(silo, update, partial_file))
-        self._acceptances.add(acceptance)
-        acceptance.add_done_callback(self._acceptances.discard)
-        await asyncio.shield(acceptance)
+        await self._task_service.accept(silo, update, partial_file)
         # So that the silo can tell the time on the line from ours.
         context.set_trailing_metadata(((CHECK_SECONDS_KEY, f"{time.monotonic() - arrived:.6f}"),))
         return pb.SubmitUpdateResponse(update_id=update.update_id, size_bytes=update.size_bytes)
@@ -506,6 +512,28 @@ class RoundServicer:
         finally:
             call.done()
             log_call(rpc, f"{rpc}: {ended}", seconds=time.monotonic() - began)
+
+
+class _Pace:
+    """Whether an upload has been slow for a while."""
+
+    def __init__(self, slot: TransferSlot, seconds: float) -> None:
+        """
+        Args:
+            slot: knows what has moved.
+            seconds: over which its speed is taken.
+        """
+        self._slot = slot
+        self._seconds = seconds
+        self._since, self._before, self._slow = time.monotonic(), 0, False
+
+    def is_slow(self) -> bool:
+        """By the last whole span of so many seconds; to be asked again and again."""
+        seconds = time.monotonic() - self._since
+        if seconds >= self._seconds:
+            self._slow = self._slot.moved_bytes - self._before < _SLOW_BYTES_PER_SECOND * seconds
+            self._since, self._before = self._since + seconds, self._slot.moved_bytes
+        return self._slow
 
 
 _check_identity = functools.lru_cache(maxsize=_IDENTITIES)(check_identity)

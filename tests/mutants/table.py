@@ -448,6 +448,10 @@ _RESUME = _mutants(
      "if offset > self.size_bytes:", _STORE),
     ("a-chunk-is-appended-anywhere", "common/storage/store.py", "if offset != self.committed_bytes:",
      "if offset < self.committed_bytes:", _STORE),
+    ("a-partial-file-that-was-changed-is-not-read", "common/storage/store.py", "and committed.files == self._files():",
+     "and True:", f"{_STORE}::test_a_partial_file_that_is_not_as_it_was_closed_is_read"),
+    ("what-the-disk-has-refused-is-believed", "common/storage/store.py", "self._whole = False  # what a disk",
+     "# what a disk", f"{_STORE}::test_a_partial_file_that_the_disk_has_refused_is_read_though_it_was_open"),
 )
 
 _DIGESTS = _mutants(
@@ -891,6 +895,15 @@ _STUDY_CARDS = _mutants(
      f"{_CARDS}::test_a_signature_that_did_not_get_through_is_handed_in_again"),
     ("updates-in-the-clear-pass", "common/methods/study_card.py", "if bool(task.secure) != secure:", "if False:",
      "tests/common/methods/test_study_card.py::test_a_task_that_says_something_else_is_found"),
+    ("bytes-that-drip-keep-a-place", "coordinator/rpc/call.py", "if self._moved_bytes >= CHUNK_BYTES:", "if True:",
+     "tests/coordinator/rpc/test_call.py::"
+     "test_bytes_that_drip_are_as_idle_as_none_and_what_adds_up_to_a_chunk_in_time_is_not"),
+    ("an-update-is-checked-each-time-it-is-brought", "coordinator/rounds/task_service.py",
+     "acceptance = self._acceptances.get(update.update_id)\n        if acceptance is None:",
+     "acceptance = None\n        if acceptance is None:",
+     f"{_TASK_SERVICE}::test_an_update_that_is_brought_again_and_again_is_checked_once"),
+    ("each-download-is-a-row", "coordinator/ledger/costs.py", "if earlier and (cost.bytes or cost.count):", "if False:",
+     f"{_TASK_SERVICE}::test_a_payload_that_is_fetched_again_and_again_is_one_row_of_the_ledger"),
 )
 
 _PRIVACY = _mutants(

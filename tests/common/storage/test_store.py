@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +16,7 @@ import pytest
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged, SystemTrouble
 from semisilo.common.storage.store import MAX_CHUNK_BYTES, PartialFile, PayloadStore, hash_file
+from tests.processes import PATIENCE_SECONDS
 from tests.synced_paths import synced_paths
 
 CONTENT = bytes(range(256)) * 40
@@ -403,3 +406,145 @@ def test_a_payload_whose_name_the_disk_did_not_keep_is_there_and_does_not_last(s
 def test_what_was_added_lasts(store: PayloadStore) -> None:
     store.add_bytes(CONTENT, DIGEST)
     assert store.lasts(DIGEST)
+
+
+# Partial files that are opened again ----------------------------------------------------------------------------------
+
+
+def reads() -> AbstractContextManager[mock.Mock]:
+    """Counts what is read of files."""
+    return mock.patch("os.pread", mock.Mock(wraps=os.pread))
+
+
+def test_a_partial_file_that_is_opened_again_is_not_read_again(store: PayloadStore) -> None:
+    """A silo may ask as often as it likes how far its update has come."""
+    with store.partial("u", size_bytes=len(CONTENT)) as partial:
+        append(partial, 3000)
+    with reads() as pread:
+        for _ in range(3):
+            with store.partial("u", size_bytes=len(CONTENT)) as partial:
+                assert partial.committed_bytes == 3000
+        with store.partial("u", size_bytes=len(CONTENT)) as partial:
+            append(partial, len(CONTENT))
+            assert partial.finish(DIGEST).read_bytes() == CONTENT
+        assert pread.call_count == 0
+        append(store.partial("v", size_bytes=len(CONTENT)), 3000)
+        with PayloadStore(store.folder).partial("v", size_bytes=len(CONTENT)):  # another process knows nothing
+            assert pread.call_count > 3
+    assert incoming(store) == [part_file(store).name.replace(".part", ".journal"), part_file(store).name]
+
+
+@pytest.mark.parametrize(("harm", "left"), [
+    (lambda data: data[:2999], 2000), (lambda data: data + b"x", 3000),
+    (lambda data: data[:2500] + b"\xff" + data[2501:], 2000), (lambda data: b"", 0)])
+def test_a_partial_file_that_is_not_as_it_was_closed_is_read(store: PayloadStore, harm: Callable[[bytes], bytes],
+                                                             left: int) -> None:
+    with store.partial("u", size_bytes=len(CONTENT)) as partial:
+        append(partial, 3000)
+    path = part_file(store)
+    os.utime(path, ns=(0, 0))  # whoever writes, changes it
+    path.write_bytes(harm(path.read_bytes()))
+    again = store.partial("u", size_bytes=len(CONTENT))
+    assert again.committed_bytes == left == path.stat().st_size
+    append(again, len(CONTENT))
+    again.finish(DIGEST)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_partial_file_that_the_disk_has_refused_is_read_though_it_was_open(store: PayloadStore, call: str) -> None:
+    """What was written and not kept, only reading tells."""
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, 3000 if call == "pwrite" else len(CONTENT))
+    steps: dict[str, Callable[[], object]] = {"pwrite": lambda: append(partial, 4000),
+                                              "fsync": lambda: partial.finish(DIGEST)}
+    with mock.patch(f"os.{call}", side_effect=OSError(errno.EIO, "broken")), pytest.raises(SystemTrouble):
+        steps[call]()
+    partial.close()
+    with reads() as pread, store.partial("u", size_bytes=len(CONTENT)) as again:
+        assert pread.call_count > 3
+        append(again, len(CONTENT))
+        again.finish(DIGEST)
+
+
+def test_while_one_partial_file_is_read_nobody_else_waits(store: PayloadStore) -> None:
+    """Nor the event loop, on which files are given up."""
+    append(store.partial("large", size_bytes=len(CONTENT)), 3000)
+    again, reading, may = PayloadStore(store.folder), threading.Event(), threading.Event()
+    read = os.pread
+
+    def slow(handle: int, size: int, offset: int) -> bytes:
+        reading.set()
+        assert may.wait(PATIENCE_SECONDS)
+        return read(handle, size, offset)
+
+    opened: list[PartialFile] = []
+    with again.partial("small", size_bytes=100) as small, mock.patch("os.pread", slow):
+        threads = [threading.Thread(target=lambda: opened.append(again.partial("large", size_bytes=len(CONTENT))))
+                   for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert reading.wait(PATIENCE_SECONDS)
+        try:
+            others = threading.Thread(target=lambda: (small.__exit__(None, None, None),  # type: ignore[func-returns-value]
+                                                      again.add_bytes(b"x", hashlib.sha256(b"x").hexdigest()),
+                                                      again.drop_partial("small")))
+            others.start()
+            others.join(PATIENCE_SECONDS)
+            assert not others.is_alive()
+            assert again.digests() == {hashlib.sha256(b"x").hexdigest()}
+        finally:
+            may.set()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+    assert [partial.committed_bytes for partial in opened] == [3000] * 3
+    append(opened[-1], len(CONTENT))
+    opened[-1].finish(DIGEST)
+    assert again._turns == {}
+
+
+def test_who_gives_a_file_up_does_not_wait_while_it_is_finished(store: PayloadStore) -> None:
+    """A silo that hangs up at the last byte: the event loop must not wait for the disk."""
+    partial, syncing, may = store.partial("u", size_bytes=len(CONTENT)), threading.Event(), threading.Event()
+    append(partial, len(CONTENT))
+    sync = os.fsync
+
+    def slow(handle: int) -> None:
+        syncing.set()
+        assert may.wait(PATIENCE_SECONDS)
+        sync(handle)
+
+    with mock.patch("os.fsync", slow):
+        finishing = threading.Thread(target=lambda: partial.finish(DIGEST))
+        finishing.start()
+        assert syncing.wait(PATIENCE_SECONDS)
+        leaving = threading.Thread(target=lambda: partial.__exit__(None, None, None))
+        leaving.start()
+        leaving.join(PATIENCE_SECONDS)
+        left = not leaving.is_alive()
+        assert store._open, "it is still being finished, and a new opening must wait for that"
+        may.set()
+        finishing.join(PATIENCE_SECONDS)
+    assert left
+    assert (store.has(DIGEST), store._open, incoming(store)) == (True, {}, [])
+
+
+def test_who_gives_a_file_up_while_a_chunk_is_written_leaves_it_closed_and_with_that_chunk(store: PayloadStore) -> None:
+    partial, writing, may = store.partial("u", size_bytes=len(CONTENT)), threading.Event(), threading.Event()
+    write = os.pwrite
+
+    def slow(handle: int, data: bytes, offset: int) -> int:
+        writing.set()
+        assert may.wait(PATIENCE_SECONDS)
+        return write(handle, data, offset)
+
+    with mock.patch("os.pwrite", slow):
+        appending = threading.Thread(target=lambda: append(partial, 1000))
+        appending.start()
+        assert writing.wait(PATIENCE_SECONDS)
+        partial.__exit__(None, None, None)
+        may.set()
+        appending.join(PATIENCE_SECONDS)
+    with pytest.raises(BadPayload, match="ended here"):
+        append(partial, 2000)
+    assert store._open == {}
+    assert store.partial("u", size_bytes=len(CONTENT)).committed_bytes == 1000

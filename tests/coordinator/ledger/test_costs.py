@@ -13,6 +13,7 @@ from semisilo.coordinator.ledger.costs import (
     RoundBytes,
     SiloRoundBytes,
     add_costs,
+    add_to_cost,
     bytes_by_round,
     costs_of,
     has_downloads,
@@ -21,6 +22,8 @@ from semisilo.coordinator.ledger.costs import (
     total_bytes,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.traffic import round_totals, total_bytes_by_silo
+from semisilo.coordinator.monitoring.cost_book import CostBook
 from tests.coordinator.ledger_fixture import SILOS, open_collecting_round, open_federation_with_silos, study_config
 
 ROW = Cost(study="s", round=1, phase="train", silo="alpha", direction="up", kind="payload", item="model", bytes=100,
@@ -41,6 +44,38 @@ def test_rows_of_equal_keys_are_added_up_and_others_stay_apart(ledger: Ledger) -
     assert replace(ROW, bytes=111, count=3) in found
     assert len(found) == 1 + len(others)
     assert {row for row in found if row.bytes == 100} == set(others)
+
+
+def test_what_is_added_to_a_cost_is_one_row_and_every_sum_has_it_once(tmp_path: Path) -> None:
+    """However often a silo fetches the same bytes: what page, report and status read is as if each time were a row."""
+    down = replace(ROW, direction="down")
+    others = [replace(down, round=2), replace(down, phase="standby"), replace(down, silo="beta"), ROW,
+              replace(down, kind="wire"), replace(down, item="batch_norm"), replace(down, study="t")]
+    parts = [replace(down, bytes=size, count=1) for size in (100, 1, 1, 2**40)] + [replace(down, bytes=0, count=1)]
+    sums = []
+    for name, add in (("one", add_to_cost), ("many", lambda ledger, cost: add_costs(ledger, [cost]))):
+        ledger, book, seen = Ledger(tmp_path / f"{name}.sqlite"), CostBook(), []
+        add_costs(ledger, others)
+        for part in parts:
+            add(ledger, part)
+            book.refresh(ledger)  # a book that reads what is new only must see each part
+            seen.append(repr(book.study("s")))
+        sums.append((seen, costs_of(ledger, "s"), total_bytes_by_silo(ledger), round_totals(ledger, "s", rounds=None),
+                     silo_round_bytes(ledger, "s", "alpha", 1)))
+        if name == "one":
+            assert len(ledger.query("SELECT 1 FROM cost")) == len(others) + 1
+            ledger.close()
+            again = Ledger(tmp_path / "one.sqlite")
+            add_to_cost(again, replace(down, bytes=5))
+            assert next(row.bytes for row in costs_of(again, "s") if replace(row, bytes=0, count=0) == replace(
+                down, bytes=0, count=0)) == 2**40 + 107
+    assert sums[0] == sums[1]
+
+
+def test_what_is_added_without_bytes_and_count_is_left_out(ledger: Ledger) -> None:
+    add_to_cost(ledger, ROW)
+    add_to_cost(ledger, replace(ROW, bytes=0, count=0))
+    assert costs_of(ledger, "s") == [ROW]
 
 
 def test_costs_of_another_study_and_of_none_do_not_count(ledger: Ledger) -> None:

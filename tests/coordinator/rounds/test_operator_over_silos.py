@@ -41,6 +41,7 @@ def start(folder: Path, **participation: Any) -> Coordinator:
 async def play(coordinator: Coordinator) -> None:
     """The study until it is over."""
     coordinator.runtime.text = ""  # a silo that reads that the study is over ends
+    coordinator.task_service._turn = asyncio.Lock()  # the last one belongs to another event loop
     await asyncio.gather(coordinator.engine.run_next(), *(coordinator.silo(name) for name in SILOS))
 
 

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import math
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -33,8 +34,10 @@ from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.methods.contract import Meaning, TaskSpec, TensorSpec
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.usage import FRAMING, parts_of
+from semisilo.coordinator.compute.messages import CheckUpdate, Tasks
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.secure_sums.roster import roster_entries
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import site_evaluations
@@ -147,6 +150,18 @@ def test_the_encodings_of_a_resumed_download_are_those_of_the_bytes_that_were_se
                                                 offset=end)
             (use,) = encodings_of(coordinator.ledger, "s")
             assert (use.encoding, use.bytes, use.blocks) == (FRAMING, made.size_bytes - end, 0)
+    asyncio.run(scenario())
+
+
+def test_a_payload_that_is_fetched_again_and_again_is_one_row_of_the_ledger(tmp_path: Path) -> None:
+    """A silo may fetch the last byte fifty times a second, for weeks."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, rows = tasks["alpha"], "SELECT bytes, count FROM cost WHERE direction = 'down' AND kind = 'payload'"
+            for _ in range(50):
+                coordinator.task_service.downloaded("alpha", task.task_id, task.payloads[0].digest, 1,
+                                                    offset=task.payloads[0].size_bytes - 1)
+            assert [tuple(row) for row in coordinator.ledger.query(rows)] == [(50, 50)]
     asyncio.run(scenario())
 
 
@@ -308,6 +323,190 @@ def test_two_uploads_of_the_same_update_that_end_together_count_once(tmp_path: P
             second.close()
             assert sum(row.count for row in costs_of(coordinator.ledger, "s") if row.item == "model") == 1
             assert len(coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'task_updated'")) == 1
+    asyncio.run(scenario())
+
+
+class HeldUp:
+    """The compute process takes one request at a time and is slow: what waits for it is counted."""
+
+    def __init__(self, coordinator: Coordinator, kind: type[Any]) -> None:
+        self.waiting = 0
+        self.answered = 0
+        self.may = asyncio.Event()
+        self._ask, self._kind = coordinator.compute.call, kind
+        coordinator.compute.call = self._call  # type: ignore[method-assign]
+
+    async def _call(self, request: Any, **more: Any) -> Any:
+        if not isinstance(request, self._kind):
+            return await self._ask(request, **more)
+        self.waiting += 1
+        await self.may.wait()
+        self.waiting -= 1
+        self.answered += 1
+        return await self._ask(request, **more)
+
+
+async def whole(coordinator: Coordinator, task: TaskSpec, content: bytes, name: str) -> DeclaredUpdate:
+    """An update whose bytes have all come."""
+    await coordinator.begin(task, content, update_id=name)
+    update = coordinator.task_service.awaited(task.silo, name)
+    await coordinator.task_service.store(update, content)
+    return update
+
+
+async def hang_up(*calls: asyncio.Future[Any]) -> None:
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+def test_an_update_that_is_brought_again_and_again_is_checked_once(tmp_path: Path) -> None:
+    """A silo may hang up and come back fifty times a second; what it leaves behind no limit on calls counts."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            compute, service = HeldUp(coordinator, CheckUpdate), coordinator.task_service
+            update = await whole(coordinator, task, content, id_of(task, content))
+            for _ in range(50):
+                assert service.has_all(update)
+                call = asyncio.ensure_future(service.accept("alpha", update, None))
+                await until(coordinator, lambda: service.is_accepting(update))
+                await asyncio.sleep(0.001)
+                await hang_up(call)
+            await until(coordinator, lambda: compute.waiting == 1)
+            staying = [asyncio.ensure_future(service.accept("alpha", update, None)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            assert compute.waiting == 1
+            assert sum("_accept_or_remove" in repr(each.get_coro()) for each in asyncio.all_tasks()) == 1
+            compute.may.set()
+            await asyncio.gather(*staying)
+            assert (compute.answered, service.is_accepting(update)) == (1, False)
+            assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, compute, service = tasks["alpha"], HeldUp(coordinator, CheckUpdate), coordinator.task_service
+            for number in range(20):
+                update = await whole(coordinator, task, b"x%099d" % number, f"{number:032x}")
+                call = asyncio.ensure_future(service.accept("alpha", update, None))
+                await asyncio.sleep(0.001)
+                await hang_up(call)
+            beta = asyncio.ensure_future(coordinator.deliver(tasks["beta"], content_of(tasks["beta"])))
+            # The first is being checked; of the others the last and beta's wait for that.
+            await until(coordinator, lambda: len(service._acceptances) == 3)
+            assert compute.waiting == 1
+            assert len(coordinator.spool.digests()) == 3
+            compute.may.set()
+            await beta
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+            assert compute.answered == 3
+            assert service._acceptances == {}
+    asyncio.run(scenario())
+
+
+def test_an_update_whose_phase_closes_while_it_waits_for_its_check_is_not_checked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            compute, service = HeldUp(coordinator, CheckUpdate), coordinator.task_service
+            updates = [await whole(coordinator, tasks[silo], content_of(tasks[silo]),
+                                   id_of(tasks[silo], content_of(tasks[silo]))) for silo in SILOS]
+            calls = [asyncio.ensure_future(service.accept(silo, update, None))
+                     for silo, update in zip(SILOS, updates, strict=True)]
+            await until(coordinator, lambda: compute.waiting == 1 and service._acceptances[updates[1].update_id].waits)
+            coordinator.ledger.cancel_tasks("beta", reason="the operator has ended it")
+            compute.may.set()
+            await calls[0]
+            with pytest.raises(TaskClosed):
+                await calls[1]
+            assert compute.answered == 1
+    asyncio.run(scenario())
+
+
+def test_a_task_is_written_anew_once_at_a_time_however_often_its_silo_asks(tmp_path: Path) -> None:
+    """Each time with other tensors that it claims to hold, and hanging up each time."""
+    async def scenario() -> None:
+        coordinator = Coordinator(tmp_path)
+        coordinator.ledger.query("PRAGMA synchronous = OFF")
+        coordinator.compute.tensors = True
+        coordinator.enroll(*SILOS)
+        coordinator.ledger.queue_study("s", study_config(quorum=2, round_timeout="1h", round_limit="2h"))
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        held: set[str] = set()
+        for silo in SILOS:
+            task = await coordinator.ask(silo)
+            assert isinstance(task, TaskSpec)
+            held |= {payload.tensors for payload in task.payloads}
+            await coordinator.deliver(task, content_of(task))
+        second = await coordinator.ask("alpha", held=held)
+        assert isinstance(second, TaskSpec)
+        assert second.payloads[0].reference, "it can be read by who holds the first model only"
+        compute = HeldUp(coordinator, Tasks)
+        for number in range(50):
+            call = asyncio.ensure_future(coordinator.ask("alpha", held=() if number % 2 else (f"{number:064x}",)))
+            await asyncio.sleep(0.002)
+            await hang_up(call)
+        last = asyncio.ensure_future(coordinator.ask("alpha", held=()))
+        other = asyncio.ensure_future(coordinator.ask("alpha", held=("f" * 64,)))
+        await asyncio.sleep(0.02)
+        assert compute.waiting == 1
+        compute.may.set()
+        for answer in await asyncio.gather(last, other):
+            assert isinstance(answer, TaskSpec)
+            assert not answer.payloads[0].reference
+        assert compute.answered <= 2
+        compute.may.clear()
+        coordinator.ledger.replace_payloads(coordinator.ledger.task(second.task_id), second.payloads)  # type: ignore[arg-type]
+        over = asyncio.ensure_future(coordinator.ask("alpha", held=(), timeout_seconds=0))
+        lock = coordinator.task_service._turn
+        await until(coordinator, lambda: lock.locked())
+        coordinator.ledger.cancel_tasks("alpha", reason="the operator has ended it")
+        compute.may.set()
+        await over  # the task that was being written, or that there is none: never an error
+        await lock.acquire()
+        ended = asyncio.ensure_future(coordinator.task_service._written_anew(
+            coordinator.ledger.task(second.task_id), frozenset()))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        lock.release()
+        assert await ended is None
+        await hang_up(engine)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_however_often_a_silo_asks_how_far_its_update_has_come_one_thread_looks(tmp_path: Path) -> None:
+    """After a restart all of it has to be read, and the threads are there for other silos as well."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            await coordinator.begin(task, content)
+            partial, _ = await coordinator.task_service.upload("alpha", id_of(task, content))
+            with partial:
+                partial.append(content[:40], offset=0, crc32=zlib.crc32(content[:40]))
+            look, looks, may = coordinator.spool.partial, 0, threading.Event()
+
+            def slow(*args: Any, **more: Any) -> Any:
+                nonlocal looks
+                looks += 1
+                assert may.wait(PATIENCE_SECONDS)
+                return look(*args, **more)
+
+            with mock.patch.object(coordinator.spool, "partial", slow):
+                for number in range(20):
+                    call: Any = (coordinator.begin(task, content) if number % 2 else
+                                 coordinator.task_service.upload("alpha", id_of(task, content)))
+                    call = asyncio.ensure_future(call)
+                    await asyncio.sleep(0.001)
+                    await hang_up(call)
+                staying = [asyncio.ensure_future(coordinator.begin(task, content)) for _ in range(3)]
+                await asyncio.sleep(0.02)
+                assert looks == 1
+                may.set()
+                assert {answer.resume_offset for answer in await asyncio.gather(*staying)} == {40}
+            await coordinator.deliver(task, content)
     asyncio.run(scenario())
 
 

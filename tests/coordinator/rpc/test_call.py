@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import CertificateExpired, CertificateRevoked, SemisiloError, Unreachable
+from semisilo.common.errors import CertificateExpired, CertificateRevoked, SemisiloError, TaskClosed, Unreachable
 from semisilo.coordinator.federation.enrollment import SiloStatus
 from semisilo.coordinator.rpc import call as call_module
 from semisilo.coordinator.rpc.call import Call, CallWatch
@@ -131,4 +131,44 @@ def test_a_call_ends_with_its_certificate_or_when_nothing_moves_though_the_roste
         assert not waiting.done()
         now[0] = 101.0
         assert type(await waiting) is CertificateExpired
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("count", "idle_seconds", "ended"), [(1, 0.5, True), (256 * 1024, 2.0, False)])
+def test_bytes_that_drip_are_as_idle_as_none_and_what_adds_up_to_a_chunk_in_time_is_not(
+        count: int, idle_seconds: float, ended: bool) -> None:
+    async def work() -> None:
+        released, call = asyncio.Event(), identified(CallWatch(Roster(), clock=lambda: 50.0))  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(ends(call, idle_seconds=idle_seconds, released=released))
+        for _ in range(50):
+            await asyncio.sleep(0.05)
+            call.moved(count)
+        released.set()
+        assert type(await waiting) is (Unreachable if ended else type(None))
+    asyncio.run(work())
+
+
+def test_a_call_ends_with_what_its_own_need_raises_though_nothing_moves_and_no_other_call_does() -> None:
+    async def work() -> None:
+        watch = CallWatch(Roster(), clock=lambda: 50.0)  # type: ignore[arg-type]
+        released, other, call = asyncio.Event(), identified(watch), identified(watch)
+        waiting = asyncio.ensure_future(ends(other, released=released))
+        over: list[str] = []
+
+        def needs() -> None:
+            if over:
+                raise TaskClosed(over[0])
+
+        async def upload() -> None:
+            with call.watched(needs=needs):
+                await asyncio.wait_for(asyncio.Event().wait(), 300)
+
+        uploading = asyncio.ensure_future(upload())
+        await asyncio.sleep(0.1)
+        assert not uploading.done()
+        over.append("The round is over.")
+        with pytest.raises(TaskClosed, match="round is over"):
+            await uploading
+        released.set()
+        assert await waiting is None
     asyncio.run(work())

@@ -29,9 +29,11 @@ from semisilo.common.rpc.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire.tensors_pb2 import Chunk
+from semisilo.coordinator.compute.messages import CheckUpdate
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.rpc import call as call_module
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from tests.coordinator.federation_in_memory import content_of, id_of, payload_of_blocks
 from tests.coordinator.hub_over_tls import (
@@ -333,7 +335,7 @@ def test_of_two_uploads_of_one_silo_the_newer_goes_on_and_the_older_is_told_to_t
 
 def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with hub(tmp_path, max_uploads=1, idle_seconds=0.6) as made:
+        async with hub(tmp_path, max_uploads=1, idle_seconds=2.0) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
             await alpha.BeginUpdate(begin(task, content), timeout=300)
             silent = alpha.SubmitUpdate(timeout=300)
@@ -343,6 +345,109 @@ def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> 
             errors = [await refusal(call) for call in (silent, mute)]
             assert {error.code for error in errors} == {"UNREACHABLE"}
             assert all(error.retry for error in errors)
+            await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+async def drip(made: Hub, silo: str, *, seconds: float, offset: int = 0) -> Any:
+    """An upload of one byte at a time."""
+    task, content = made.tasks[silo], content_of(made.tasks[silo])
+    call = made.silos[silo].SubmitUpdate(timeout=300)
+
+    async def write() -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it has been ended
+            await call.write(pb.SubmitUpdateRequest(update_id=id_of(task, content)))
+            for message in stream("", pieces(content, size=1)[offset:]):
+                await call.write(message)
+                await asyncio.sleep(seconds)
+                if call.done():
+                    return
+            await call.done_writing()
+
+    writing = asyncio.ensure_future(write())
+    try:
+        return await call
+    finally:
+        await writing
+
+
+def test_a_silo_that_lets_bytes_drip_gives_its_place_to_another_and_goes_on_with_what_has_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path, max_uploads=1, idle_seconds=2.0) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            error = await refusal(drip(made, "alpha", seconds=0.3))  # it would take half a minute
+            assert (error.code, error.retry) == ("UNREACHABLE", True)
+            await deliver(made, "beta")
+            answer = await alpha.BeginUpdate(begin(task, content), timeout=300)
+            assert 0 < answer.resume_offset < len(content)
+            rest = pieces(content, size=1)[answer.resume_offset:]
+            await submit(alpha, [pb.SubmitUpdateRequest(update_id=id_of(task, content)), *stream("", rest)])
+            await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+def test_an_upload_whose_task_is_over_is_ended_though_nothing_more_arrives(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path, max_uploads=1, idle_seconds=3600.0) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            call = alpha.SubmitUpdate(timeout=300)
+            await call.write(stream(id_of(task, content), pieces(content))[0])
+            await until(lambda: bool(made.coordinator.spool.total_bytes()))
+            made.coordinator.ledger.cancel_tasks("alpha", reason="the operator has ended it")
+            assert (await refusal(call)).code == "TASK_CLOSED"
+    asyncio.run(scenario())
+
+
+def test_a_slow_upload_gives_its_place_up_only_where_another_silo_waits_for_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_module, "CHUNK_BYTES", 1)  # so that it is slow and not idle
+    async def scenario() -> None:
+        async with hub(tmp_path, max_uploads=1, idle_seconds=0.6) as made:
+            for silo in ("alpha", "beta"):
+                await made.silos[silo].BeginUpdate(begin(made.tasks[silo], content_of(made.tasks[silo])), timeout=300)
+            slow = asyncio.ensure_future(drip(made, "alpha", seconds=0.2))
+            await until(lambda: bool(made.coordinator.spool.total_bytes()))
+            await deliver(made, "beta")
+            error = await refusal(slow)
+            assert (error.code, error.retry, "Other silos wait" in error.text) == ("UNREACHABLE", True, True)
+            answer = await made.silos["alpha"].BeginUpdate(
+                begin(made.tasks["alpha"], content_of(made.tasks["alpha"])), timeout=300)
+            assert answer.resume_offset > 0
+            await drip(made, "alpha", seconds=0.04, offset=answer.resume_offset)  # as slow, and nobody waits
+            await until(lambda: made.coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_sends_its_update_and_hangs_up_again_and_again_is_checked_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            ask, may, checks = made.coordinator.compute.call, asyncio.Event(), 0
+
+            async def held_up(request: Any, **more: Any) -> Any:
+                nonlocal checks
+                if isinstance(request, CheckUpdate):
+                    checks += 1
+                    await may.wait()
+                return await ask(request, **more)
+
+            made.coordinator.compute.call = held_up  # type: ignore[method-assign]
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            first = alpha.SubmitUpdate(iter(stream(id_of(task, content), pieces(content))), timeout=300)
+            await until(lambda: checks == 1)
+            first.cancel()
+            for _ in range(30):
+                call = alpha.SubmitUpdate(iter([pb.SubmitUpdateRequest(update_id=id_of(task, content))]), timeout=300)
+                await call.initial_metadata()  # it is being served
+                call.cancel()
+            last = asyncio.ensure_future(submit(alpha, [pb.SubmitUpdateRequest(update_id=id_of(task, content))]))
+            await asyncio.sleep(0.2)
+            assert checks == 1
+            may.set()
+            assert (await last).size_bytes == len(content)
+            assert checks == 1
             await round_goes_on(made)
     asyncio.run(scenario())
 
