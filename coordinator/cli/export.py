@@ -24,8 +24,9 @@ def add_to(app: typer.Typer) -> None:
 def export(study: StudyName = "",
            folder: Folder = Path(),
            out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
-                                                    help="Folder to write; export-round-N in the study's by default. An"
-                                                         " earlier export there is replaced.")] = None,
+                                                    help="Folder to write; by default export-round-N or"
+                                                         " export-labels-alone in the study's. An earlier export there"
+                                                         " is replaced.")] = None,
            round: Annotated[str, typer.Option("--round", metavar="chosen|last|N|labels-alone|best-on-test",
                                               help="Which model: of the round chosen on validation images (without"
                                                    " any, the last), of the last one, of round N, the one of the"

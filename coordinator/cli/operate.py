@@ -52,9 +52,9 @@ def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonO
 def stop(study: RunningStudyName = "", folder: Folder = Path(),
          yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
          as_json: JsonOption = False) -> None:
-    """End a study: silos give up within seconds; the model of the last committed round is written and stays.
+    """End a study: silos give up within seconds; the model handed over so far is written and stays.
 
-    `coordinator queue STUDY` goes on with it from there later.
+    `coordinator queue STUDY` goes on from the last committed round later.
 
     Examples: coordinator stop; coordinator stop first --yes
     """
@@ -67,7 +67,7 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
                  before="it ends a study", otherwise="Not stopped.")
         row = operate.stop(ledger, row.name, origin="command")
     tell(as_json, {"study": row.name, "state": str(row.state)},
-         f"Study {row.name} is stopped. The model of its last committed round: "
+         f"Study {row.name} is stopped. The model that it hands over: "
          f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
 
 

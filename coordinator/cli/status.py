@@ -70,6 +70,8 @@ def render(console: Console, facts: StatusFacts) -> None:
                                         f"{study.next_command}{folder_option(facts.folder)}"))
         elif study.choice.text:
             _say(console, Text.assemble((f"model of {study.name}: ", "dim"), study.choice.text))
+        if study.test_score is not None and not study.choice.conclusion:
+            _say(console, Text.assemble((f"numbers of {study.name}: ", "dim"), f"those of {study.numbers_of}"))
         if study.choice.measure_reason and study.choice.measure != str(ACCURACY):
             _say(console, Text.assemble((f"rounds of {study.name} are compared by ", "dim"), study.choice.title,
                                         (f" ({study.choice.measure_reason})", "dim")))
@@ -186,7 +188,7 @@ def _beside_table(study: StudyFacts) -> Table:
     """The numbers of the study's model beside those of labels alone; those by class are on page and report."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(study.name, overflow="fold")
-    for name in ("federated", "labels alone"):
+    for name in (study.federated or "federated", "labels alone"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in study.beside:
         if "/" in each.name:

@@ -38,7 +38,6 @@ from semisilo.common.methods.parts.imbalance import check_class_prior
 from semisilo.common.methods.parts.label_task import check_class_weights
 from semisilo.common.methods.parts.privacy import SiloNoise
 from semisilo.common.methods.spec import FROZEN
-from semisilo.common.models.exported import ModelFacts, inference_settings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
@@ -65,7 +64,7 @@ from semisilo.coordinator.compute.evaluation import (
     metrics_of,
 )
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone
-from semisilo.coordinator.compute.labels_alone_model import LabelsAloneModel, prior_of_labels_alone, read_labels_alone
+from semisilo.coordinator.compute.labels_alone_model import LabelsAloneModel, read_labels_alone
 from semisilo.coordinator.compute.left_out import answers_finitely, fewest_left_out, not_finite_in, suspects
 from semisilo.coordinator.compute.messages import (
     Aggregate,
@@ -91,6 +90,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.model_facts import model_facts
 from semisilo.coordinator.compute.silo_noise import check_network, silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
@@ -99,7 +99,6 @@ from semisilo.coordinator.compute.update_measures import BATCH_NORM, UpdateMeasu
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
 from semisilo.coordinator.ledger.records import (
-    LABELS_ALONE,
     LABELS_ALONE_FILE,
     LABELS_ALONE_MODEL,
     START_FILE,
@@ -110,7 +109,6 @@ from semisilo.coordinator.secure_aggregation.masked_updates import check_masked
 from semisilo.coordinator.secure_aggregation.summed_updates import SummedUpdates
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
-from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig
 
@@ -513,19 +511,14 @@ class Operations:
     def export(self, request: Export) -> Exported:
         """Writes the model of a state as one safetensors file that needs nothing else to be used."""
         study = self._opened()
-        labelled, classes = study.data.images.labelled, study.data.frozen.classes
+        recipe = study.config.study.baseline_recipe if request.labels_alone else None
         if request.labels_alone:
             alone = read_labels_alone(study.folder / LABELS_ALONE_MODEL, digest=request.state)
             parameters, statistics = alone.tensors
-            method, prior = LABELS_ALONE, prior_of_labels_alone(
-                labelled, len(classes), recipe=study.config.study.baseline_recipe)
         else:
             parameters, statistics = study.strategy.model(self._load(request.state))
-            method = study.config.method.name
-            prior = training_prior(study.config.method.settings, labelled, len(classes))
-        export_model(request.path, study.environment, parameters, statistics, ModelFacts(
-            model=inference_settings(replace(study.config.model, classes=classes)), image=study.data.frozen.image,
-            study=study.name, method=method, round=None, state=request.state, training_prior=prior))
+        export_model(request.path, study.environment, parameters, statistics, model_facts(
+            study.name, study.config, study.data.frozen, study.data.images.labelled, state=request.state, alone=recipe))
         return Exported(path=request.path)
 
     # Files ------------------------------------------------------------------------------------------------------------

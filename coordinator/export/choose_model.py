@@ -12,6 +12,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone
 from semisilo.coordinator.ledger.records import LABELS_ALONE, LABELS_ALONE_MODEL, RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.ledger.tasks import first_update
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
 
 __all__ = ["BEST_ON_TEST", "CHOSEN", "STUDY_TEST", "ChosenModel", "choose_model"]
@@ -44,6 +45,11 @@ class ChosenModel:
             return LABELS_ALONE_MODEL
         return f"{self.round.state_digest}{STATE_ENDING}"
 
+    @property
+    def folder_name(self) -> str:
+        """Of its export, where no other is wanted."""
+        return f"export-{LABELS_ALONE}" if self.rule == LABELS_ALONE else f"export-round-{self.round.number}"
+
 
 def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -> ChosenModel:
     """The committed round that a rule names.
@@ -64,7 +70,7 @@ def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -
         raise UsageError(f"Study '{study}' has no committed round yet, so there is no model to export.",
                          remedy="Run it first: coordinator serve.")
     if rule == LABELS_ALONE:
-        return _labels_alone(row, committed, study_folder)
+        return _labels_alone(ledger, row, committed, study_folder)
     states = study_folder / "states"
     kept = [each for each in committed if (states / f"{each.state_digest}{STATE_ENDING}").exists()]
     numbers = ", ".join(str(each.number) for each in kept) or "none"
@@ -72,7 +78,7 @@ def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -
         found_chosen = handed_over(committed)
         assert found_chosen is not None, "there is a committed round"
         if prefers_labels_alone(row, found_chosen):
-            return _labels_alone(row, committed, study_folder)
+            return _labels_alone(ledger, row, committed, study_folder)
         chosen = found_chosen
     elif rule == "last":
         chosen = committed[-1]
@@ -99,10 +105,11 @@ def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -
     if chosen not in kept:
         raise UsageError(f"The model of round {chosen.number} is no longer kept.",
                          remedy=f"Rounds whose model is kept: {numbers}; [study] keep_every says how many.")
-    return ChosenModel(study=row, round=chosen, rule=rule, choice=choice_of(row, committed))
+    return ChosenModel(study=row, round=chosen, rule=rule,
+                       choice=choice_of(row, committed, first_update=first_update(ledger, study)))
 
 
-def _labels_alone(row: StudyRow, committed: Sequence[RoundRow], study_folder: Path) -> ChosenModel:
+def _labels_alone(ledger: Ledger, row: StudyRow, committed: Sequence[RoundRow], study_folder: Path) -> ChosenModel:
     """The model of labels alone. Raises: UsageError where it was not trained, not yet, or by an earlier version."""
     trained = row.baseline
     if trained is None:
@@ -112,5 +119,6 @@ def _labels_alone(row: StudyRow, committed: Sequence[RoundRow], study_folder: Pa
     if not trained.model_digest or not (study_folder / LABELS_ALONE_MODEL).is_file():
         raise UsageError(f"The model of labels alone of study '{row.name}' is not kept.",
                          remedy="An earlier version has trained it, or its file is gone.")
-    return ChosenModel(study=row, rule=LABELS_ALONE, choice=choice_of(row, committed),
+    return ChosenModel(study=row, rule=LABELS_ALONE,
+                       choice=choice_of(row, committed, first_update=first_update(ledger, row.name)),
                        round=replace(committed[0], state_digest=trained.model_digest, metrics=trained.metrics))

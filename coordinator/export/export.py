@@ -38,13 +38,14 @@ from semisilo.common.measures.findings import FindingsMeasures, measure_findings
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment, NumericsRecord
-from semisilo.common.models.exported import ModelFacts, inference_settings, logits_of, read_model, write_model
+from semisilo.common.models.exported import ModelFacts, logits_of, read_model, write_model
 from semisilo.common.models.own.model_file import ModelFile, code_of, file_of, read_file
 from semisilo.common.numerics import numerics
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.text.describe import counted
-from semisilo.coordinator.compute.labels_alone_model import prior_of_labels_alone, read_labels_alone
+from semisilo.coordinator.compute.labels_alone_model import read_labels_alone
+from semisilo.coordinator.compute.model_facts import model_facts
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
@@ -89,7 +90,6 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
-from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.held_out import check_apart
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.privacy import masked_sentence
@@ -166,7 +166,8 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
 
     Args:
         study_folder: with study.toml and the states.
-        out: the folder to write; None: `export-round-N` in the study's. An earlier export there is replaced.
+        out: the folder to write; None: `export-round-N`, or `export-labels-alone`, in the study's. An earlier export
+            there is replaced.
         progress: told the share that is done, 0 to 1, and what is being done.
     Raises: UsageError for what cannot be chosen, or where `out` holds something else; BadData for images that cannot be
         read, or a graph that differs from the network: then no file is left; StorageDamaged for a damaged state.
@@ -175,8 +176,7 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
     _check_choice(choice)
     tell = progress or (lambda share, text: None)
     chosen = choose_model(ledger, study, rule=choice.round, study_folder=study_folder)
-    name = LABELS_ALONE if chosen.rule == LABELS_ALONE else f"round-{chosen.round.number}"
-    target = out or study_folder / f"export-{name}"
+    target = out or study_folder / chosen.folder_name
     _check_target(target)
     asked = (choice.operating_point,) if isinstance(choice.operating_point, str) else tuple(choice.operating_point)
     points = tuple(text for text in asked if text)
@@ -254,15 +254,13 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
         num_classes=len(frozen.classes), device=device, trained_before=bool(frozen.weights_digest))
     kind = load_strategy(config.method.name)
     strategy = kind(config.method.settings, environment)
-    facts = ModelFacts(model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image,
-                       study=row.name, method=config.method.name, round=chosen.round.number, task=frozen.task,
-                       state=chosen.round.state_digest, training_prior=training_prior(
-                           config.method.settings, data.images.labelled, len(frozen.classes)))
+    recipe = None
     if chosen.rule == LABELS_ALONE:
         assert row.baseline is not None, "their model is chosen once they are trained"
-        facts = replace(facts, method=LABELS_ALONE, round=None,
-                        training_prior=prior_of_labels_alone(data.images.labelled, len(frozen.classes),
-                                                             recipe=row.baseline.recipe))
+        recipe = row.baseline.recipe
+    facts = model_facts(row.name, config, frozen, data.images.labelled, round=chosen.round.number,
+                        state=chosen.round.state_digest, alone=recipe)
+    if recipe is not None:
         return _opened_labels_alone(chosen, study_folder, data, facts, numerics=record,
                                     seed=config.study.seed, device=device)
     try:

@@ -49,7 +49,7 @@ _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
 _ATTEMPTS = 5
 _OF_A_STUDY = ("study.toml", "model.safetensors", NOISE_KEY, START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)
-_MADE_AGAIN = ("states", "report", "export-round-", "contact-sheet")
+_MADE_AGAIN = ("states", "report", "export-round-", "export-labels-alone", "contact-sheet")
 """Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
 ledger and states, contact sheets from images."""
 

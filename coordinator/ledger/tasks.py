@@ -14,8 +14,8 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
-           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "has_answers",
-           "has_taken_part", "has_updates", "is_committed", "last_refusal", "last_refusals", "open_tasks",
+           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "first_update",
+           "has_answers", "has_taken_part", "is_committed", "last_refusal", "last_refusals", "open_tasks",
            "received_answers", "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluation_counts",
            "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
 
@@ -288,11 +288,13 @@ def last_refusal(ledger: Ledger, study: str, number: int) -> Refusal | None:
     return Refusal(silo=rows[0]["silo"], reason=rows[0]["reason"]) if rows else None
 
 
-def has_updates(ledger: Ledger, study: str) -> bool:
-    """Whether any committed round of a study has taken in an update."""
-    return bool(ledger.query("SELECT 1 FROM task JOIN round ON round.study = task.study AND round.number = task.round"
-                             " WHERE task.study = ? AND task.state = ? AND round.state = ? LIMIT 1", study,
-                             TaskState.UPDATED, RoundState.COMPLETED))
+def first_update(ledger: Ledger, study: str) -> int | None:
+    """The first committed round of a study that has taken in an update; None where none has."""
+    # In the order of the index, so that with updates from the beginning few rows are read, however long a study is.
+    found = ledger.query("SELECT task.round FROM task JOIN round ON round.study = task.study AND round.number ="
+                         " task.round WHERE task.study = ? AND task.state = ? AND round.state = ? ORDER BY task.round"
+                         " LIMIT 1", study, TaskState.UPDATED, RoundState.COMPLETED)
+    return found[0]["round"] if found else None
 
 
 def has_taken_part(ledger: Ledger, study: str, silo: str) -> bool:

@@ -362,12 +362,21 @@ class StudyDetail:
     labels_alone_test_score: float | None
     """The same of labels alone."""
     beside: tuple[MeasureBeside, ...]
-    """All numbers of the last committed round beside those of labels alone; empty before those are trained."""
+    """All numbers of the model that `numbers_of` names beside those of labels alone; empty before those are trained."""
+    numbers_of: str
+    """Which model accuracy, test score, gain and `beside` are of, in words: while the study runs the last round's, once
+    it is over the one that is handed over, or where labels alone are, the chosen round's; empty before there is one."""
+    numbers_round: int | None
+    """That round; None before there is one."""
+    federated: str
+    """The same as the heading of a column."""
+    no_gain: str
+    """Why silos have brought nothing, whatever the numbers are; empty where a gain may be spoken of."""
     labels_alone_recipe: str
     """How labels alone were trained, in words; empty before."""
     gain: float | None
-    """`test_score` less `labels_alone_test_score`; None also where no update of any silo was accepted: then it is
-    nobody's but the coordinator's."""
+    """`test_score` less `labels_alone_test_score`; None also where silos have no part in what is handed over, as
+    `no_gain` says."""
     gain_interval: Interval | None
     """Its interval of 95 %; None also where that is not known."""
     gain_text: str

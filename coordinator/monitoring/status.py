@@ -15,7 +15,7 @@ from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.ledger.tasks import last_refusals, open_tasks
+from semisilo.coordinator.ledger.tasks import first_update, last_refusals, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals
 from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
@@ -164,7 +164,8 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     current: RoundFacts | None = None
     for row in rows:
         rounds = round_heads(ledger, row.name)
-        studies.append(study_facts(row, rounds, participation_of(ledger, row), now_unix=now, live=live))
+        studies.append(study_facts(row, rounds, participation_of(ledger, row), now_unix=now, live=live,
+                                   first_update=first_update(ledger, row.name)))
         current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
         if rounds:
             costs.append(_status_cost(ledger, row))

@@ -12,20 +12,20 @@ from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
 from semisilo.coordinator.monitoring.summary import (
     MeasureBeside,
-    federated_accuracy,
-    federated_test_score,
+    accuracy_in,
     labelled_only_accuracy,
     labels_alone_note,
     labels_alone_test_score,
-    last_committed,
     measures_beside,
     method_name,
     planned_rounds,
+    score_on_test,
     seconds_left,
 )
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, next_command
 from semisilo.coordinator.studies.participation import ParticipationFacts
+from semisilo.coordinator.studies.shown_model import shown_model
 
 __all__ = ["OpenRoundFacts", "StudyFacts", "open_round_facts", "study_facts"]
 
@@ -42,7 +42,7 @@ class StudyFacts:
     rounds: int
     """How many the study file asks for."""
     accuracy: float | None
-    """Of the model of the last committed round with silos, 0 to 1; None before it, or without test images."""
+    """Of the model that `numbers_of` names, 0 to 1; None before there is one, or without test images."""
     labelled_only_accuracy: float | None
     test_score: float | None
     """The study's measure (`choice.measure`) of the model whose accuracy this is, 0 to 1; where that is the accuracy,
@@ -61,7 +61,16 @@ class StudyFacts:
     participation: ParticipationFacts
     """On how many of how many silos it ran: what is said of it first."""
     beside: tuple[MeasureBeside, ...] = ()
-    """All numbers of the last committed round beside those of labels alone; empty before those are trained."""
+    """All numbers of that model beside those of labels alone; empty before those are trained."""
+    numbers_of: str = ""
+    """Which model accuracy, test score and gain are of, in words: while the study runs the last round's, once it is
+    over the one that is handed over, or where labels alone are, the chosen round's; empty before there is one."""
+    numbers_round: int | None = None
+    """That round; None before there is one."""
+    federated: str = ""
+    """The same as the heading of a column."""
+    no_gain: str = ""
+    """Why silos have brought nothing, whatever the numbers are; empty where a gain may be spoken of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,21 +93,28 @@ class OpenRoundFacts:
     """Silos that have not answered, in byte order."""
 
 
-def study_facts(row: StudyRow, rounds: Sequence[RoundHead], participation: ParticipationFacts, *, now_unix: float,
-                live: LiveStatus | None = None) -> StudyFacts:
-    """The facts of a study with all its rounds in order; `live` is what `serve` says, None when it does not run."""
+def study_facts(row: StudyRow, rounds: Sequence[RoundHead], participation: ParticipationFacts, *,
+                first_update: int | None, now_unix: float, live: LiveStatus | None = None) -> StudyFacts:
+    """The facts of a study with all its rounds in order.
+
+    Args:
+        first_update: as `choice_of` has it.
+        live: what `serve` says; None when it does not run.
+    """
     planned = planned_rounds(row)
-    last, choice = last_committed(rounds), choice_of(row, rounds)
+    choice = choice_of(row, rounds, first_update=first_update)
+    shown = shown_model(row, rounds, choice, first_update=first_update)
     return StudyFacts(
         name=row.name, state=str(row.state), method=method_name(row), round=rounds[-1].number if rounds else 0,
-        rounds=planned, accuracy=federated_accuracy(rounds), labelled_only_accuracy=labelled_only_accuracy(row),
-        test_score=federated_test_score(rounds, row.study_measure),
+        rounds=planned, accuracy=accuracy_in(shown.metrics), labelled_only_accuracy=labelled_only_accuracy(row),
+        test_score=score_on_test(shown.metrics, row.study_measure),
         labels_alone_test_score=labels_alone_test_score(row),
         labels_alone=labels_alone_note(row, live=live.labels_alone if live and live.study == row.name else ""),
         choice=choice, next_command=next_command(row, choice),
         seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now_unix),
         reason=row.reason, participation=participation,
-        beside=measures_beside(row, {} if last is None else last.metrics, row.classes))
+        beside=measures_beside(row, shown.metrics, row.classes), numbers_of=shown.words, numbers_round=shown.round,
+        federated=shown.column, no_gain=shown.no_gain)
 
 
 def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundHead | None) -> OpenRoundFacts | None:

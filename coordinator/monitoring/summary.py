@@ -30,14 +30,15 @@ from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.results.by_class import ByClass, by_class_of_study
 from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, left_of_silos
 from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
-from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, gain_of_study
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
 from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
+from semisilo.coordinator.studies.shown_model import ShownModel, shown_model
 
 if TYPE_CHECKING:
     from semisilo.coordinator.ledger.encodings import EncodingUse
 
 __all__ = ["MODEL_METRICS", "AuditSummary", "MeasureBeside", "RoundSummary", "SiteLine", "StudySummary", "accuracy_in",
-           "audit", "federated_accuracy", "federated_test_score", "label_ratio_in", "label_ratios",
+           "audit", "federated_test_score", "label_ratio_in", "label_ratios",
            "labelled_only_accuracy", "labels_alone_note", "labels_alone_test_score", "last_committed", "measure_text",
            "measures_beside", "method_name", "metric_in", "planned_rounds", "scenario_name", "score_on_test",
            "seconds_left", "seconds_since_start", "site_lines", "summarise"]
@@ -63,7 +64,7 @@ class MeasureBeside:
     words: str
     """For a person."""
     federated: float | None
-    """After the last committed round with silos; None where it was not measured."""
+    """Of `ShownModel`; None where it was not measured."""
     labels_alone: float | None
     error: float | None = None
     """Standard error of a cross-validated number."""
@@ -185,9 +186,8 @@ class StudySummary:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the model of the last committed round with silos; None before the first or without a test set."""
-        last = last_committed(self.rounds)
-        return None if last is None else last.accuracy
+        """Of the shown model; None before there is one, or without a test set."""
+        return accuracy_in(self.shown.metrics)
 
     @property
     def measure(self) -> StudyMeasure:
@@ -197,8 +197,7 @@ class StudySummary:
     @property
     def test_score(self) -> float | None:
         """The study's measure of the model whose `accuracy` this is, on the test images."""
-        last = last_committed(self.rounds)
-        return None if last is None else score_on_test(last.metrics, self.measure)
+        return score_on_test(self.shown.metrics, self.measure)
 
     @property
     def labels_alone_test_score(self) -> float | None:
@@ -207,9 +206,8 @@ class StudySummary:
 
     @property
     def beside(self) -> tuple[MeasureBeside, ...]:
-        """All numbers of the last committed round beside those of labels alone; () before those are trained."""
-        last = last_committed(self.rounds)
-        return measures_beside(self.row, {} if last is None else last.metrics, self.row.classes)
+        """All numbers of the shown model beside those of labels alone; () before those are trained."""
+        return measures_beside(self.row, self.shown.metrics, self.row.classes)
 
     @property
     def updates(self) -> int:
@@ -218,10 +216,15 @@ class StudySummary:
 
     @property
     def gain(self) -> Gain | None:
-        """What the silos have brought in the study's measure, on the test images; None also where no update was
-        accepted, for then no silo has part in it."""
-        last = last_committed(self.rounds)
-        return None if last is None or not self.updates else gain_of_study(self.row, last.metrics)
+        """What the silos have brought in the study's measure, on the test images; None also where they have no part in
+        what is handed over."""
+        return self.shown.gain(self.row)
+
+    @property
+    def shown(self) -> ShownModel:
+        """Whose numbers these are: the last round's while it runs, then those of the model that is handed over."""
+        return shown_model(self.row, self.rounds, self.choice, first_update=next((
+            each.number for each in self.rounds if each.state is RoundState.COMPLETED and each.updates), None))
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -248,15 +251,15 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     rounds = tuple(_summarise_round(entry, answers.get(entry.number, ()),
                                     book.traffic(dense_bytes=dense, round=entry.number))
                    for entry in rows)
-    choice = choice_of(row, rows)
+    choice = choice_of(row, rows, first_update=next(
+        (each.number for each in rounds if each.state is RoundState.COMPLETED and each.updates), None))
     asked = {silo for entry in rounds for silo in entry.outcomes}
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
                         notices=notices_of(ledger, study, since_unix=row.queued_unix),
                         rollbacks=rollbacks_of(ledger, study), notes=study_notes(ledger, study),
                         left=left_of_silos(ledger, study), by_class=by_class_of_study(
-                            ledger, row, last_committed(rows),
-                            chosen=next((each for each in rows if each.number == choice.round), None)),
+                            ledger, row, rows, choice),
                         traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
                         encodings=encodings, encoding_totals=encoding_totals(encodings) if encodings else ())
@@ -297,7 +300,7 @@ def measures_beside(row: StudyRow, federated: Mapping[str, float], classes: Sequ
     """All numbers that both models have, or one of them, side by side; () before labels alone are trained.
 
     Args:
-        federated: metrics of the last committed round with silos; empty before it.
+        federated: metrics of the shown model; empty before there is one.
     """
     if row.baseline is None:
         return ()
@@ -399,18 +402,11 @@ def last_committed(rounds: Iterable[AnyRound]) -> AnyRound | None:
     return done[-1] if done else None
 
 
-def federated_accuracy(rounds: Iterable[RoundHead]) -> float | None:
-    """The accuracy of a study: of the model of the last committed round with silos, from 0 to 1.
-
-    None before the first, since what the coordinator trains alone in round 0 is the baseline; and without test
-    images.
-    """
-    last = last_committed(rounds)
-    return None if last is None else accuracy_in(last.metrics)
-
-
 def federated_test_score(rounds: Iterable[RoundHead], measure: StudyMeasure) -> float | None:
-    """The study's measure of the same model, likewise on the test images."""
+    """The study's measure of the model of the last committed round with silos, on the test images, while a study runs.
+
+    None before the first, since what the coordinator trains alone in round 0 is the baseline; and without test images.
+    """
     last = last_committed(rounds)
     return None if last is None else score_on_test(last.metrics, measure)
 

@@ -36,7 +36,7 @@ from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
-from semisilo.coordinator.ledger.tasks import OpenTask, answers_of_round, open_tasks
+from semisilo.coordinator.ledger.tasks import OpenTask, answers_of_round, first_update, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals, wire_by_silo
 from semisilo.coordinator.monitoring.outcomes import OUTCOME_STYLES, outcomes_of, waiting_for
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
@@ -317,7 +317,8 @@ class Display:
         costs.replace(study_totals(self._ledger, study.name))
         return _Facts(
             study=study, said=study_facts(
-                study, rounds, participation_of(self._ledger, study), now_unix=time.time()), rounds=rounds, silos=silos,
+                study, rounds, participation_of(self._ledger, study), now_unix=time.time(),
+                first_update=first_update(self._ledger, study.name)), rounds=rounds, silos=silos,
             answers=outcomes_of(answers_of_round(self._ledger, study.name, number)),
             open_tasks=open_tasks(self._ledger),
             label_ratio=label_ratios(self._ledger, study.name, number),

@@ -28,7 +28,7 @@ from semisilo.coordinator.ledger.progress import confusion_of, phases_of_round, 
 from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
 from semisilo.coordinator.ledger.states import RoundState, TaskState
-from semisilo.coordinator.ledger.tasks import SubmittedTask, has_updates, last_refusals, open_tasks, tasks_of_phase
+from semisilo.coordinator.ledger.tasks import SubmittedTask, first_update, last_refusals, open_tasks, tasks_of_phase
 from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_round, wire_of_today
 from semisilo.coordinator.monitoring.alerts.open_alerts import open_alerts
 from semisilo.coordinator.monitoring.audit_trail import ChainCheck, events_of
@@ -65,7 +65,6 @@ from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_o
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import (
     accuracy_in,
-    last_committed,
     method_name,
     scenario_name,
     score_on_test,
@@ -74,8 +73,8 @@ from semisilo.coordinator.monitoring.summary import (
 )
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
-from semisilo.coordinator.studies.model_choice import gain_of_study
 from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
+from semisilo.coordinator.studies.shown_model import shown_model
 
 __all__ = ["PageReader", "PageSource"]
 
@@ -144,7 +143,8 @@ class PageReader:
         return tuple(_silo_line(row, activities[row.name], refusals.get(row.name), today, now) for row in members)
 
     def _study_line(self, row: StudyRow, now: float) -> StudyLine:
-        facts = study_facts(row, round_heads(self.ledger, row.name), self._participation(row), now_unix=now)
+        facts = study_facts(row, round_heads(self.ledger, row.name), self._participation(row), now_unix=now,
+                            first_update=first_update(self.ledger, row.name))
         return StudyLine(
             name=facts.name, state=facts.state, method=facts.method, scenario=scenario_name(row), round=facts.round,
             rounds=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
@@ -177,7 +177,8 @@ class PageReader:
         row = self.ledger.study(name)
         self._costs.refresh(self.ledger)
         book, costs = self._book(name), self._costs.study(name)
-        rounds, facts = book.rows(), study_facts(row, book.rows(), self._participation(row), now_unix=now)
+        rounds, first = book.rows(), first_update(self.ledger, name)
+        facts = study_facts(row, rounds, self._participation(row), now_unix=now, first_update=first)
         dense, classes = row.dense_bytes, row.classes
         lines = book.lines(costs, row)
         paused = self._paused_unix(name)
@@ -187,8 +188,7 @@ class PageReader:
             open_round_bytes=sum(line.wire_down + line.wire_up for line in lines if line.seconds is None),
             rounds_left=max(0, facts.rounds - len(over)), seconds_left=facts.seconds_left, now_unix=now,
             paused=paused is not None)
-        last = last_committed(rounds)
-        gain = None if last is None or not has_updates(self.ledger, name) else gain_of_study(row, last.metrics)
+        gain = shown_model(row, rounds, facts.choice, first_update=first).gain(row)
         silos = book.silos(costs, num_classes=len(classes))
         return StudyDetail(
             name=name, state=facts.state, reason=facts.reason, participation=facts.participation,
@@ -198,7 +198,9 @@ class PageReader:
             rounds_planned=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
             test_score=facts.test_score, labels_alone_test_score=facts.labels_alone_test_score,
             rounds_completed=sum(entry.state is RoundState.COMPLETED and entry.number > 0 for entry in rounds),
-            beside=facts.beside, labels_alone_recipe="" if row.baseline is None else row.baseline.description,
+            beside=facts.beside, numbers_of=facts.numbers_of, numbers_round=facts.numbers_round,
+            federated=facts.federated, no_gain=facts.no_gain,
+            labels_alone_recipe="" if row.baseline is None else row.baseline.description,
             gain=None if gain is None else gain.value, gain_interval=None if gain is None else gain.interval,
             gain_text="" if gain is None else gain_text(gain), gain_verdict="" if gain is None else gain_verdict(gain),
             gain_interval_text="" if gain is None else gain_interval_text(gain),
@@ -207,8 +209,7 @@ class PageReader:
             num_parameters=0 if row.frozen is None else row.frozen.num_parameters, dense_bytes=dense,
             detail_from=book.detail_from,
             open_round=open_round_facts(self.ledger, row, rounds[-1] if rounds else None), rounds=lines,
-            by_class=by_class_of_study(self.ledger, row, last, chosen=next(
-                (each for each in rounds if each.number == facts.choice.round), None)),
+            by_class=by_class_of_study(self.ledger, row, rounds, facts.choice),
             silos=silos, sites=site_lines(self.ledger, row, facts.choice, asked=[each.name for each in silos]),
             notices=tuple(_notice(each) for each in notices_of(self.ledger, name, since_unix=row.queued_unix)),
             notes=study_notes(self.ledger, name),

@@ -55,7 +55,6 @@ __all__ = ["render_page"]
 
 _DASH = "–"
 _MOST_IN_MATRIX = 20
-_NO_UPDATES = "no update of any silo was accepted"
 _SHOWN = tuple(outcome for outcome in OUTCOMES if outcome is not TaskState.CANCELLED)
 """Outcomes that have a column."""
 
@@ -203,7 +202,7 @@ def _tiles(study: StudySummary) -> list[_Tile]:
               labels_alone_note(study.row) or "same network, no silos"),
         _Tile("Gain", _DASH if study.gain is None else gain_text(study.gain), _gain_note(study))]
     return [
-        _Tile(f"Federated {study.measure.title}" if study.updates or not study.completed_rounds
+        _Tile(f"Federated {study.measure.title}" if study.shown.has_silos or study.shown.round is None
               else f"{study.measure.heading}, without silos",
               describe_metric(study.measure.metric, study.test_score), _score_note(study)), *alone,
         *_choice_tile(study.choice), _bytes_tile(traffic),
@@ -232,15 +231,16 @@ def _gain_note(study: StudySummary) -> str:
     if study.gain is not None:
         return ", ".join(filter(None, (f"against labels alone; {gain_interval_text(study.gain)}",
                                        gain_verdict(study.gain))))
-    return "against labels alone" if study.updates or not study.completed_rounds else _NO_UPDATES
+    return study.shown.no_gain or "against labels alone"
 
 
 def _score_note(study: StudySummary) -> str:
     if study.test_score is not None:
         beside = "" if study.measure == ACCURACY or study.accuracy is None else \
             f"; accuracy {describe_percentage(study.accuracy)}"
-        return f"test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}{beside}"
-    if study.completed_rounds == 0:
+        return f"{study.shown.words}; test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}" \
+               f"{beside}"
+    if study.shown.round is None:
         return "no round yet"
     return "no test images" if study.accuracy is None else "no test images give it"
 
@@ -254,7 +254,7 @@ def _beside(study: StudySummary, *, by_class: bool) -> Table | None:
     rows = tuple((each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
                  for each in study.beside if by_class == ("/" in each.name))
     return Table(f"Compared with labels alone{', every class' if by_class else ''}",
-                 ("Measure", "Federated, last round", "Labels alone"), rows) if rows else None
+                 ("Measure", study.shown.column.capitalize(), "Labels alone"), rows) if rows else None
 
 
 def _classes(found: ByClass | None) -> Table | None:
@@ -300,11 +300,14 @@ def _count(value: int | None) -> str:
 def _classes_of(found: ByClass | None) -> str:
     if found is None:
         return ""
-    which = ", which is handed over" if found.handed_over else ""
+    if found.labels_alone:
+        said, which = "The model of labels alone", ", which is handed over"
+    else:
+        said, which = f"The model of round {found.round}", ", which is handed over" if found.handed_over else ""
     if found.findings:
-        return (f"The model of round {found.round}{which}, on {found.images} test images, which may show several"
+        return (f"{said}{which}, on {found.images} test images, which may show several"
                 " classes or none: every class is a question of its own.")
-    return f"The model of round {found.round}{which}, on the test images: which share of each class it finds."
+    return f"{said}{which}, on the test images: which share of each class it finds."
 
 
 def _confusion(found: ByClass | None) -> Table | None:

@@ -48,6 +48,7 @@ from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alo
 from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
+from semisilo.coordinator.ledger.tasks import first_update
 from semisilo.coordinator.rounds.clock_steps import ClockSteps
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.hearing import Hearing
@@ -263,7 +264,7 @@ class Engine:
                 break
         self._cleanup.remove_spares()
         row = self._ledger.study(name)
-        choice = choice_of(row, round_heads(self._ledger, name))
+        choice = choice_of(row, round_heads(self._ledger, name), first_update=first_update(self._ledger, name))
         _LOG.info("study %s is complete: it %s. %s Next: %s", name,
                   participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion,
                   next_command(row, choice))

@@ -18,7 +18,7 @@ from semisilo.coordinator.ledger.events import is_model_noted
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.ledger.tasks import has_taken_part
+from semisilo.coordinator.ledger.tasks import first_update, has_taken_part
 from semisilo.coordinator.rounds.study_lifecycle import model_to_write
 from semisilo.coordinator.studies.model_choice import choice_of
 
@@ -75,7 +75,7 @@ class SharedModels:
         if not is_model_noted(self._ledger, study, wanted.state) or not path.is_file():
             raise ModelNotReady(f"The model of study '{name}' is not written yet.",
                                 remedy="Try again in a minute; else ask the coordinator's operator for an export.")
-        choice = choice_of(row, round_heads(self._ledger, study))
+        choice = choice_of(row, round_heads(self._ledger, study), first_update=first_update(self._ledger, study))
         digest, size = await asyncio.to_thread(self._digest_of, path)
         return SharedModel(study=study, path=path, digest=digest, size_bytes=size, labels_alone=choice.labels_alone,
                            round=0 if choice.labels_alone else choice.round or 0, measure=choice.measure,

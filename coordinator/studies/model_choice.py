@@ -15,7 +15,7 @@ from semisilo.coordinator.ledger.progress import handed_over, labels_alone_score
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
-__all__ = ["ChoiceFacts", "choice_of", "gain_of_study", "next_command"]
+__all__ = ["ChoiceFacts", "choice_of", "gain_of_study", "next_command", "no_silo_in"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +52,13 @@ class ChoiceFacts:
     """What the study has come to, in sentences, once it has ended; empty before."""
 
 
-def choice_of(row: StudyRow, rounds: Sequence[RoundHead]) -> ChoiceFacts:
-    """The choice of a study among its rounds, all of them in order: never by test images."""
+def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int | None) -> ChoiceFacts:
+    """The choice of a study among its rounds, all of them in order: never by test images.
+
+    Args:
+        first_update: the first committed round with an accepted update (`semisilo.coordinator.ledger.tasks`): no silo
+            has part in the rounds before it. None without any.
+    """
     measure = row.study_measure
     images = 0 if row.frozen is None else row.frozen.num_validation
     chosen = handed_over(rounds)
@@ -70,7 +75,8 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead]) -> ChoiceFacts:
     facts = replace(facts, text=_choice_text(facts))
     if chosen is None or row.state not in (StudyState.COMPLETED, StudyState.STOPPED):
         return facts
-    return replace(facts, conclusion=_conclusion(row, facts, chosen.metrics))
+    return replace(facts, conclusion=_conclusion(row, facts, chosen.metrics, has_silos=first_update is not None
+                                                 and first_update <= chosen.number))
 
 
 def _choice_text(facts: ChoiceFacts) -> str:
@@ -100,19 +106,25 @@ def next_command(row: StudyRow, facts: ChoiceFacts) -> str:
     return f"coordinator export {row.name}" if over else ""
 
 
-def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float]) -> str:
+def no_silo_in(number: int) -> str:
+    """That no silo has part in a round, as every reader says it."""
+    return f"no silo has part in round {number}"
+
+
+def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float], *, has_silos: bool) -> str:
     """Which model is handed over and why; what it reaches on the test images and gains over labels alone there, with
-    intervals.
+    intervals. Where no silo has part in it there is nothing that silos could have gained or lost.
 
     Args:
         chosen: metrics of the chosen round.
+        has_silos: whether an update was accepted up to that round.
     """
     found = [f"The model handed over is that of {facts.text}."]
     gain = _shown_gain(row, chosen)
     if gain is not None and row.frozen is not None:
         federated, alone = (describe_metric(gain.measure.metric, each) for each in (gain.federated, gain.labels_alone))
         found.append(f"On {row.frozen.num_test} test images round {facts.round} has {gain.measure.with_article} of"
-                     f" {federated} and labels alone {alone}: {describe_gain(gain)}.")
+                     f" {federated} and labels alone {alone}{_verdict(gain, facts, has_silos=has_silos)}.")
         beside = gain_of_study(row, chosen, measure=ACCURACY)
         if gain.measure != ACCURACY and beside is not None:
             found.append(f"Their accuracy there: {describe_percentage(beside.federated)} and"
@@ -122,6 +134,13 @@ def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float]) 
             found.append(f"On {reached[0]} test images round {facts.round} has {reached[1]}.")
         found.append("Nothing to compare it with: labels alone were not trained.")
     return " ".join(found)
+
+
+def _verdict(gain: Gain, facts: ChoiceFacts, *, has_silos: bool) -> str:
+    """What the numbers come to, of a model that silos have part in; else why they come to nothing."""
+    if facts.labels_alone:
+        return "; labels alone are handed over, so there is no gain"
+    return f": {describe_gain(gain)}" if has_silos else f"; {no_silo_in(facts.round or 0)}, so there is no gain"
 
 
 def _reached(row: StudyRow, chosen: Mapping[str, float]) -> tuple[int, str] | None:

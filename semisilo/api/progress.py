@@ -14,7 +14,7 @@ from semisilo.common.text.describe import describe_metric, describe_seconds
 from semisilo.common.text.html import render_html
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND
-from semisilo.coordinator.monitoring.summary import federated_test_score, planned_rounds, score_on_test
+from semisilo.coordinator.monitoring.summary import planned_rounds, score_on_test, summarise
 from semisilo.simulation.federation import SimulationWatcher
 
 __all__ = ["Shown", "Watching", "shown_for"]
@@ -158,7 +158,7 @@ class Watching(SimulationWatcher):
     def finished(self, ledger: Ledger, study: str) -> None:
         """See `SimulationWatcher`."""
         measure = ledger.study(study).study_measure
-        score = federated_test_score(ledger.rounds(study), measure)
+        score = summarise(ledger, study).test_score
         said = "" if score is None else f"{measure.title} {describe_metric(measure.metric, score, decimals=2)}, "
         took = describe_seconds(time.monotonic() - self._started)
         self._shown.line(f"{self._label}: {said}{took} ({self._index + 1} of {self._total})")

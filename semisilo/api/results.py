@@ -27,9 +27,9 @@ from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, commo
 from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState
 from semisilo.coordinator.monitoring.summary import RoundSummary, method_name, summarise
-from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, no_silo_in
 from semisilo.coordinator.studies.participation import ParticipationFacts
 from semisilo.prediction.predictor import Cell, Predictions, data_frame, predict
 from semisilo.simulation.result import SiloResult, silo_results
@@ -69,6 +69,8 @@ class Round:
     seconds: float | None
     metrics: Mapping[str, float]
     """All numbers of the round."""
+    updates: int = 0
+    """Updates of silos that were accepted, in all phases."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +124,25 @@ class Run:
         if self.choice.labels_alone:
             return None
         return next((each for each in self.rounds if each.round == self.choice.round), None)
+
+    @property
+    def shown(self) -> Round | None:
+        """The round that gain and table speak of: the last committed one while the study runs; once it is over the
+        chosen one, also where labels alone are handed over in its place. None before the first."""
+        if self.state in ENDED_STUDY:
+            return next((each for each in self.completed if each.round == self.choice.round), None)
+        return self.completed[-1] if self.completed else None
+
+    @property
+    def no_gain(self) -> str:
+        """Why silos have brought nothing, whatever the numbers are; empty where a gain may be spoken of."""
+        shown = self.shown
+        if shown is None:
+            return ""
+        if self.state in ENDED_STUDY and self.choice.labels_alone:
+            return "labels alone are handed over"
+        taken_in = any(each.updates for each in self.completed if each.round <= shown.round)
+        return "" if taken_in else no_silo_in(shown.round)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -190,16 +211,16 @@ class Run:
                          measure=measure)
 
     def export(self, out: Path | str | None = None, *,
-               round: int | Literal["chosen", "last", "best-on-test"] = "chosen", test: str = "",
+               round: int | Literal["chosen", "last", "labels-alone", "best-on-test"] = "chosen", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
                operating_point: str | Sequence[str] = (),
                progress: Callable[[float, str], None] | None = None) -> Exported:
         """Writes the model with its card: see `semisilo export`.
 
         Args:
-            out: the folder; None: `export-round-N` beside the run's files.
-            round: "chosen" on validation images, without any the last; "last"; a number; or "best-on-test", after which
-                the test images no longer measure the model.
+            out: the folder; None: `export-round-N`, or `export-labels-alone`, beside the run's files.
+            round: "chosen" on validation images, without any the last; "last"; a number; "labels-alone"; or
+                "best-on-test", after which the test images no longer measure the model.
             formats: "safetensors" is always written; "onnx" needs an extra.
             calibrate: whether to fit a temperature on the validation images; where images may have several labels, a
                 slope and an offset for each class.
@@ -244,7 +265,8 @@ class Summary:
     label: str
     runs: int
     accuracy: float | None
-    """Mean of the final accuracy."""
+    """Mean accuracy of the models that are handed over, until a study is over of its last round; where labels alone
+    are handed over, of the chosen round, as are the others here."""
     accuracy_std: float | None
     """Standard deviation over seeds (n - 1); None for one seed."""
     labelled_only: float | None
@@ -252,7 +274,7 @@ class Summary:
     measure: str
     """What the studies are compared by, as a study file names it; accuracy where they do not agree."""
     test_score: float | None
-    """Mean of that measure after the last rounds, on the test images."""
+    """Mean of that measure of those models, on the test images."""
     test_score_std: float | None
     """Standard deviation over seeds (n - 1); None for one seed."""
     labelled_only_score: float | None
@@ -260,9 +282,9 @@ class Summary:
     labelled_only_metrics: Mapping[str, float]
     """Mean of every number of the labels alone, likewise."""
     metrics: Mapping[str, float]
-    """Mean of every number that the last rounds of all runs have."""
+    """Mean of every number that those models of all runs have."""
     gain: float | None
-    """test_score - labelled_only_score."""
+    """test_score - labelled_only_score; None also where silos have no part in what any of the runs hands over."""
     gain_interval: Interval | None
     """Of 95 %, of the images alone: how far seeds differ is `test_score_std`. None where it is not known."""
     gain_verdict: str
@@ -273,6 +295,8 @@ class Summary:
     """Payload bytes over those of dense transfers."""
     label_ratio: float | None
     """Mean of the last round's."""
+    no_gain: str = ""
+    """Why there is no gain, where silos have no part in what runs hand over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,7 +383,7 @@ def _round(entry: RoundSummary, *, simulated: bool) -> Round:
                  label_ratio=_mean(entry.label_ratio.values()), payload_down=traffic.payload_down,
                  payload_up=traffic.payload_up, wire_down=None if simulated else traffic.wire_down,
                  wire_up=None if simulated else traffic.wire_up,
-                 dense_bytes=traffic.dense_total, seconds=entry.seconds, metrics=entry.metrics)
+                 dense_bytes=traffic.dense_total, seconds=entry.seconds, metrics=entry.metrics, updates=entry.updates)
 
 
 def _measure_of(runs: Sequence[Run]) -> StudyMeasure:
@@ -394,9 +418,9 @@ def _spread(values: Sequence[float]) -> float | None:
 
 
 def _gain(run: Run, alone: Mapping[str, float], measure: StudyMeasure) -> Gain | None:
-    """Of one run against the labels alone of its seed."""
-    return None if not run.completed else gain_of(measure, classes=run.classes, images=run.test_images,
-                                                  federated=run.completed[-1].metrics, labels_alone=alone)
+    """Of one run against the labels alone of its seed; None where silos have no part in what it hands over."""
+    return None if run.shown is None or run.no_gain else gain_of(
+        measure, classes=run.classes, images=run.test_images, federated=run.shown.metrics, labels_alone=alone)
 
 
 def _summary(label: str, runs: Sequence[Run], *, among: Sequence[Run] = ()) -> Summary:
@@ -406,24 +430,27 @@ def _summary(label: str, runs: Sequence[Run], *, among: Sequence[Run] = ()) -> S
     """
     among = among or runs
     measure, alone = _measure_of(among), _lines(among)
-    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
-    last = [run.completed[-1].metrics for run in runs if run.completed]
-    scores = [each[measure.metric] for each in last if measure.metric in each]
+    shown = [run.shown for run in runs if run.shown is not None]
+    accuracies = [each.accuracy for each in shown if each.accuracy is not None]
+    scores = [each.metrics[measure.metric] for each in shown if measure.metric in each.metrics]
     mean, line = _mean(scores), _labelled_only(among, measure)
     gains = [found for run in runs if (found := _gain(run, alone.get(run.seed, {}), measure)) is not None]
     gain = mean_gain(gains) if len(gains) == len(scores) else None
     dense = sum(each.dense_bytes for run in runs for each in run.rounds)
+    none = [run.no_gain for run in runs if run.no_gain]
     return Summary(
         label=label, runs=len(runs), accuracy=_mean(accuracies), accuracy_std=_spread(accuracies),
         labelled_only=_labelled_only(among, ACCURACY), measure=str(measure), test_score=mean,
         test_score_std=_spread(scores), labelled_only_score=line,
-        labelled_only_metrics=_means(list(alone.values())), metrics=_means(last),
-        gain=None if mean is None or line is None else mean - line,
+        labelled_only_metrics=_means(list(alone.values())), metrics=_means([each.metrics for each in shown]),
+        gain=None if mean is None or line is None or none else mean - line,
         gain_interval=None if gain is None else gain.interval,
         gain_verdict="" if gain is None else gain_verdict(gain),
         payload_bytes=sum(run.payload_bytes for run in runs) / len(runs),
         share_of_dense=sum(run.payload_bytes for run in runs) / dense if dense else None,
-        label_ratio=_mean([run.label_ratio for run in runs if run.label_ratio is not None]))
+        label_ratio=_mean([run.label_ratio for run in runs if run.label_ratio is not None]),
+        no_gain="; ".join(dict.fromkeys(none)) + (f" ({len(none)} of {len(runs)} runs)" if len(runs) > 1 else "")
+        if none else "")
 
 
 def _mean(values: Collection[float]) -> float | None:
@@ -443,7 +470,7 @@ def _columns(measure: StudyMeasure, *, accuracy: bool) -> tuple[str, ...]:
 def _cells(each: Summary, *, accuracy: bool) -> tuple[str, ...]:
     measure = parse_measure(each.measure)
     beside = (_mean_text(ACCURACY, each.accuracy, each.accuracy_std),) if accuracy else ()
-    gain = interval = "–"
+    gain, interval = "–", each.no_gain or "–"
     if each.gain is not None:  # a mean over runs
         of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval)
         gain = gain_text(of_all, decimals=2)

@@ -29,12 +29,13 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
                                         help="Folder of a simulation, such as runs/NAME.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
-                                             help="Folder to write; RUN/export-round-N by default. An earlier export"
-                                                  " there is replaced.")] = None,
-    round: Annotated[str, typer.Option("--round", metavar="chosen|last|N|best-on-test",
+                                             help="Folder to write; RUN/export-round-N or RUN/export-labels-alone by"
+                                                  " default. An earlier export there is replaced.")] = None,
+    round: Annotated[str, typer.Option("--round", metavar="chosen|last|N|labels-alone|best-on-test",
                                        help="Which model: of the round chosen on validation images (without any, the"
-                                            " last), of the last one, of round N, or of the round that is best on the"
-                                            " test images, which then no longer measure it.")] = "chosen",
+                                            " last), of the last one, of round N, the one of the labels alone, or of"
+                                            " the round that is best on the test images, which then no longer measure"
+                                            " it.")] = "chosen",
     test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
                                       help="Measure on these labelled images instead of the study's own.")] = "",
     formats: Annotated[str, typer.Option("--format", metavar="LIST",

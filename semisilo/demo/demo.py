@@ -112,11 +112,11 @@ class DemoResult:
     labelled_only_recipe: str
     """How labels alone were trained, in words."""
     beside: tuple[MeasureBeside, ...]
-    """All numbers of the last round beside those of labels alone."""
+    """All numbers of the round that is handed over beside those of labels alone."""
     test_images: int
     accuracy: float
     gain: Gain | None
-    """In the study's measure; None where no update of any silo was accepted."""
+    """In the study's measure; None where silos have no part in what is handed over."""
     rounds: int
     silos: int
     payload_bytes: int
@@ -129,6 +129,10 @@ class DemoResult:
     report: Path
     kept: Path | None = None
     """The folder in which it worked, where that stays."""
+    federated: str = "federated"
+    """What the column of the federated model is called: which round it is of."""
+    no_gain: str = ""
+    """Why nothing was gained, whatever the numbers are; empty where a gain may be spoken of."""
 
     def to_json(self) -> str:
         """The facts as one JSON object; the report's path is not among them."""
@@ -289,7 +293,7 @@ class _Demo:
             accuracy=study.accuracy, gain=study.gain, rounds=study.completed_rounds, silos=len(study.silos),
             payload_bytes=study.traffic.payload, wire_bytes=study.traffic.wire,
             dense_bytes=study.traffic.dense_total, seconds=round(seconds, 2), method=self._settings.method,
-            seed=self._settings.seed, report=report)
+            seed=self._settings.seed, report=report, federated=study.shown.column, no_gain=study.shown.no_gain)
 
     def _enroll_and_join(self, name: str, home: Path, line: str) -> None:
         self._say(f"$ silo enroll LINE --home {home}")

@@ -95,12 +95,13 @@ def show_result(console: Console, result: DemoResult) -> None:
     table.add_column(justify="right")
     for name, value in (
             ("labels alone", describe_percentage(result.labelled_only_accuracy)),
-            (f"federated ({result.method})", describe_percentage(result.accuracy)),
+            (f"{result.federated} ({result.method})", describe_percentage(result.accuracy)),
             *((each.words, f"{measure_text(each, each.federated)}, labels alone"
                            f" {measure_text(each, each.labels_alone)}")
               for each in result.beside if each.name in _SHOWN),
             *([] if result.gain is None else [
                 (f"gain in {result.gain.measure.title}", describe_gain(result.gain))]),
+            *([("gain", f"none: {result.no_gain}")] if result.no_gain else []),
             ("rounds", str(result.rounds)), ("silos", str(result.silos)),
             ("on the wire", describe_bytes(result.wire_bytes)), ("of dense", describe_share(share)),
             ("time", describe_seconds(result.seconds))):

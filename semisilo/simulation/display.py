@@ -137,7 +137,7 @@ def show_result(console: Console, result: SimulationResult, page: Path) -> None:
             ("time", describe_seconds(result.seconds)), ("state (SHA-256)", result.digest[:16])]
     by_accuracy = result.choice.measure == str(ACCURACY)
     named = "" if by_accuracy else f"{result.choice.title} "
-    for words, score in ((f"federated ({result.method})", result.test_score),
+    for words, score in ((f"{result.shown.column} ({result.method})", result.test_score),
                          ("labels alone", result.labels_alone_test_score)):
         if score is not None:
             rows.insert(0, (words, f"{named}{describe_metric(result.choice.metric, score, decimals=2)}"))
@@ -147,7 +147,7 @@ def show_result(console: Console, result: SimulationResult, page: Path) -> None:
     console.print(table)
     if result.beside:
         beside = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for column in ("beside labels alone", "federated", "labels alone"):
+        for column in ("beside labels alone", result.shown.column, "labels alone"):
             beside.add_column(column, justify="left" if column.startswith("beside") else "right")
         for each in result.beside:
             if "/" in each.name:

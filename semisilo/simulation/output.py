@@ -97,7 +97,7 @@ def export_run(run: Path, *, out: Path | None = None, round: str = "chosen", tes
 
     Args:
         run: the simulation's folder.
-        out: the folder to write; None: `export-round-N` in the simulation's.
+        out: the folder to write; None: `export-round-N`, or `export-labels-alone`, in the simulation's.
     Raises: UsageError when `run` holds no simulation, or one that has not begun.
     """
     from semisilo.coordinator.export.choose_model import choose_model
@@ -111,8 +111,7 @@ def export_run(run: Path, *, out: Path | None = None, round: str = "chosen", tes
             raise UsageError(f"{run}: this simulation has not begun.", remedy="Call `semisilo simulate STUDY` first.")
         study = folder.studies / name
         if out is None:
-            number = choose_model(ledger, name, rule=round, study_folder=study).round.number
-            out = folder.folder / f"export-round-{number}"
+            out = folder.folder / choose_model(ledger, name, rule=round, study_folder=study).folder_name
         choice = ExportChoice(round=round, test=test, formats=formats, calibrate=calibrate, device=device,
                               operating_point=operating_point)
         return export_study(ledger, name, study_folder=study, out=out, choice=choice, progress=progress)

@@ -19,6 +19,7 @@ from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.monitoring.summary import MeasureBeside, RoundSummary, summarise
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.coordinator.studies.shown_model import ShownModel
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.splits.splits import WholePatients
 
@@ -75,7 +76,10 @@ class SimulationResult:
     choice: ChoiceFacts
     """Which round is handed over, by which measure and why."""
     beside: tuple[MeasureBeside, ...]
-    """All numbers of the last completed round beside those of labels alone; () where these were not trained."""
+    """All numbers of the chosen round, of the last one until the study is over, beside those of labels alone; () where
+    these were not trained."""
+    shown: ShownModel
+    """Which round that is."""
     digest: str
     """SHA-256 of the final state's file: equal to that of a run with real silos."""
     dense_bytes: int
@@ -93,10 +97,9 @@ class SimulationResult:
 
     @property
     def test_score(self) -> float | None:
-        """The study's measure (`choice.measure`) of the same model on the test images; None where it was not
+        """The study's measure (`choice.measure`) of the shown model on the test images; None where it was not
         measured."""
-        done = [each.metrics.get(self.choice.metric) for each in self.rounds if each.state == RoundState.COMPLETED]
-        return done[-1] if done else None
+        return self.shown.metrics.get(self.choice.metric)
 
     @property
     def labels_alone_test_score(self) -> float | None:
@@ -142,6 +145,7 @@ def read_result(ledger: Ledger, study: str, folder: Path) -> SimulationResult:
         study=study, method=row.config["method"]["name"], seed=row.config["study"]["seed"], folder=folder,
         rounds=tuple(_round(each) for each in summary.rounds), silos=silo_results(ledger, study),
         labelled_only_accuracy=summary.labelled_only, choice=summary.choice, beside=summary.beside,
+        shown=summary.shown,
         digest=ledger.committed_digest(study), dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0,
         patients=SimulationFolder(folder).read_record().patients)
 

@@ -236,7 +236,7 @@ class Operations:
         test = read_images(request.choice.test, size=form.size, channels=form.channels, resize=form.resize,
                            classes=classes, labelled=True, reading=form.reading, disk=request.images_folder,
                            on_error="stop" if request.choice.on_error == "stop" else "skip",
-                           selection=request.choice.selection).images
+                           selection=request.choice.selection, multi_label=facts.task == "multi_label").images
         found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
         return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
 

@@ -49,6 +49,7 @@ _POINT = "tests/coordinator/export/test_operating_point.py"
 _HINTS = "tests/coordinator/strategies/parts/test_labelled_hints.py"
 _ROUND_CHOICE = "tests/common/measures/test_round_choice.py"
 _MODEL_CHOICE = "tests/coordinator/studies/test_model_choice.py"
+_SHOWN_MODEL = "tests/coordinator/studies/test_shown_model.py"
 _CALIBRATION = "tests/common/measures/test_calibration.py"
 _INTERVALS = "tests/common/measures/test_intervals.py"
 _HELD_OUT = "tests/coordinator/studies/test_held_out.py"
@@ -530,6 +531,25 @@ _CHOICE = _mutants(
     ("a-difference-within-its-interval-is-claimed", "common/measures/gain.py",
      "not self.interval.low <= 0 <= self.interval.high", "True",
      f"{_MODEL_CHOICE}::test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval"),
+    ("a-verdict-on-silos-that-have-no-part", "coordinator/studies/model_choice.py",
+     "and first_update <= chosen.number", "or True",
+     f"{_MODEL_CHOICE}::test_a_verdict_needs_an_update_of_a_silo_up_to_the_chosen_round"),
+    ("a-study-that-is-over-shows-its-last-round", "coordinator/studies/shown_model.py",
+     "over = row.ended_unix is not None and", "over = False and",
+     f"{_SHOWN_MODEL}::test_once_a_study_is_over_all_speak_of_the_round_that_is_handed_over"),
+    ("labels-alone-gain-over-themselves", "coordinator/studies/shown_model.py",
+     "labels_alone=over and choice.labels_alone", "labels_alone=False",
+     f"{_SHOWN_MODEL}::test_where_labels_alone_are_handed_over_there_is_no_gain_and_their_classes_are_shown"),
+    ("a-round-passes-for-labels-alone", "coordinator/monitoring/results/by_class.py",
+     "handed_over=not choice.labels_alone and", "handed_over=",
+     f"{_SHOWN_MODEL}::test_without_their_numbers_by_class_those_of_the_round_do_not_pass_for_what_is_handed_over"),
+    ("several-labels-are-handed-over-as-one", "coordinator/compute/model_facts.py", ", task=frozen.task", "",
+     "tests/semisilo/simulation/test_multi_label.py"
+     "::test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does"),
+    ("a-site-reads-one-label-of-several", "silo/compute/operations.py",
+     ', multi_label=facts.task == "multi_label"', "",
+     "tests/semisilo/simulation/test_multi_label.py"
+     "::test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does"),
     ("the-highest-score-is-chosen", "common/measures/round_choice.py", "each.score >= best.score - best.error",
      "each.score >= best.score", f"{_ROUND_CHOICE}::test_the_latest_round_within_one_error_of_the_best_is_chosen"),
     ("a-rounds-own-error-counts", "common/measures/round_choice.py", "each.score >= best.score - best.error",

@@ -97,7 +97,7 @@ def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: F
     dialog = shown.page.get_by_role("dialog", name="Stop first?")
     assert "Its open round, 4, is cancelled" in dialog.inner_text()
     assert "coordinator queue first would continue it" in dialog.inner_text()
-    assert "The model of the last committed round (3 of 12) stays" in dialog.inner_text()
+    assert "After 3 of 12 rounds a model stays, that of round 3, the last one" in dialog.inner_text()
     stop = dialog.get_by_role("button", name="Stop the study")
     assert stop.is_disabled()
     dialog.get_by_role("textbox").fill("firs")

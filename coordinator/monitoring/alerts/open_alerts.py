@@ -38,7 +38,7 @@ from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState
-from semisilo.coordinator.ledger.tasks import last_refusals, open_tasks
+from semisilo.coordinator.ledger.tasks import first_update, last_refusals, open_tasks
 from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import open_round_facts
 from semisilo.coordinator.rounds.live_file import LiveStatus
@@ -149,8 +149,9 @@ def _of_ended(ledger: Ledger, row: StudyRow, now: float) -> Iterator[Alert]:
                     title=f"{row.name} has failed", text=_line(row.reason),
                     remedy=f"Remove the cause, then: coordinator queue {row.name}.", study=row.name, since_unix=ended)
     if row.state is StudyState.COMPLETED and now - ended < _FINISHED_DAYS * _DAY:
+        choice = choice_of(row, round_heads(ledger, row.name), first_update=first_update(ledger, row.name))
         yield Alert(id=f"study_finished/{row.name}/{ended:.0f}", kind=AlertKind.STUDY_FINISHED, severity=Severity.INFO,
-                    title=f"{row.name} is complete", text=choice_of(row, round_heads(ledger, row.name)).conclusion,
+                    title=f"{row.name} is complete", text=choice.conclusion,
                     remedy=f"Next: coordinator export {row.name}.", study=row.name, since_unix=ended)
 
 

@@ -7,13 +7,15 @@ Tests: tests/coordinator/monitoring/results/test_by_class.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semisilo.common.measures.class_counts import ClassCounts
 from semisilo.common.measures.intervals import Interval, area_interval, precision_interval, wilson
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import confusion_of
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.studies.model_choice import ChoiceFacts
 
 __all__ = ["ByClass", "ClassLine", "FindingLine", "Mistake", "by_class", "by_class_of_study"]
 
@@ -76,8 +78,9 @@ class ByClass:
     """The model of one round on the test images, class by class."""
 
     round: int
+    """0 of labels alone."""
     handed_over: bool
-    """Whether it is the round that the study hands over as things stand."""
+    """Whether it is the model that the study hands over as things stand."""
     classes: tuple[ClassLine, ...]
     """In label order."""
     confusion: tuple[tuple[int, ...], ...]
@@ -89,6 +92,8 @@ class ByClass:
     """In label order, where images may have several labels or none; there is then no confusion of classes."""
     images: int | None = None
     """Test images, where they may have several labels or none; None where an image has one class."""
+    labels_alone: bool = False
+    """Whether it is no round but labels alone."""
 
 
 def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Sequence[int],
@@ -162,18 +167,29 @@ def _mistakes(classes: Sequence[str], rows: Sequence[Sequence[int]]) -> tuple[Mi
     return tuple(sorted(found, key=lambda each: -each.images)[:_MOST_MISTAKES])
 
 
-def by_class_of_study(ledger: Ledger, row: StudyRow, last: RoundHead | None, *, chosen: RoundHead | None
+def by_class_of_study(ledger: Ledger, row: StudyRow, rounds: Sequence[RoundHead], choice: ChoiceFacts
                       ) -> ByClass | None:
-    """The classes of the model of a study that counts now: of the last committed round while it runs, of the round that
-    is handed over once it is over; None before the first, and without test images.
+    """The classes of the model of a study that counts now: of the last committed round while it runs; once it is over,
+    of the round that is handed over, or of labels alone where these are and were measured by class. None before the
+    first, and without test images.
 
     Args:
-        last: the last committed round with silos.
-        chosen: the round that is handed over as things stand.
+        rounds: all of them, in order.
+        choice: the study's, of the same rounds.
     """
-    shown = chosen if row.ended_unix is not None and chosen is not None else last or chosen
-    if shown is None or row.frozen is None:
+    if row.frozen is None:
+        return None
+    over = row.ended_unix is not None
+    if over and choice.labels_alone and row.baseline is not None:
+        alone = by_class(row.classes, row.baseline.metrics, images=row.frozen.test_images, confusion=(), round=0,
+                         handed_over=True, findings_of=row.frozen.findings_of)
+        if alone is not None:
+            return replace(alone, labels_alone=True)
+    chosen = next((each for each in rounds if each.number == choice.round), None)
+    last = next((each for each in reversed(rounds) if each.state is RoundState.COMPLETED and each.number > 0), None)
+    shown = chosen if over and chosen is not None else last or chosen
+    if shown is None:
         return None
     return by_class(row.classes, shown.metrics, images=row.frozen.test_images, round=shown.number,
                     confusion=confusion_of(ledger, row.name, shown.number), findings_of=row.frozen.findings_of,
-                    handed_over=chosen is not None and shown.number == chosen.number)
+                    handed_over=not choice.labels_alone and shown.number == choice.round)

@@ -18,9 +18,8 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
-from semisilo.coordinator.ledger.tasks import has_updates
+from semisilo.coordinator.ledger.tasks import first_update
 from semisilo.coordinator.monitoring.summary import (
-    last_committed,
     method_name,
     planned_rounds,
     scenario_name,
@@ -28,8 +27,9 @@ from semisilo.coordinator.monitoring.summary import (
     seconds_since_start,
 )
 from semisilo.coordinator.monitoring.traffic import RoundCosts, StudyCosts
-from semisilo.coordinator.studies.model_choice import choice_of, gain_of_study
+from semisilo.coordinator.studies.model_choice import choice_of
 from semisilo.coordinator.studies.participation import participation_of
+from semisilo.coordinator.studies.shown_model import shown_model
 
 __all__ = ["MOST_COMPARED", "ComparedPoint", "ComparedStudy", "Comparison", "Difference", "compare_studies"]
 
@@ -62,11 +62,16 @@ class ComparedStudy:
     rounds_completed: int
     rounds_planned: int
     score: float | None
-    """Of the last committed round, in the measure of the comparison, on test images."""
+    """Of the model that `numbers_of` names, in the measure of the comparison, on test images."""
     interval: Interval | None
     labels_alone: float | None
     gain: str
-    """What the silos have brought, with its interval; empty where that is not known."""
+    """What the silos have brought, with its interval; empty where that is not known, and where they have no part in
+    what is handed over."""
+    numbers_of: str
+    """Which model score and gain are of, in words; empty before there is one."""
+    no_gain: str
+    """Why silos have brought nothing, whatever the numbers are; empty where a gain may be spoken of."""
     handed_over: str
     """Which model, in words; empty before the first commit."""
     test_images: int
@@ -120,26 +125,28 @@ def compare_studies(ledger: Ledger, names: Sequence[str], *, costs: Mapping[str,
 
 def _compared(ledger: Ledger, row: StudyRow, measure: StudyMeasure, costs: StudyCosts, now: float) -> ComparedStudy:
     heads = round_heads(ledger, row.name)
-    last = last_committed(heads)
+    first = first_update(ledger, row.name)
+    choice = choice_of(row, heads, first_update=first)
+    shown = shown_model(row, heads, choice, first_update=first)
     traffic = costs.traffic(dense_bytes=row.dense_bytes)
-    gain = None if last is None or not has_updates(ledger, row.name) else gain_of_study(row, last.metrics,
-                                                                                        measure=measure)
+    gain = shown.gain(row, measure=measure)
     return ComparedStudy(
         name=row.name, state=str(row.state), method=method_name(row), scenario=scenario_name(row),
         participation=participation_of(ledger, row).text,
         rounds_completed=sum(each.state is RoundState.COMPLETED and each.number > 0 for each in heads),
-        rounds_planned=planned_rounds(row), score=None if last is None else score_on_test(last.metrics, measure),
-        interval=None if last is None else _interval(row, measure, last),
+        rounds_planned=planned_rounds(row), score=score_on_test(shown.metrics, measure),
+        interval=_interval(row, measure, shown.metrics),
         labels_alone=None if row.baseline is None else score_on_test(row.baseline.metrics, measure),
         gain="" if gain is None else ", ".join(filter(None, (gain_text(gain), gain_interval_text(gain)))),
-        handed_over=choice_of(row, heads).text, test_images=0 if row.frozen is None else row.frozen.num_test,
+        numbers_of=shown.words, no_gain=shown.no_gain, handed_over=choice.text,
+        test_images=0 if row.frozen is None else row.frozen.num_test,
         wire_bytes=costs.wire(), payload_bytes=traffic.payload_down + traffic.payload_up,
         seconds=seconds_since_start(row, now), points=_points(row, measure, heads, costs))
 
 
-def _interval(row: StudyRow, measure: StudyMeasure, head: RoundHead) -> Interval | None:
+def _interval(row: StudyRow, measure: StudyMeasure, metrics: Mapping[str, float]) -> Interval | None:
     return None if row.frozen is None else interval_of(measure, classes=row.classes, images=row.frozen.test_counts,
-                                                       metrics=head.metrics)
+                                                       metrics=metrics)
 
 
 def _points(row: StudyRow, measure: StudyMeasure, heads: Sequence[RoundHead], costs: StudyCosts
@@ -151,7 +158,7 @@ def _points(row: StudyRow, measure: StudyMeasure, heads: Sequence[RoundHead], co
         spent += costs.rounds.get(head.number, RoundCosts()).wire
         score = score_on_test(head.metrics, measure)
         if head.state is RoundState.COMPLETED and score is not None and head.closed_unix is not None:
-            found.append(ComparedPoint(round=head.number, score=score, interval=_interval(row, measure, head),
+            found.append(ComparedPoint(round=head.number, score=score, interval=_interval(row, measure, head.metrics),
                                        wire_bytes=spent, seconds=max(0.0, head.closed_unix - begin)))
     step = -(-len(found) // _MOST_POINTS) or 1
     return tuple(found[::-1][::step][::-1])

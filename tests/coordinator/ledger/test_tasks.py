@@ -12,8 +12,8 @@ from semisilo.coordinator.ledger.tasks import (
     add_site_evaluation,
     answer_states,
     answers_of_study,
+    first_update,
     has_taken_part,
-    has_updates,
     is_committed,
     last_refusal,
     site_evaluations,
@@ -85,12 +85,12 @@ def test_the_sizes_of_the_last_updates_are_those_of_the_last_committed_round(fil
 
 
 def test_an_update_counts_once_its_round_is_committed(filled: Filled, tmp_path: Path) -> None:
-    assert has_updates(filled.ledger, "first")
+    assert first_update(filled.ledger, "first") == 1
     ledger = open_federation_with_silos(tmp_path / "federation").ledger
     ledger.queue_study("s", study_config(rounds=3))
     open_collecting_round(ledger, "s", 1, SILOS)
     answer(ledger, "s", 1, SILOS[0], TaskState.UPDATED, ratio=0.5)
-    assert not has_updates(ledger, "s")
+    assert first_update(ledger, "s") is None
     assert sizes_of_last_updates(ledger, "s") == []
 
 

@@ -38,7 +38,8 @@ NOBODY = ParticipationFacts()
 
 def test_a_running_study_has_its_round_accuracy_and_an_estimate_of_what_is_left(filled: Filled) -> None:
     rounds = filled.ledger.rounds("first")
-    facts = study_facts(filled.ledger.study("first"), rounds, NOBODY, now_unix=rounds[-1].opened_unix + 1)
+    facts = study_facts(filled.ledger.study("first"), rounds, NOBODY, first_update=1,
+                        now_unix=rounds[-1].opened_unix + 1)
     assert (facts.name, facts.state, facts.method, facts.round, facts.rounds) == ("first", "running", "semifl", 4, 9)
     assert (facts.accuracy, facts.labelled_only_accuracy) == (accuracy_after(3), LABELLED_ONLY)
     assert facts.seconds_left == pytest.approx(6 * SECONDS_PER_ROUND - 1), "six of nine rounds, the first a second old"
@@ -47,11 +48,11 @@ def test_a_running_study_has_its_round_accuracy_and_an_estimate_of_what_is_left(
 def test_a_study_that_has_not_begun_has_no_numbers_and_one_that_is_over_no_time_left(filled: Filled) -> None:
     ledger = filled.ledger
     ledger.queue_study("second", study_config(rounds=5))
-    facts = study_facts(ledger.study("second"), [], NOBODY, now_unix=0.0)
+    facts = study_facts(ledger.study("second"), [], NOBODY, first_update=1, now_unix=0.0)
     assert (facts.state, facts.round, facts.rounds, facts.accuracy, facts.labelled_only_accuracy,
             facts.seconds_left) == ("queued", 0, 5, None, None, None)
     ledger.set_study_state("first", StudyState.STOPPED, reason="enough")
-    over = study_facts(ledger.study("first"), ledger.rounds("first"), NOBODY, now_unix=0.0)
+    over = study_facts(ledger.study("first"), ledger.rounds("first"), NOBODY, first_update=1, now_unix=0.0)
     assert (over.state, over.reason, over.seconds_left) == ("stopped", "enough", None)
 
 
@@ -60,7 +61,7 @@ def test_of_labels_alone_it_is_said_how_far_they_are_or_what_cut_them_short(fill
 
     def said(labels_alone: str = "", *, study: str = "first") -> str:
         live = LiveStatus(pid=1, unix=0.0, study=study, labels_alone=labels_alone)
-        return study_facts(ledger.study("first"), [], NOBODY, now_unix=0.0, live=live).labels_alone
+        return study_facts(ledger.study("first"), [], NOBODY, first_update=1, now_unix=0.0, live=live).labels_alone
 
     done = ledger.study("first").baseline
     assert done is not None

@@ -277,7 +277,7 @@ def test_what_no_silo_has_part_in_is_shown_as_no_gain_of_the_federation(tmp_path
     assert (summary.updates, summary.accuracy, summary.gain) == (0, 0.518, None)
     page = render_page(federation="f", address="a:1", study=summary, silos=filled.roster.silos(), figures=(),
                        audit=audit(filled.ledger, "first"), state_digest="")
-    assert "no update of any silo was accepted" in page
+    assert "no silo has part in round 3" in page
     assert "Federated accuracy" not in page
     assert "+1.8" not in page
     found = PageReader(PageSource(federation="f", address="a:1", ledger=filled.ledger.path, read_only=False),

@@ -21,13 +21,19 @@ def frozen(*, num_test: int, measure: str) -> FrozenStudy:
 def choice(accuracy: float, alone: float | None, *, num_test: int = 400, state: StudyState = StudyState.COMPLETED,
            measure: str = "accuracy", **validation: float) -> ChoiceFacts:
     """Of a study with one round beyond round 0."""
+    row = row_with(alone, num_test=num_test, state=state, measure=measure, **validation)
+    metrics = {"accuracy": accuracy, "balanced_accuracy": 0.25, "selection_score": 0.8, "selection_error": 0.05}
+    return choice_of(row, [round_of(0, {"selection_score": 0.1, "selection_error": 0.05}), round_of(1, metrics)],
+                     first_update=1)
+
+
+def row_with(alone: float | None, *, num_test: int = 400, state: StudyState = StudyState.COMPLETED,
+             measure: str = "accuracy", **validation: float) -> StudyRow:
     baseline = None if alone is None else LabelledOnlyResult(
         metrics={"accuracy": alone, "balanced_accuracy": alone / 2, **validation}, epochs=1, lr=0.1, batch_size=10,
         steps=2, num_labelled=20, history=(), model_digest="d")
-    row = StudyRow(name="s", position=1, state=state, config={}, frozen=frozen(num_test=num_test, measure=measure),
+    return StudyRow(name="s", position=1, state=state, config={}, frozen=frozen(num_test=num_test, measure=measure),
                    numerics=None, baseline=baseline, queued_unix=0.0, started_unix=0.0, ended_unix=None, reason="")
-    metrics = {"accuracy": accuracy, "balanced_accuracy": 0.25, "selection_score": 0.8, "selection_error": 0.05}
-    return choice_of(row, [round_of(0, {"selection_score": 0.1, "selection_error": 0.05}), round_of(1, metrics)])
 
 
 def round_of(number: int, metrics: dict[str, float]) -> RoundHead:
@@ -84,3 +90,21 @@ def test_without_labels_alone_what_is_reached_is_said_with_its_interval() -> Non
     assert "On 400 test images round 1 has an accuracy of 90.0 %, 95 % interval 86.7 % to 92.6 %." in said
     assert said.endswith("Nothing to compare it with: labels alone were not trained.")
     assert "test images" not in choice(0.9, None, num_test=0).conclusion
+
+
+@each_of(("first_update", "said"), [
+    (1, ": +20.0 points, 95 % interval +14.6 to +25.3, the silos have helped."),
+    (2, "; no silo has part in round 1, so there is no gain."),
+    (None, "; no silo has part in round 1, so there is no gain."),
+])
+def test_a_verdict_needs_an_update_of_a_silo_up_to_the_chosen_round(first_update: int | None, said: str) -> None:
+    rounds = [round_of(0, {"selection_score": 0.1}), round_of(1, {"accuracy": 0.9, "selection_score": 0.8}),
+              round_of(2, {"accuracy": 0.1, "selection_score": 0.2})]
+    found = choice_of(row_with(0.7), rounds, first_update=first_update).conclusion
+    assert found.endswith(f"On 400 test images round 1 has an accuracy of 90.0 % and labels alone 70.0 %{said}")
+
+
+def test_where_labels_alone_are_handed_over_both_numbers_are_said_and_no_gain() -> None:
+    found = choice(0.9, 0.7, validation_accuracy=0.81).conclusion
+    assert found.endswith("round 1 has an accuracy of 90.0 % and labels alone 70.0 %; labels alone are handed over, so"
+                          " there is no gain.")

@@ -19,14 +19,15 @@ CHOICE = ChoiceFacts(measure="accuracy", metric="accuracy", title="accuracy", me
 ALONE = {"accuracy": 0.8, "balanced_accuracy": 0.6, "auroc": 0.9, "recall/a": 0.9, "recall/b": 0.3}
 
 
-def run(seed: int, recall: float, *, measure: str = "recall:b", label: str = "m", alone: bool = True) -> Run:
+def run(seed: int, recall: float, *, measure: str = "recall:b", label: str = "m", alone: bool = True,
+        updates: int = 2) -> Run:
     metrics = {"accuracy": 0.85, "balanced_accuracy": (0.9 + recall) / 2, "recall/a": 0.9, "recall/b": recall}
     choice = CHOICE if measure == "accuracy" else replace(CHOICE, measure=measure, metric="recall/b",
                                                           title="recall of b")
     return Run(label=label, study="s", method="semifl", seed=seed, folder=Path(), state="completed", classes=("a", "b"),
                rounds=(Round(round=1, state="completed", accuracy=0.85, balanced_accuracy=metrics["balanced_accuracy"],
                              label_ratio=None, payload_down=1, payload_up=1, wire_down=None, wire_up=None,
-                             dense_bytes=4, seconds=1.0, metrics=metrics),),
+                             dense_bytes=4, seconds=1.0, metrics=metrics, updates=updates),),
                labelled_only_accuracy=0.8 if alone else None, labelled_only=ALONE if alone else {}, digest="",
                dense_bytes=4, silos=(), choice=choice, test_images=ImageCounts(100, (80, 20)))
 
@@ -78,3 +79,26 @@ def test_the_plot_draws_the_measure() -> None:
 
 def test_the_note_says_each_measure_of_the_labels_alone_once() -> None:
     assert str(comparison(run(1, 0.7))).count("balanced accuracy") == 1
+
+
+def test_without_any_update_no_verdict_is_given() -> None:
+    found = comparison(run(1, 0.7, updates=0))
+    (summary,) = found.summary()
+    assert (summary.gain, summary.gain_interval, summary.gain_verdict) == (None, None, "")
+    assert summary.no_gain == "no silo has part in round 1"
+    assert "no silo has part in round 1" in str(found)
+    assert "the silos have" not in str(found)
+    both = comparison(run(1, 0.7), run(2, 0.7, updates=0)).summary()[0]
+    assert (both.gain, both.no_gain) == (None, "no silo has part in round 1 (1 of 2 runs)")
+
+
+def test_a_study_that_is_over_is_compared_by_the_round_that_it_hands_over_and_by_none_where_labels_alone_are() -> None:
+    chosen = run(1, 0.7)
+    spoilt = replace(chosen.rounds[0], round=2, payload_down=0, payload_up=0, dense_bytes=0, metrics={
+        **chosen.rounds[0].metrics, "recall/b": 0.1})
+    over = replace(chosen, rounds=(*chosen.rounds, spoilt))
+    assert comparison(over).summary() == comparison(chosen).summary()
+    (running,) = comparison(replace(over, state="running")).summary()
+    assert running.test_score == 0.1
+    (alone,) = comparison(replace(over, choice=replace(over.choice, labels_alone=True))).summary()
+    assert (alone.gain, alone.gain_verdict, alone.no_gain) == (None, "", "labels alone are handed over")

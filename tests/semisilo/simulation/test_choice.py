@@ -154,16 +154,17 @@ def test_where_the_rounds_learn_nothing_labels_alone_are_handed_over_and_it_is_s
     assert choice.labels_alone_score > choice.score
     assert choice.text.startswith("labels alone, without any silo: accuracy ")
     assert choice.conclusion.startswith("The model handed over is that of labels alone, without any silo: ")
-    assert "the silos have not helped" in choice.conclusion
-    found = export_run(result.folder, out=tmp_path / "out", formats=("safetensors",))
+    assert choice.conclusion.endswith("; labels alone are handed over, so there is no gain.")
+    found = export_run(result.folder, formats=("safetensors",))
+    assert found.folder == result.folder / "export-labels-alone"
     assert (found.facts.model.chosen, found.facts.model.choice) == ("labels-alone", choice.text)
     left, exported = load_file(result.model), load_file(found.model)
     assert left.keys() == exported.keys()
     assert all(np.array_equal(left[name], exported[name]) for name in left)
     facts = read_facts(result.model)
     assert (facts.method, facts.round) == ("labels-alone", None)
-    last = export_run(result.folder, out=tmp_path / "last", round="last", formats=("safetensors",))
-    assert last.facts.model.chosen == "last"
+    last = export_run(result.folder, round="last", formats=("safetensors",))
+    assert (last.facts.model.chosen, last.folder) == ("last", result.folder / "export-round-1")
 
 
 def test_where_the_rounds_score_higher_theirs_is_handed_over(tmp_path: Path) -> None:

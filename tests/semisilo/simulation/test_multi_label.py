@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.models.exported import read_facts
+from semisilo.prediction.predictor import predict
+from semisilo.silo.compute.messages import EvaluateFile
+from semisilo.silo.compute.operations import Operations
+from semisilo.silo.site.home import JoinChoice
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.settings import load_simulated_study
@@ -72,9 +78,24 @@ def test_a_method_that_is_defined_for_several_labels_learns_them(images: Path, t
     assert last["auroc"] > LEAST
     assert {f"auroc/{name}" for name in CLASSES} | {f"average_precision/{name}" for name in CLASSES} <= set(last)
     assert not [name for name in last if "accuracy" in name], "whether an image is right hangs on cut-offs"
+    assert read_facts(found.model).task == "multi_label", "whoever uses it would take one class for the answer"
+    assert predict(found.model, np.zeros((2, 12, 12, 1), np.uint8)).multi_label
     told = {name for each in found.silos for name in each.metrics}
     if "sl" not in case and case not in ("scaffold", "fednova"):
         assert {"label_ratio", "threshold_accuracy"} <= told
+
+
+def test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does(images: Path, tmp_path: Path) -> None:
+    found = run(tables_of(images, CASES["fedavg-sl"], rounds=1), out=tmp_path / "run", device="cpu", engine="process")
+    with np.load(images) as arrays:
+        np.savez(tmp_path / "site.npz", train_images=arrays["test_images"], train_labels=arrays["test_labels"])
+    measured = Operations(lambda fraction, text: None).evaluate_file(EvaluateFile(
+        path=found.model, stop_file=tmp_path / "stop",
+        choice=JoinChoice(source=str(images), test=str(tmp_path / "site.npz"))))
+    assert (measured.why_not, measured.class_names) == ("", CLASSES)
+    for name, each in zip(CLASSES, measured.classes, strict=True):
+        assert each.images + (each.others or 0) == 200, "every image is a question of each class"
+        assert each.auroc == pytest.approx(found.rounds[-1].metrics[f"auroc/{name}"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ async function stop(study) {
     typed: study.name,
     says: [
       open ? `Its open round, ${open.number}, is cancelled: silos stop their work, and their updates for it are discarded.` : "No further round begins.",
-      study.rounds_completed > 0 ? `The model of the last committed round (${study.rounds_completed} of ${study.rounds_planned}) stays.` : "No round is committed yet, so there will be no model.",
-      `coordinator queue ${study.name} would continue it${study.rounds_completed > 0 ? " from there" : ""}.`,
+      study.choice.text ? `After ${study.rounds_completed} of ${study.rounds_planned} rounds a model stays, that of ${study.choice.text}.` : "No round is committed yet, so there will be no model.",
+      `coordinator queue ${study.name} would continue it${study.rounds_completed > 0 ? " from the last committed round" : ""}.`,
       "The next study of the queue begins.",
     ],
     submit: () => act("stop", { study: study.name }),

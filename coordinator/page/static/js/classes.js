@@ -11,7 +11,7 @@ const MOST_IN_MATRIX = 20;
 /** `found` as the coordinator gives it, null where nothing was measured; `href` of the round that it is about. */
 export function classesCard(found, { href = null } = {}) {
   if (!found) return null;
-  const about = found.round === 0 ? "the preparation" : `round ${found.round}`;
+  const about = found.labels_alone ? "labels alone" : found.round === 0 ? "the preparation" : `round ${found.round}`;
   const images = found.images ?? found.classes.reduce((sum, each) => sum + (each.images ?? 0), 0);
   const note = ["Model of ", href ? h("a", { href }, about) : about, found.handed_over ? ", which is handed over" : "", images ? `, on ${format.count(images)} test images` : ", on the test images", "."];
   return card("Class by class", { id: "by-class", note }, h("div", { class: "by-class" }, found.findings.length ? [areas(found.findings), answers(found.findings)] : recalls(found), found.confusion.length ? matrix(found) : null));

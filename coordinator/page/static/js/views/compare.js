@@ -69,15 +69,15 @@ function ends(found) {
     { name: "Study", cell: (study) => [h("span", { class: `swatch ${study.tone}`, "aria-hidden": "true" }), h("a", { href: to.overview(study.name) }, study.name)] },
     { name: "State", cell: (study) => badge(study.state) },
     { name: "Method", cell: (study) => study.method },
-    { name: capital(found.title), class: "digits", cell: (study) => [format.score(study.score, measure), h("span", { class: "note block" }, format.interval(study.interval, measure))] },
+    { name: capital(found.title), class: "digits", cell: (study) => [format.score(study.score, measure), h("span", { class: "note block" }, format.interval(study.interval, measure)), study.numbers_of ? h("span", { class: "note block" }, study.numbers_of) : null] },
     { name: "Labels alone", class: "digits", cell: (study) => format.score(study.labels_alone, measure) },
-    { name: "Gain", class: "gain", cell: (study) => study.gain || format.DASH },
+    { name: "Gain", class: "gain", cell: (study) => study.gain || (study.no_gain ? h("span", { class: "note" }, study.no_gain) : format.DASH) },
     { name: "Rounds", class: "digits", cell: (study) => `${study.rounds_completed} of ${study.rounds_planned}` },
     { name: "On the wire", class: "digits", cell: (study) => format.bytes(study.wire_bytes) },
     { name: "Payload", class: "digits", cell: (study) => format.bytes(study.payload_bytes) },
     { name: "Time", class: "digits", cell: (study) => format.seconds(study.seconds) },
   ];
-  return card("Where they stand", { id: "ends", note: "Of the last committed round, on the test images, with 95 % intervals. Two intervals that overlap may still differ; the gain has its own." },
+  return card("Where they stand", { id: "ends", note: "Once a study is over, of the round that is handed over, else of its last one; on the test images, with 95 % intervals. Two intervals that overlap may still differ; the gain has its own." },
     table("Ends of the studies", columns, found.studies.map((study, index) => ({ ...study, tone: tone(index) })), { key: ({ name }) => name, cards: true }));
 }
 

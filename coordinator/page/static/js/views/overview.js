@@ -34,7 +34,7 @@ export function view(route) {
     outcome(study),
     numbers(study),
     charts(study),
-    classesCard(study.by_class, { href: study.by_class ? to.round(study.name, study.by_class.round) : null }),
+    classesCard(study.by_class, { href: study.by_class && !study.by_class.labels_alone ? to.round(study.name, study.by_class.round) : null }),
     beside(study),
     sites(study),
     lastRounds(study),
@@ -75,7 +75,7 @@ function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
   if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It continues from the last committed round.")));
-  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To continue it from there: " : "No round was committed. To continue it: ", h("code", null, `coordinator queue ${study.name}`))));
+  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "Its model stays. To continue it from the last committed round: " : "No round was committed. To continue it: ", h("code", null, `coordinator queue ${study.name}`))));
   if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, capital(study.reason), ".") : null, h("p", null, study.paused_unix ? ["Paused for ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new starts until it is resumed." : "Nothing new starts until it is resumed.")));
   const back = study.rollbacks?.at(-1);
   if (back) found.push(trouble("idle", `The study ${back.text}`, h("details", { class: "folded", key: `past-${study.rollbacks.length}` }, h("summary", null, "Rounds that no longer count"), table("Rounds that no longer count", [
@@ -259,7 +259,7 @@ function numbers(study) {
   const { live, studies } = store.federation;
   const alone = (live?.study === study.name && live.labels_alone) || studies.find(({ name }) => name === study.name)?.labels_alone || "";
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
-    tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `of the last round, on test images${byAccuracy(study) || study.accuracy === null ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
+    tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `on test images: ${study.numbers_of}${byAccuracy(study) || study.accuracy === null ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
     study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
     study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
@@ -277,7 +277,7 @@ function againstLabelsAlone(study, note) {
     const said = [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", ");
     return tile(name, study.gain_text, `${marked}; ${said}`, study.gain_interval?.low > 0 ? "good" : "");
   }
-  return tile(name, format.DASH, study.rounds_completed > 0 && study.test_score !== null ? `no update of any silo was accepted; ${alone}` : marked);
+  return tile(name, format.DASH, study.no_gain ? `${study.no_gain}; ${marked}` : marked);
 }
 
 /** What the model is worth on the own test images of each site, and which sites have not said so. */
@@ -302,12 +302,12 @@ function beside(study) {
   const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? value.toFixed(3) : `${(100 * value).toFixed(1)}${each.error === null ? "" : ` ± ${(100 * each.error).toFixed(1)}`} %`);
   const columns = [
     { name: "Measure", cell: (each) => each.words },
-    { name: "Federated", class: "digits", cell: (each) => shown(each, each.federated) },
+    { name: capital(study.federated), class: "digits", cell: (each) => shown(each, each.federated) },
     { name: "Labels alone", class: "digits", cell: (each) => shown(each, each.labels_alone) },
   ];
   const whole = study.beside.filter(({ name }) => !name.includes("/"));
   return card("Compared with labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
-    table("Numbers of the last round beside those of labels alone", columns, whole, { key: ({ name }) => name }),
+    table(`Numbers of ${study.numbers_of || "the federated model"} beside those of labels alone`, columns, whole, { key: ({ name }) => name }),
     whole.length < study.beside.length ? folded(`beside-classes-${study.name}`, "Class by class", () => besideClasses(study.beside, shown)) : null);
 }
 

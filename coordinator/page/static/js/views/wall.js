@@ -47,13 +47,13 @@ const number = (name, value, note, tone = "") => h("div", { class: `wall-number 
 
 function numbers(study) {
   const { measure } = study.choice;
-  const last = measured(study).at(-1);
+  const shown = measured(study).find(({ number }) => number === study.numbers_round);
   const open = study.open_round;
-  const interval = last ? format.interval(last.test_interval, measure) : "";
+  const interval = shown ? format.interval(shown.test_interval, measure) : "";
   return h("dl", { class: "wall-numbers", key: "numbers" },
     number("Round", [String(open?.number ?? study.rounds_completed), h("small", null, ` of ${study.rounds_planned}`)], [open?.deadline_unix && open.state === "collecting" && study.state !== "paused" ? ["deadline in ", until(open.deadline_unix, "no time")] : open ? ["open for ", since(open.opened_unix)] : wordOf(study.state), bar([[study.rounds_planned ? study.rounds_completed / study.rounds_planned : 0, "first"]])]),
-    number(measureHeading(study), format.score(study.test_score, measure), [interval ? `95 % interval ${interval}` : "not measured yet", typeof study.accuracy !== "number" || byAccuracy(study) ? null : `, accuracy ${format.percentage(study.accuracy)}`]),
-    number("Against labels alone", study.gain === null ? format.DASH : withUnit(study.gain_text), study.gain === null ? "not known" : [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", "), study.gain_interval?.low > 0 ? "good" : ""),
+    number(measureHeading(study), format.score(study.test_score, measure), [interval ? `95 % interval ${interval}` : study.test_score === null ? "not measured yet" : null, study.numbers_of ? `${interval ? "; " : ""}${study.numbers_of}` : null, typeof study.accuracy !== "number" || byAccuracy(study) ? null : `, accuracy ${format.percentage(study.accuracy)}`]),
+    number("Against labels alone", study.gain === null ? format.DASH : withUnit(study.gain_text), study.gain === null ? study.no_gain || "not known" : [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", "), study.gain_interval?.low > 0 ? "good" : ""),
     number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} on the wire so far`));
 }
 
