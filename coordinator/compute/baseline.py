@@ -100,7 +100,7 @@ class PaperLabelsAlone(LabelsAlone[PaperRecipe, SavedPaperWork]):
         self._ended: EndedBy | None = None if saved is None else _ended(saved.ended)
         self._validation: list[tuple[int, float]] = [] if saved is None else [
             (epoch, accuracy) for epoch, accuracy in saved.validation]
-        self._measured: tuple[int, AnyEvaluation] | None = None
+        self._measured: tuple[int, AnyEvaluation | None] | None = None
 
     @property
     def epochs(self) -> int:
@@ -183,21 +183,24 @@ class PaperLabelsAlone(LabelsAlone[PaperRecipe, SavedPaperWork]):
         """After the last whole epoch, or where the budget has ended one."""
         environment, passes = self._environment, self._passes
         yield from self._load_statistics(self._model, self._labelled.images_NCHW, purpose="labelled_only_batch_norm")
-        measured = yield from evaluation_steps(self._model, self._test, form=environment.image)
+        measured = None
+        if self._test is not None:
+            measured = yield from evaluation_steps(self._model, self._test, form=environment.image)
         validation = environment.data.validation
         if self._recipe.patience and validation is not None and len(validation) and passes.batches == 0:
             on_validation = yield from evaluation_steps(self._model, validation, form=environment.image)
             worth = on_validation.accuracy if isinstance(on_validation, Evaluation) else on_validation.areas.macro
             self._validation.append((passes.epochs, worth or 0.0))
         self._measured = passes.images, measured
-        self._add_point(measured, epoch=passes.epochs, loss=passes.loss if passes.loss == passes.loss else 0.0)
+        if measured is not None:
+            self._add_point(measured, epoch=passes.epochs, loss=passes.loss if passes.loss == passes.loss else 0.0)
 
 
 def train_labelled_only(environment: Environment, *, epochs: int = PAPER_EPOCHS, lr: float = _LR,
                         batch_size: int = 0) -> LabelledOnly:
     """All of it at once, from the study's own initial model; see `PaperRecipe`.
 
-    Raises: BadData without labelled or test images; ComputeFailed when training has diverged.
+    Raises: BadData as `sets_of`; ComputeFailed when training has diverged.
     """
     alone = PaperLabelsAlone(environment, PaperRecipe(epochs=epochs, lr=lr, batch_size=batch_size))
     alone.work(float("inf"))

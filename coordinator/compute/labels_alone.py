@@ -63,15 +63,15 @@ class SavedWork:
 class LabelledOnly:
     """What labels alone give."""
 
-    evaluation: AnyEvaluation
-    """Of the last epoch, on the test images."""
+    evaluation: AnyEvaluation | None
+    """Of the last epoch, on the test images; None where there are none."""
     validation: AnyEvaluation | None = None
     """The same on the validation images; None where there are none."""
     crossfit: Mapping[str, float] = field(default_factory=dict)
     """Cross-validated estimates on the labels, each with its standard error under NAME_error; {} where none was
     made."""
     history: tuple[HistoryPoint, ...]
-    """Evenly spaced points; the last is the last epoch."""
+    """Evenly spaced points on the test images; the last is the last epoch."""
     epochs: int
     """Whole passes that were made."""
     asked: int
@@ -245,13 +245,17 @@ class LabelsAlone(ABC, Generic[R, S]):
         return (yield from evaluation_steps(model, images, form=self._environment.image))
 
 
-def sets_of(environment: Environment) -> tuple[ImageSet, ImageSet]:
-    """The labelled and the test images. Raises: BadData without either."""
+def sets_of(environment: Environment) -> tuple[ImageSet, ImageSet | None]:
+    """The labelled and the test images; None without these. Raises: BadData without labelled images, and without
+    test and validation images: nothing would be known of the model then."""
     labelled, test = environment.data.labelled, environment.data.test
     if labelled is None or len(labelled) == 0 or labelled.labels_N is None:
         raise BadData("The labelled-only line needs labelled images at the coordinator; there are none.",
                       remedy="Name them in [data] labelled of the study.")
-    if test is None or len(test) == 0:
-        raise BadData("The labelled-only line needs test images; there are none.",
-                      remedy="Name them in [data] test of the study.")
-    return labelled, test
+    if test is not None and len(test):
+        return labelled, test
+    validation = environment.data.validation
+    if validation is None or len(validation) == 0:
+        raise BadData("The labelled-only line needs test or validation images; there are none.",
+                      remedy="Name them in [data] test or [data] validation of the study.")
+    return labelled, None

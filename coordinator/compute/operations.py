@@ -240,12 +240,14 @@ class Operations:
         return Prepared(state=state, metrics=measured.metrics, confusion=measured.confusion)
 
     def baseline(self, request: Baseline) -> BaselineFound:
-        """A slice of the same network's training on the coordinator's labels alone, measured on its test set.
+        """A slice of the same network's training on the coordinator's labels alone, measured on its test and
+        validation images.
 
         What is done stays in memory, and is written to the study's folder now and then for a process that comes after.
         """
         study = self._opened()
-        if study.data.images.test is None or study.data.images.labelled is None:
+        images = study.data.images
+        if images.labelled is None or (images.test is None and images.validation is None):
             return BaselineFound(done=True, result=None)
         alone, self._labels_alone = self._labels_alone, None  # after an error it is of no more use
         if alone is None:
@@ -591,7 +593,7 @@ def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> Non
 
 def _metrics_alone(found: LabelledOnly, classes: tuple[str, ...]) -> dict[str, float]:
     """All numbers of labels alone, named as those of a round."""
-    metrics = metrics_of(found.evaluation, classes)
+    metrics = {} if found.evaluation is None else metrics_of(found.evaluation, classes)
     if found.validation is not None:
         metrics |= {f"{VALIDATION_PREFIX}{name}": value
                     for name, value in metrics_of(found.validation, classes).items()}

@@ -260,9 +260,11 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             batch_size=self._batch_size, steps=self._training.done, num_labelled=len(self._labelled), recipe="strong",
             description=self._description(), parameters=self._training.average(), statistics=self._statistics)
 
-    def _measured(self) -> Generator[float, None, AnyEvaluation]:
-        """A point of the history: the average of the weights on the test images."""
+    def _measured(self) -> Generator[float, None, AnyEvaluation | None]:
+        """A point of the history: the average of the weights on the test images; None without these."""
         yield from self._load_average(self._labelled.images_NCHW)
+        if self._test is None:
+            return None
         found = yield from evaluation_steps(self._averaged, self._test, form=self._environment.image)
         self._add_point(found, epoch=self._epochs(self._training.done), loss=self._training.loss)
         return found

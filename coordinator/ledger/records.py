@@ -101,6 +101,11 @@ class FrozenStudy:
         return parse_measure(self.measure) if self.measure else ACCURACY
 
     @property
+    def may_have_labels_alone(self) -> bool:
+        """Whether a model of labels alone can be made, and something said about it."""
+        return self.num_labelled > 0 and (self.num_test > 0 or self.num_validation > 0)
+
+    @property
     def test_counts(self) -> ImageCounts:
         """The test images, which models are compared on."""
         return ImageCounts(self.num_test, self.test_images, self.test_without)

@@ -364,7 +364,7 @@ def labels_alone_note(row: StudyRow, *, live: str = "") -> str:
     if row.baseline is not None:
         return cut_short(row.baseline)
     wanted = row.config.get("study", {}).get("labelled_only_baseline", True)
-    if row.frozen is None or not wanted or row.frozen.num_labelled == 0 or row.frozen.num_test == 0:
+    if row.frozen is None or not wanted or not row.frozen.may_have_labels_alone:
         return ""
     return "not trained" if row.state in ENDED_STUDY else live or "in work"
 

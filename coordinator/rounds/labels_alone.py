@@ -18,6 +18,7 @@ from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import describe_estimate, describe_metric
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import labels_alone_score
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult, cut_short
 from semisilo.coordinator.rounds.compute_client import ATTEMPTS, ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
@@ -59,7 +60,7 @@ class LabelsAloneWork:
         self._told, self._failures = False, 0
         if self._ledger.study(study.name).baseline is not None:
             self._remove_file(study.name)
-        elif settings.labelled_only_baseline and frozen.num_test > 0 and frozen.num_labelled > 0:
+        elif settings.labelled_only_baseline and frozen.may_have_labels_alone:
             self._study = study
             _LOG.info("labels alone, the baseline: the %s recipe on %d labelled images, %s",
                       settings.baseline_recipe, frozen.num_labelled,
@@ -139,6 +140,10 @@ class LabelsAloneWork:
         self._ledger.set_study_facts(study.name, baseline=result)
         self._remove_file(study.name)
         short, measure = cut_short(result), study.frozen.study_measure
+        if (alone := labels_alone_score(self._ledger.study(study.name))) is not None and not study.frozen.num_test:
+            _LOG.info("labels alone reach %s of %s on %d validation images%s", measure.with_article,
+                      describe_metric(measure.metric, alone), study.frozen.num_validation,
+                      f" ({short})" if short else "")
         if "accuracy" in result.metrics or measure.metric in result.metrics:
             told = measure if measure.metric in result.metrics else ACCURACY
             _LOG.info("labels alone reach %s of %s%s", told.with_article,

@@ -167,6 +167,22 @@ def test_where_the_rounds_learn_nothing_labels_alone_are_handed_over_and_it_is_s
     assert (last.facts.model.chosen, last.folder) == ("last", result.folder / "export-round-1")
 
 
+@pytest.mark.parametrize("recipe", ["paper", "strong"])
+def test_without_test_images_validation_images_choose_between_the_rounds_and_labels_alone(tmp_path: Path, recipe: str
+                                                                                         ) -> None:
+    train = archive.digits("train", source="digits")
+    np.savez(tmp_path / "digits.npz", images=train.images, labels=train.labels_N)
+    settings = {"patience": 0, "labelled_only_baseline": True, "baseline_recipe": recipe, "baseline_epochs": 40}
+    result = run(tables(str(tmp_path / "digits.npz"), rounds=1, study=settings, settings=STANDING),
+                 out=tmp_path / "run", device="cpu")
+    assert result.choice.labels_alone
+    assert result.choice.labels_alone_score is not None
+    assert result.choice.labels_alone_score > 0.3
+    found = export_run(result.folder, out=tmp_path / "out", formats=("safetensors",))
+    assert (found.facts.model.chosen, found.facts.test) == ("labels-alone", None)
+    assert read_facts(result.model).method == "labels-alone"
+
+
 def test_where_the_rounds_score_higher_theirs_is_handed_over(tmp_path: Path) -> None:
     """Labels alone are given a lower score, whatever they have on the test images."""
     result = run(alone(digits(tmp_path, permuted=False)), out=tmp_path / "run", device="cpu")
