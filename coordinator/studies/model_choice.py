@@ -132,7 +132,8 @@ def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float], 
     elif row.baseline is None or not {"accuracy", "auroc"} & set(row.baseline.metrics):
         if (reached := _reached(row, chosen)):
             found.append(f"On {reached[0]} test images round {facts.round} has {reached[1]}.")
-        found.append("Nothing to compare it with: labels alone were not trained.")
+        found.append("Nothing to compare it with: labels alone were not trained." if row.baseline is None else
+                     "There are no test images to compare it with labels alone on.")
     return " ".join(found)
 
 

@@ -178,6 +178,7 @@ def test_without_test_images_validation_images_choose_between_the_rounds_and_lab
     assert result.choice.labels_alone
     assert result.choice.labels_alone_score is not None
     assert result.choice.labels_alone_score > 0.3
+    assert result.choice.conclusion.endswith("There are no test images to compare it with labels alone on.")
     found = export_run(result.folder, out=tmp_path / "out", formats=("safetensors",))
     assert (found.facts.model.chosen, found.facts.test) == ("labels-alone", None)
     assert read_facts(result.model).method == "labels-alone"
