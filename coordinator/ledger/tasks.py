@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
            "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "has_answers",
-           "has_taken_part", "has_updates", "is_committed", "last_refusal", "last_refusals", "open_tasks",
-           "received_answers", "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluation_counts",
-           "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
+           "has_taken_part", "has_updates", "is_committed", "is_other_model", "last_refusal", "last_refusals",
+           "open_tasks", "received_answers", "refusal_reasons", "silo_parts", "silos_that_refused_all",
+           "site_evaluation_counts", "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase",
+           "training_seconds"]
 
 _REASON_LETTERS = 80
 
@@ -305,6 +307,17 @@ def is_committed(ledger: Ledger, study: str, number: int) -> bool:
     """Whether a study has committed the round of that number."""
     return bool(ledger.query("SELECT 1 FROM round WHERE study = ? AND number = ? AND state = ?", study, number,
                              RoundState.COMPLETED))
+
+
+def is_other_model(ledger: Ledger, row: StudyRow, found: SiteEvaluation) -> bool:
+    """Whether an evaluation names a model that its study no longer has: a study that has gone back does a round again,
+    and what a silo found of the first model of that round says nothing of the second."""
+    if not found.model_digest:
+        return False  # the silo, or who gave it the task, is of a version without
+    if found.labels_alone:
+        return row.baseline is None or row.baseline.model_digest != found.model_digest
+    return not ledger.query("SELECT 1 FROM round WHERE study = ? AND number = ? AND state = ? AND state_digest = ?",
+                            found.study, found.round, RoundState.COMPLETED, found.model_digest)
 
 
 def add_site_evaluation(ledger: Ledger, silo: str, found: SiteEvaluation, *, now_unix: float) -> bool:
