@@ -266,10 +266,12 @@ def test_the_line_of_the_labels_alone_is_trained_once_for_each_seed(comparison: 
 
 def test_every_run_has_the_line_and_its_model_so_that_it_can_hand_it_over(comparison: semisilo.Comparison,
                                                                           tmp_path: Path) -> None:
-    models = []
+    models, taken = [], []
     for run in comparison.runs:
         ledger = Ledger(run.folder / "ledger.sqlite", waits=False)
         (row,) = ledger.studies()
+        kinds = [each["kind"] for each in ledger.query("SELECT kind FROM event ORDER BY number")]
+        taken.append(kinds.index("study_baseline") < kinds.index("round_opened"))
         ledger.close()
         assert row.baseline is not None
         content = (run.folder / "studies" / row.name / LABELS_ALONE_MODEL).read_bytes()
@@ -278,6 +280,7 @@ def test_every_run_has_the_line_and_its_model_so_that_it_can_hand_it_over(compar
         found = export_run(run.folder, out=tmp_path / run.folder.name, round="labels-alone", formats=("safetensors",))
         assert found.model.exists()
     assert models[0] == models[2] != models[1] == models[3]
+    assert taken == [True, True, False, False], "the second method, which looks at more labels, has trained it"
 
 
 @pytest.mark.parametrize("labels", [("short", "long", "other"), ("other", "long", "short")])
