@@ -6,10 +6,11 @@ nothing else need be (docs/decisions/0026-choosing-without-the-test-set.md).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ScoredRound", "best_round", "chosen_round", "rounds_without_gain"]
+__all__ = ["ScoredRound", "best_round", "chosen_at_each", "chosen_round", "rounds_without_gain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,27 @@ def chosen_round(rounds: Sequence[ScoredRound]) -> ScoredRound | None:
     return next(each for each in reversed(rounds) if each.score >= best.score - best.error)
 
 
-def rounds_without_gain(rounds: Sequence[ScoredRound], *, last: int) -> int:
-    """How many rounds up to `last` the best score has stood for; 0 of none, and while the last round is the best."""
+def chosen_at_each(rounds: Sequence[ScoredRound]) -> list[ScoredRound]:
+    """What `chosen_round` gives after each of the rounds, in one pass: of n rounds n choices.
+
+    Args:
+        rounds: in order of their numbers.
+    """
+    found: list[ScoredRound] = []
+    best: ScoredRound | None = None
+    waiting: list[ScoredRound] = []  # those that no later one equals or exceeds: their scores fall
+    for each in rounds:
+        best = each if best is None or each.score > best.score else best
+        while waiting and waiting[-1].score <= each.score:
+            waiting.pop()
+        waiting.append(each)
+        near_best = bisect_right(waiting, -(best.score - best.error), key=lambda one: -one.score)
+        found.append(waiting[near_best - 1])
+    return found
+
+
+def rounds_without_gain(rounds: Sequence[ScoredRound]) -> int:
+    """How many of the rounds come after the best one; 0 of none. A round that has failed has no score and is not among
+    them: that silos were out of reach says nothing of the model."""
     best = best_round(rounds)
-    return 0 if best is None else last - best.number
+    return 0 if best is None else sum(each.number > best.number for each in rounds)

@@ -65,6 +65,9 @@ class SiteEvaluation:
     """After which the model is what it is; 0: before any silo had a part in it."""
     labels_alone: bool = False
     """Whether it is the model of labels alone, which no round has given: `round` is 0 then."""
+    model_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """Which model of that round, in hex, as the coordinator named it: after a study has gone back, it has another one.
+    Empty where it was not named."""
     classes: tuple[ClassResult, ...]
     """By label, (K,)."""
 

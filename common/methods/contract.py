@@ -225,6 +225,9 @@ class TaskSpec:
     model_round: int | None = None
     """The round after which the global model is what the groups `model` and `batch_norm` of the task hold; None where
     they hold another model."""
+    model_digest: str = ""
+    """Hex digest that tells the model of `model_round` apart from another of the same round, which there may be once a
+    study has gone back; empty where there is none, or the coordinator is of a version without."""
     measure: str = ""
     """What the study compares rounds by, as `semisilo.common.measures.study_measure.parse_measure` reads it; empty:
     accuracy."""

@@ -81,6 +81,7 @@ def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb
     message.uplink.CopyFrom(round_pb.Uplink(**to_dict(spec.uplink)))
     if spec.model_round is not None:
         message.model_round = spec.model_round
+        message.model_digest = bytes.fromhex(spec.model_digest)
     message.measure = spec.measure
     if spec.secure:
         message.secure.CopyFrom(message_from_hex(spec.secure))
@@ -122,7 +123,7 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         deadline_unix=_unix(message.deadline_time) if message.HasField("deadline_time") else 0.0,
         uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
         model_round=message.model_round if message.HasField("model_round") else None,
-        measure=_measure(message.measure), secure=_secure(message),
+        model_digest=_model_digest(message.model_digest), measure=_measure(message.measure), secure=_secure(message),
         dp=dp_from_proto(message.dp) if message.HasField("dp") else None, card=_card(message.study_card),
     )
 
@@ -130,6 +131,12 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
 def _card(digest: bytes) -> str:
     if len(digest) not in (0, 32):
         raise BadPayload(f"The digest of the task's study card has {len(digest)} bytes instead of 32.")
+    return digest.hex()
+
+
+def _model_digest(digest: bytes) -> str:
+    if len(digest) not in (0, 32):
+        raise BadPayload(f"The digest of a round's model has {len(digest)} bytes instead of 32.")
     return digest.hex()
 
 
@@ -250,6 +257,7 @@ def evaluation_to_proto(found: SiteEvaluation) -> round_pb.SiteEvaluation:
     """The message of a global model's numbers on a site's own images."""
     return round_pb.SiteEvaluation(
         study=found.study, round=found.round, labels_alone=found.labels_alone,
+        model_digest=bytes.fromhex(found.model_digest),
         classes=[round_pb.ClassResult(image_count=each.images, correct_count=each.correct, auroc=each.auroc,
                                       other_count=each.others, correct_other_count=each.correct_others,
                                       average_precision=each.average_precision)
@@ -263,6 +271,7 @@ def evaluation_from_proto(message: round_pb.SiteEvaluation) -> SiteEvaluation:
     try:
         return SiteEvaluation(
             study=_name("study", message.study), round=message.round, labels_alone=message.labels_alone,
+            model_digest=_model_digest(message.model_digest),
             classes=tuple(ClassResult(images=each.image_count, correct=each.correct_count,
                                       auroc=each.auroc if each.HasField("auroc") else None,
                                       others=each.other_count if each.HasField("other_count") else None,

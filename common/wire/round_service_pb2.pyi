@@ -54,16 +54,18 @@ class AwaitTaskRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ..., process: _Optional[bytes] = ..., secure_identity: _Optional[bytes] = ..., masked_round: _Optional[int] = ..., masked_study: _Optional[str] = ..., masked_phase: _Optional[str] = ..., secure_identity_proof: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiteEvaluation(_message.Message):
-    __slots__ = ("study", "round", "labels_alone", "classes")
+    __slots__ = ("study", "round", "labels_alone", "classes", "model_digest")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LABELS_ALONE_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     study: str
     round: int
     labels_alone: bool
     classes: _containers.RepeatedCompositeFieldContainer[ClassResult]
-    def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ...) -> None: ...
+    model_digest: bytes
+    def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
 
 class ClassResult(_message.Message):
     __slots__ = ("image_count", "correct_count", "auroc", "other_count", "correct_other_count", "average_precision")
@@ -160,7 +162,7 @@ class Standby(_message.Message):
     def __init__(self, reason: _Optional[_Union[Standby.Reason, str]] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure", "dp", "study_card")
+    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure", "dp", "study_card", "model_digest")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +185,7 @@ class Task(_message.Message):
     SECURE_FIELD_NUMBER: _ClassVar[int]
     DP_FIELD_NUMBER: _ClassVar[int]
     STUDY_CARD_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     study: str
     round: int
@@ -205,7 +208,8 @@ class Task(_message.Message):
     secure: _secure_aggregation_pb2.SecureTask
     dp: DifferentialPrivacy
     study_card: bytes
-    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ..., study_card: _Optional[bytes] = ...) -> None: ...
+    model_digest: bytes
+    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ..., study_card: _Optional[bytes] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
 
 class DifferentialPrivacy(_message.Message):
     __slots__ = ("unit", "noise_multiplier", "target_epsilon", "clip_norm", "delta", "honest_silos")
@@ -554,20 +558,22 @@ class DescribeModelRequest(_message.Message):
     def __init__(self, study: _Optional[str] = ...) -> None: ...
 
 class DescribeModelResponse(_message.Message):
-    __slots__ = ("digest", "size_bytes", "round", "labels_alone", "measure", "conclusion")
+    __slots__ = ("digest", "size_bytes", "round", "labels_alone", "measure", "conclusion", "model_digest")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LABELS_ALONE_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     CONCLUSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     size_bytes: int
     round: int
     labels_alone: bool
     measure: str
     conclusion: str
-    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., measure: _Optional[str] = ..., conclusion: _Optional[str] = ...) -> None: ...
+    model_digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., measure: _Optional[str] = ..., conclusion: _Optional[str] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
 
 class DownloadModelRequest(_message.Message):
     __slots__ = ("study", "digest", "offset")

@@ -21,7 +21,7 @@ from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, kept_after, oldest_return, roll_back
-from semisilo.coordinator.ledger.progress import round_heads
+from semisilo.coordinator.ledger.progress import handed_over_then, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
@@ -33,6 +33,7 @@ __all__ = [
     "extend",
     "invite",
     "note",
+    "offered_returns",
     "pause",
     "resume",
     "returnable_rounds",
@@ -233,17 +234,25 @@ def take_back(ledger: Ledger, silo: str, *, origin: Origin) -> None:
 
 
 def returnable_rounds(ledger: Ledger, study: str, *, study_folder: Path) -> list[int]:
-    """The rounds that a study can go back to: committed, with a later one, and all that they left is still on the disk.
-    """
+    """The rounds that a study can go back to: committed, with a later one, and all that they left is still on the disk;
+    so is the model that the study would hand over then, which may be of a round before."""
     heads = round_heads(ledger, study)
-    states, oldest = study_folder / "states", oldest_return(ledger, study)
+    states, oldest, then = study_folder / "states", oldest_return(ledger, study), handed_over_then(heads)
 
     def is_whole(row: RoundHead) -> bool:
         kept = {digest for _, digest in kept_after(ledger, study, row.number).values() if digest is not None}
-        return all((states / f"{digest}{STATE_ENDING}").is_file() for digest in {row.state_digest, *kept})
+        needed = {row.state_digest, then[row.number].state_digest, *kept}
+        return all((states / f"{digest}{STATE_ENDING}").is_file() for digest in needed)
 
     return [row.number for row in heads[:-1]
             if row.state is RoundState.COMPLETED and row.number >= oldest and is_whole(row)]
+
+
+def offered_returns(ledger: Ledger, row: StudyRow, *, study_folder: Path) -> list[int]:
+    """The rounds that `rollback` takes as the study stands now; none while it runs, and behind masks."""
+    if row.state not in (*ENDED_STUDY, StudyState.PAUSED) or _is_masked(row):
+        return []
+    return returnable_rounds(ledger, row.name, study_folder=study_folder)
 
 
 def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, reason: str = "", operator: str = "",
@@ -265,7 +274,7 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
         if row.state not in (*ENDED_STUDY, StudyState.PAUSED):
             raise UsageError(f"Study '{study}' is {row.state}: it can go back while it is paused or over.",
                              remedy=f"First: coordinator pause {study}.")
-        if (row.config.get("privacy") or {}).get("secure_aggregation"):
+        if _is_masked(row):
             raise UsageError(f"Study '{study}' has secure aggregation: its silos mask an update of a round once, so no"
                              " round can be done again.",
                              remedy="Queue a new study that starts from a round of it: [model] weights.")
@@ -288,6 +297,10 @@ def _why_not(rounds: list[RoundHead], to_round: int) -> str:
     if to_round == rounds[-1].number:
         return f"stands at round {to_round} already"
     return f"can no longer go back to round {to_round}: its files are gone"
+
+
+def _is_masked(row: StudyRow) -> bool:
+    return bool((row.config.get("privacy") or {}).get("secure_aggregation"))
 
 
 def _line(reason: str) -> str:

@@ -13,7 +13,7 @@ from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import kept_after
-from semisilo.coordinator.ledger.progress import handed_over, round_heads
+from semisilo.coordinator.ledger.progress import handed_over, handed_over_then, round_heads
 from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import RoundState
 
@@ -82,23 +82,25 @@ class Cleanup:
 
 def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
     """Digests of the state files to keep: of the last 3 rounds, of the one that is handed over as things stand, and of
-    every `every`-th.
+    every `every`-th; and for each that a study can so go back to, of the one that it would hand over then.
 
     With another round that one stays or is the new one (`semisilo.common.measures.round_choice`), so it is always here.
+    For going back that is at most 3 files more for the last rounds, and at most one for each `every`-th.
     """
     keep = {digest for row in rounds[-_LAST:] for digest in (row.start_digest, row.state_digest)}
     committed = [row for row in rounds if row.state is RoundState.COMPLETED]
     keep |= {row.state_digest for row in committed if row.number % every == 0}
-    if (chosen := handed_over(committed)) is not None:
-        keep.add(chosen.state_digest)
+    last = {row.number for row in committed[-_LAST - 1:]}
+    keep |= {row.state_digest for number, row in handed_over_then(committed).items()
+             if number % every == 0 or number in last}
     return keep - {""}
 
 
 def returnable(rounds: Sequence[RoundHead]) -> list[RoundHead]:
     """The rounds of which also stays what the strategy kept for silos, as it was then, so that a study can go back to
     them: the last 3 committed ones and the one before, from which the first of them began, and the one that is handed
-    over as things stand. Where a strategy keeps nothing for
-    silos, a study can go back to all rounds whose state is kept."""
+    over as things stand. Where a strategy keeps nothing for silos, a study can go back to all rounds whose state is
+    kept."""
     committed = [row for row in rounds if row.state is RoundState.COMPLETED]
     chosen = handed_over(committed)
     return [row for row in committed if row in committed[-_LAST - 1:] or row is chosen]

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semisilo.common.measures.round_choice import ScoredRound, chosen_round
+from semisilo.common.measures.round_choice import ScoredRound, chosen_at_each, chosen_round
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow, phase_row, round_head, study_row
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 
 __all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "confusion_of", "handed_over",
-           "labels_alone_score", "last_phase", "last_studies", "open_phase", "phases_of_round",
+           "handed_over_then", "labels_alone_score", "last_phase", "last_studies", "open_phase", "phases_of_round",
            "prefers_labels_alone", "round_heads", "round_outcomes", "scored_rounds", "silo_totals", "study_progress"]
 
 RoundT = TypeVar("RoundT", bound=RoundHead)
@@ -124,6 +124,25 @@ def handed_over(rounds: Iterable[RoundT]) -> RoundT | None:
     if chosen is None:
         return committed[-1] if committed else None
     return next(row for row in committed if row.number == chosen.number)
+
+
+def handed_over_then(rounds: Iterable[RoundT]) -> dict[int, RoundT]:
+    """Number of each committed round -> the round that `handed_over` gave while that one was the last: what a study
+    that goes back to it would hand over.
+
+    Args:
+        rounds: all rounds of the study, in order.
+    """
+    committed = [row for row in rounds if row.state is RoundState.COMPLETED and row.state_digest]
+    by_number = {row.number: row for row in committed}
+    scored = scored_rounds(committed)
+    chosen = {each.number: then.number for each, then in zip(scored, chosen_at_each(scored), strict=True)}
+    found: dict[int, RoundT] = {}
+    latest: int | None = None
+    for row in committed:
+        latest = chosen.get(row.number, latest)
+        found[row.number] = row if latest is None else by_number[latest]
+    return found
 
 
 def labels_alone_score(row: StudyRow) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
@@ -307,6 +308,17 @@ def is_committed(ledger: Ledger, study: str, number: int) -> bool:
     """Whether a study has committed the round of that number."""
     return bool(ledger.query("SELECT 1 FROM round WHERE study = ? AND number = ? AND state = ?", study, number,
                              RoundState.COMPLETED))
+
+
+def is_other_model(ledger: Ledger, row: StudyRow, found: SiteEvaluation) -> bool:
+    """Whether an evaluation names a model that its study no longer has: a study that has gone back does a round again,
+    and what a silo found of the first model of that round says nothing of the second."""
+    if not found.model_digest:
+        return False  # the silo, or who gave it the task, is of a version without
+    if found.labels_alone:
+        return row.baseline is None or row.baseline.model_digest != found.model_digest
+    return not ledger.query("SELECT 1 FROM round WHERE study = ? AND number = ? AND state = ? AND state_digest = ?",
+                            found.study, found.round, RoundState.COMPLETED, found.model_digest)
 
 
 def add_site_evaluation(ledger: Ledger, silo: str, found: SiteEvaluation, *, now_unix: float) -> bool:

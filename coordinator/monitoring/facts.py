@@ -407,6 +407,8 @@ class StudyDetail:
     """Of operators beside it, oldest first."""
     rollbacks: tuple[RollbackFacts, ...]
     """Every time that it went back to an earlier round."""
+    returns: tuple[int, ...]
+    """The rounds that it can go back to now."""
     cost: CostFacts
 
 

@@ -18,6 +18,7 @@ from semisilo.common.errors import SemisiloError, UnknownName, UnknownSilo
 from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
 from semisilo.common.methods import METHODS, find_method
 from semisilo.common.payload.usage import describe_encoding
+from semisilo.coordinator.federation.operate import offered_returns
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.events import study_notes
@@ -214,7 +215,14 @@ class PageReader:
             notices=tuple(_notice(each) for each in notices_of(self.ledger, name, since_unix=row.queued_unix)),
             notes=study_notes(self.ledger, name),
             rollbacks=tuple(_rollback(each, row) for each in rollbacks_of(self.ledger, name)),
+            returns=self._returns(row),
             cost=self._cost(name, costs, dense, forecast))
+
+    def _returns(self, row: StudyRow) -> tuple[int, ...]:
+        folder = self._source.folder
+        if folder is None or self._source.read_only:
+            return ()
+        return tuple(offered_returns(self.ledger, row, study_folder=folder / "studies" / row.name))
 
     def compare(self, names: Sequence[str]) -> Comparison:
         """Studies side by side.

@@ -45,7 +45,7 @@ from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.oversight.study_cards import note_card
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
-from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
+from semisilo.coordinator.ledger.records import LabelledOnlyResult, PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.ledger.tasks import first_update
@@ -108,9 +108,11 @@ class Engine:
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
                  slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0, hearing: Hearing | None = None,
                  beside_rounds: bool = True, operated: bool = True, clock: Callable[[], float] = time.time,
-                 steady: Callable[[], float] | None = None, sums: Sums | None = None) -> None:
+                 steady: Callable[[], float] | None = None, sums: Sums | None = None,
+                 labels_alone: Callable[[RunningStudy], LabelledOnlyResult | None] | None = None) -> None:
         """
         Args:
+            labels_alone: gives the line of labels alone where it was trained elsewhere; see `LabelsAloneWork`.
             sums: adds updates up where the study wants that; None without masks.
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
             hearing: who knows which members are silent; None for one that takes the default time.
@@ -135,7 +137,7 @@ class Engine:
         self._sums = sums or Sums(ledger, roster)
         self._labels_alone = LabelsAloneWork(ledger=ledger, runtime=runtime, steps=self._steps,
                                              operator=self._operator, studies=folders.studies,
-                                             beside_rounds=beside_rounds)
+                                             beside_rounds=beside_rounds, given=labels_alone)
         self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator,
                                           hearing=self._hearing, clock=clock, wait=self._labels_alone.wait)
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
@@ -242,14 +244,16 @@ class Engine:
             if number < last.number or (number == last.number and last.state in ENDED_ROUND):
                 continue
             if number > last.number:
-                if early := stopped_early(self._ledger, name, config.study, study.frozen.study_measure):
-                    _LOG.info("study %s %s", name, early)
-                    break
+                # Before patience: what silos refuse is for an operator to look at, and no end of the study.
                 pause_when_refused(self._ledger, name,
                                    start_with=config.study.start_with if self._operated else 0)
             await self._operator.wait_while_paused(name)
             if self._operator.is_stopped(name):
                 return
+            if number > last.number and (early := stopped_early(self._ledger, name, config.study,
+                                                                study.frozen.study_measure)):
+                _LOG.info("study %s %s", name, early)
+                break
             await self._round(study, number)
         while True:
             await self._operator.wait_while_paused(name)
@@ -399,7 +403,10 @@ class Engine:
             numerics=study.config.numerics, payloads=task.payloads,
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
-            model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure),
+            model_round=committed if task.brings_model else None,
+            model_digest=self._ledger.committed_digest(study.name)
+            if task.brings_model and committed is not None else "",
+            measure=str(study.frozen.study_measure),
             secure=secure, dp=study.config.privacy.dp, card=self._card)
 
     def _asked(self, study: RunningStudy, row: RoundRow, phase: Phase) -> tuple[list[str], int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from semisilo.common.errors import ComputeFailed, SemisiloError, SystemTrouble
@@ -36,9 +37,12 @@ class LabelsAloneWork:
     """The work on the line of labels alone of the study that runs, if it is asked for and not done."""
 
     def __init__(self, *, ledger: Ledger, runtime: RuntimeState, steps: ComputeSteps, operator: OperatorRequests,
-                 studies: Path, beside_rounds: bool) -> None:
+                 studies: Path, beside_rounds: bool,
+                 given: Callable[[RunningStudy], LabelledOnlyResult | None] | None = None) -> None:
         """
         Args:
+            given: gives the line of a study that was trained elsewhere on the same labels, with its model in the
+                study's folder; None of one that it does not have.
             studies: the folder in which every study has one.
             beside_rounds: whether it is worked on while silos do; False in a simulation, where they are here as well.
         """
@@ -48,6 +52,7 @@ class LabelsAloneWork:
         self._operator = operator
         self._studies = studies
         self._beside_rounds = beside_rounds
+        self._given = given
         self._quiet_seconds = _QUIET_SECONDS
         self._study: RunningStudy | None = None
         self._told = False
@@ -58,6 +63,10 @@ class LabelsAloneWork:
         settings, frozen = study.config.study, study.frozen
         self.leave()
         self._told, self._failures = False, 0
+        if self._given is not None and settings.labelled_only_baseline \
+                and self._ledger.study(study.name).baseline is None and (given := self._given(study)) is not None:
+            self._ledger.set_study_facts(study.name, baseline=given)
+            _LOG.info("labels alone, the baseline: taken from a study on the same labels")
         if self._ledger.study(study.name).baseline is not None:
             self._remove_file(study.name)
         elif settings.labelled_only_baseline and frozen.may_have_labels_alone:

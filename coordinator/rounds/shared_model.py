@@ -37,6 +37,8 @@ class SharedModel:
     round: int
     """That gave the model; 0 where it is that of labels alone."""
     labels_alone: bool
+    model_digest: str
+    """That of the state it was written from, hex: it tells the model apart from another of the same round."""
     measure: str
     """What the study compares rounds by."""
     conclusion: str
@@ -78,6 +80,7 @@ class SharedModels:
         choice = choice_of(row, round_heads(self._ledger, study), first_update=first_update(self._ledger, study))
         digest, size = await asyncio.to_thread(self._digest_of, path)
         return SharedModel(study=study, path=path, digest=digest, size_bytes=size, labels_alone=choice.labels_alone,
+                           model_digest=wanted.state,
                            round=0 if choice.labels_alone else choice.round or 0, measure=choice.measure,
                            conclusion=choice.conclusion)
 

@@ -90,16 +90,19 @@ def model_to_write(ledger: Ledger, study: str) -> Export | None:
 
 
 def stopped_early(ledger: Ledger, study: str, settings: StudySettings, measure: StudyMeasure) -> str:
-    """Why no further round is opened, where [study] patience says so; else ''. From the ledger alone."""
+    """Why no further round is opened, where [study] patience says so; else ''. From the ledger alone.
+
+    Only committed rounds with a score count: an outage in which every round fails is no reason to end a study.
+    """
     rounds = round_heads(ledger, study)
     if not settings.patience or not rounds or rounds[-1].state not in ENDED_ROUND \
             or rounds[-1].number >= settings.rounds:
         return ""
     last = rounds[-1].number
-    if rounds_without_gain(scored_rounds(rounds), last=last) < settings.patience:
+    if rounds_without_gain(scored_rounds(rounds)) < settings.patience:
         return ""
     return (f"stopped after round {last} of {settings.rounds}: {measure.title} on validation images has not risen for"
-            f" {settings.patience} rounds")
+            f" {counted(settings.patience, 'round')}")
 
 
 # Pausing by itself ----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
 from semisilo.coordinator.ledger.secure_sums.roster import note_identity
 from semisilo.coordinator.ledger.secure_sums.sums import answer_step
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
-from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
+from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed, is_other_model
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import method_phase
 from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
@@ -612,6 +612,8 @@ class TaskService:
             why = f"round {found.round} is not committed"
         elif found.labels_alone and (row.baseline is None or not row.baseline.model_digest):
             why = "there is no model of labels alone"
+        elif is_other_model(self._ledger, row, found):
+            why = f"the model of round {found.round} is another one by now"
         elif not has_taken_part(self._ledger, found.study, silo):
             why = "the silo has had no part in the study"
         else:

@@ -268,7 +268,8 @@ class RoundServicer:
             found = await self._models.describe(silo, request.study)
             return pb.DescribeModelResponse(
                 digest=bytes.fromhex(found.digest), size_bytes=found.size_bytes, round=found.round,
-                labels_alone=found.labels_alone, measure=found.measure, conclusion=found.conclusion)
+                labels_alone=found.labels_alone, measure=found.measure, conclusion=found.conclusion,
+                model_digest=bytes.fromhex(found.model_digest))
         return await self._unary("DescribeModel", request, context, work)
 
     async def DescribeStudyCard(self, request: pb.DescribeStudyCardRequest,

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
 from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, stored
+from semisilo.common.config import canonical_json
+from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
-from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
 from semisilo.simulation.simulate import EngineName
 from semisilo.simulation.simulate import run as run_simulation
 
@@ -121,7 +124,10 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     Args:
         methods: names, or dictionaries of a name and settings; or label -> method, to compare one with other settings.
         seeds: each gives another split, other labelled images and other random numbers.
-        labelled_only: whether the network is also trained on the labels alone, once for each seed.
+        labelled_only: whether the network is also trained on the labels alone, once for each seed: for as many steps
+            as the method takes that looks at the most labelled images, whatever the order of the methods. Every run has
+            this line, and may hand it over. With a method more that looks at more of them, the runs that are over keep
+            theirs.
         out: where the folders of the runs go, one for each.
         data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
             rounds, model, image_size,
@@ -137,19 +143,23 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
                    split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
                    num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables)
     plans = []
-    for index, (label, method) in enumerate(wanted.items()):
+    for label, method in wanted.items():
         for seed in seeds:
-            # The line is the same for every method: it is trained on what the seed has dealt to the coordinator.
-            study = setup.study(method, seed=seed, labelled_only=labelled_only and index == 0)
-            _check(study, label)
-            plans.append((label, seed, study))
-    runs = []
+            study = setup.study(method, seed=seed, labelled_only=labelled_only)
+            plans.append(_Plan(label=label, seed=seed, study=study,
+                               folder=home / folder_name(f"{label}-seed-{seed}", study),
+                               images=_images_of(_check(study, label), setup)))
+    runs: dict[tuple[str, int], Run] = {}
+    trained: dict[str, Path] = {}
     with _progress(progress) as shown:
-        for index, (label, seed, study) in enumerate(plans):
-            watching = Watching(shown, f"{label}, seed {seed}", index=index, total=len(plans))
-            runs.append(_run(study, home / folder_name(f"{label}-seed-{seed}", study), label=label, seed=None,
-                             engine=engine, device=device, watching=watching))
-    return Comparison(runs=tuple(runs))
+        for index, plan in enumerate(_leaders_first(plans)):
+            watching = Watching(shown, f"{plan.label}, seed {plan.seed}", index=index, total=len(plans))
+            run = _run(plan.study, plan.folder, label=plan.label, seed=None, engine=engine, device=device,
+                       watching=watching, labels_alone=trained.get(plan.labels))
+            runs[plan.label, plan.seed] = run
+            if run.labelled_only:
+                trained.setdefault(plan.labels, plan.folder)
+    return Comparison(runs=tuple(runs[plan.label, plan.seed] for plan in plans))
 
 
 def load_run(folder: Path | str, *, study: str = "") -> Run:
@@ -211,8 +221,9 @@ def _equal(value: object, default: object) -> bool:
 
 
 def _run(study: Path | Mapping[str, Any], folder: Path, *, label: str, seed: int | None, engine: EngineName,
-         device: Device, watching: Watching) -> Run:
-    result = run_simulation(study, out=folder, seed=seed, engine=engine, device=device, watcher=watching)
+         device: Device, watching: Watching, labels_alone: Path | None = None) -> Run:
+    result = run_simulation(study, out=folder, seed=seed, engine=engine, device=device, watcher=watching,
+                            labels_alone=labels_alone)
     ledger = Ledger(result.folder / "ledger.sqlite", waits=False)
     try:
         return read_run(ledger, result.study, result.folder, label=label)
@@ -220,10 +231,44 @@ def _run(study: Path | Mapping[str, Any], folder: Path, *, label: str, seed: int
         ledger.close()
 
 
-def _check(study: Mapping[str, Any], label: str) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """A run of a comparison."""
+
+    label: str
+    seed: int
+    study: Mapping[str, Any]
+    folder: Path
+    images: int
+    """Labelled images that its method looks at in all rounds: by them the strong line knows its steps."""
+
+    @property
+    def labels(self) -> str:
+        """Equal for runs that have the same line: all their settings are, but the method's."""
+        return canonical_json({name: table for name, table in self.study.items() if name != "method"})
+
+
+def _leaders_first(plans: Sequence[_Plan]) -> list[_Plan]:
+    """In an order in which each line is trained by the run that trains it longest; the others take it from that one."""
+    leaders: dict[str, _Plan] = {}
+    for plan in plans:
+        if plan.labels not in leaders or plan.images > leaders[plan.labels].images:
+            leaders[plan.labels] = plan
+    return [*leaders.values(), *(plan for plan in plans if leaders[plan.labels] is not plan)]
+
+
+def _images_of(study: SimulatedStudy, setup: Setup) -> int:
+    from semisilo.coordinator.compute.strong_baseline import images_of_study  # torch, only now
+
+    labelled = study.simulation.split.num_labelled or (survey(setup.labelled).num_images if setup.labelled else 0)
+    return images_of_study(study.draft.method.settings, rounds=study.draft.study.rounds,
+                           num_labelled=labelled if isinstance(labelled, int) else sum(labelled))
+
+
+def _check(study: Mapping[str, Any], label: str) -> SimulatedStudy:
     """Looks at the settings of a run before the first one has begun."""
     try:
-        load_simulated_study(study)
+        return load_simulated_study(study)
     except SemisiloError as error:
         raise type(error)(f"{label}: {error.text}", remedy=error.remedy) from None
 

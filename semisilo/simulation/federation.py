@@ -42,6 +42,7 @@ from semisilo.simulation.availability import AvailableRoster, drops_out
 from semisilo.simulation.clock import PhaseClock
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.folder import SimulationFolder
+from semisilo.simulation.shared_line import SharedLine
 from semisilo.simulation.silos import SimulatedSilo, Workplace
 
 __all__ = ["SimulatedFederation", "SimulationWatcher"]
@@ -76,8 +77,12 @@ class SimulatedFederation:
     """Coordinator and silos of one study."""
 
     def __init__(self, dealt: Dealt, folder: SimulationFolder, ledger: Ledger, *, device: str,
-                 watcher: SimulationWatcher) -> None:
-        """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
+                 watcher: SimulationWatcher, labels_alone: Path | None = None) -> None:
+        """
+        Args:
+            device: "cpu" or "cuda"; empty: an accelerator where there is one.
+            labels_alone: folder of the simulation whose line of labels alone is taken; None to train it here.
+        """
         from semisilo.simulation.measuring import MeasuringCompute  # torch, only now
 
         self._dealt = dealt
@@ -101,7 +106,8 @@ class SimulatedFederation:
             spool=spool, accountant=_Accountant(), beside_rounds=False, operated=False, clock=self._clock,
             hearing=Hearing(roster=self._roster, runtime=self._runtime, clock=self._clock, silent_seconds=math.inf),
             folders=EngineFolders(studies=folder.studies, payloads=folder.payloads),
-            sums=Sums(ledger, self._roster))
+            sums=Sums(ledger, self._roster),
+            labels_alone=None if labels_alone is None else SharedLine(labels_alone, folder.studies))
         self._folder = folder
         self._payloads, self._spool = payloads, spool
         self._policy = _policy_of(dealt.config)

@@ -38,7 +38,8 @@ _LOG = logging.getLogger("semisilo.simulation")
 
 def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = None, threads: int | None = None,
         engine: EngineName = "processes", device: Literal["auto", "cpu", "cuda"] = "auto",
-        watcher: SimulationWatcher | None = None, workers: int | None = None) -> SimulationResult:
+        watcher: SimulationWatcher | None = None, workers: int | None = None,
+        labels_alone: Path | None = None) -> SimulationResult:
     """Simulates a study, or goes on with it; returns what came out. A finished one is not run again.
 
     Args:
@@ -50,6 +51,8 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
         device: "auto" takes an accelerator where there is one.
         workers: how many silos train at a time. None: as many as there are processors for (with "ray" of the cluster,
             or accelerators), and with "processes" memory.
+        labels_alone: folder of a simulation that is over, on the same labels: its line of labels alone is taken, so
+            that none is trained here. None: it is trained here.
     Raises: SemisiloError for what is wrong with settings, images or the folder, and for what ends the study.
     """
     _check(engine, workers)
@@ -60,7 +63,7 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
     _check_device(device)
     with without_waiting(), torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, folder, engine=engine, device="" if device == "auto" else device,
-                                           watcher=watcher, workers=workers))
+                                           watcher=watcher, workers=workers, labels_alone=labels_alone))
 
 
 def _result_of_before(study: SimulatedStudy, folder: SimulationFolder,
@@ -160,7 +163,8 @@ def _in_a_loop(call: Callable[[], Coroutine[Any, Any, SimulationResult]]) -> Sim
 
 
 async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: EngineName, device: str,
-                   watcher: SimulationWatcher, workers: int | None = None) -> SimulationResult:
+                   watcher: SimulationWatcher, workers: int | None = None,
+                   labels_alone: Path | None = None) -> SimulationResult:
     """See `run`."""
     with folder.lock():
         watcher.step("dealing images to silos")
@@ -172,7 +176,8 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
         with _moved(dealt, engine=engine, device=device, workers=workers) as (dealt, shared):
             ledger = Ledger(folder.ledger, waits=False)
             try:
-                federation = SimulatedFederation(dealt, folder, ledger, device=device, watcher=watcher)
+                federation = SimulatedFederation(dealt, folder, ledger, device=device, watcher=watcher,
+                                                 labels_alone=labels_alone)
                 if federation.open():
                     workplace = _workplace(dealt, shared, engine=engine, device=device, workers=workers)
                     try:

@@ -89,7 +89,7 @@ class SiteEvaluator:
         if task.model_round is None:
             self._tell(f"study {task.study}: tasks do not bring the global model as it is, so that it is not evaluated"
                        " on this site's test images")
-        elif not self._record.has(task.study, task.model_round):
+        elif not self._record.has(task.study, task.model_round, model_digest=task.model_digest):
             self._start(self._evaluate(task, task.model_round))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -98,7 +98,8 @@ class SiteEvaluator:
 
     def knows(self, model: ModelDescription) -> bool:
         """Whether that model was evaluated."""
-        return self._record.has(model.study, model.round, labels_alone=model.labels_alone)
+        return self._record.has(model.study, model.round, labels_alone=model.labels_alone,
+                                model_digest=model.model_digest)
 
     def begin_file(self, model: ModelDescription, path: Path) -> None:
         """Evaluates the model that a study has handed over, in the background; its file is removed afterwards."""
@@ -116,7 +117,7 @@ class SiteEvaluator:
             finally:
                 path.unlink(missing_ok=True)
             await self._note(found, study=model.study, round=model.round, labels_alone=model.labels_alone,
-                             class_names=found.class_names, measure=model.measure)
+                             model_digest=model.model_digest, class_names=found.class_names, measure=model.measure)
 
     @contextlib.contextmanager
     def _telling_failure(self, which: str) -> Iterator[None]:
@@ -139,18 +140,19 @@ class SiteEvaluator:
         with self._telling_failure(f"round {model_round}"):
             self._home.stop_evaluation.unlink(missing_ok=True)
             found = await self._compute.call(request)
-            await self._note(found, study=task.study, round=model_round, class_names=task.model.classes,
-                             measure=task.measure)
+            await self._note(found, study=task.study, round=model_round, model_digest=task.model_digest,
+                             class_names=task.model.classes, measure=task.measure)
 
     async def _note(self, found: Evaluated, *, study: str, round: int, class_names: tuple[str, ...], measure: str,
-                    labels_alone: bool = False) -> None:
+                    model_digest: str, labels_alone: bool = False) -> None:
         """Records what was found. Raises: OSError; ValueError for numbers that cannot be."""
         if not found.classes:
             self._tell(f"study {study}: the global model is not evaluated on this site's test images: {found.why_not}")
             return
         entry = RecordedEvaluation(
             unix=self._clock(), class_names=class_names, measure=measure,
-            evaluation=SiteEvaluation(study=study, round=round, labels_alone=labels_alone, classes=found.classes))
+            evaluation=SiteEvaluation(study=study, round=round, labels_alone=labels_alone,
+                                      model_digest=model_digest, classes=found.classes))
         await asyncio.to_thread(self._record.add, entry)
         if self._policy.permit.site_evaluation:
             self._unsent.append(entry)
@@ -206,7 +208,8 @@ class SiteEvaluator:
             self._disclosures.record(message(
                 "evaluation", sent.SerializeToString(deterministic=True), study=found.study, round=found.round,
                 text=f"global model: {_told(found)}",
-                content={"labels_alone": found.labels_alone, "images": [one.images for one in found.classes],
+                content={"labels_alone": found.labels_alone, "model": found.model_digest,
+                         "images": [one.images for one in found.classes],
                          "correct": [one.correct for one in found.classes],
                          "auroc": [one.auroc for one in found.classes],
                          **({"others": [one.others for one in found.classes],

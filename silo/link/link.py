@@ -58,6 +58,8 @@ class ModelDescription:
     round: int
     """That gave the model; 0 for labels alone."""
     labels_alone: bool
+    model_digest: str = ""
+    """Which model of that round, hex; empty: the coordinator's version does not say."""
     measure: str
     """What the study compares rounds by; empty: accuracy."""
     conclusion: str
@@ -172,10 +174,12 @@ class Link:
                     raise ModelNotShared("The coordinator's version shares no models.",
                                          remedy="Ask its operator to upgrade semisilo.") from None
                 raise
-            if len(answer.digest) != 32 or answer.size_bytes < 1 or answer.round < 0:
+            if len(answer.digest) != 32 or answer.size_bytes < 1 or answer.round < 0 \
+                    or len(answer.model_digest) not in (0, 32):
                 raise BadPayload("The coordinator describes a model that cannot be.")
             return ModelDescription(study=study, digest=answer.digest.hex(), size_bytes=answer.size_bytes,
                                     round=answer.round, labels_alone=answer.labels_alone,
+                                    model_digest=answer.model_digest.hex(),
                                     measure=printable(answer.measure, limit=300),
                                     conclusion=printable(answer.conclusion, limit=2000))
         return await self._calls.persist(attempt)

@@ -46,10 +46,11 @@ class RecordedEvaluation:
         """Accuracy, balanced accuracy and the study's measure with intervals. Raises: ValueError for what cannot be."""
         return site_scores(self.evaluation, self.study_measure, self.class_names)
 
-    def is_of(self, study: str, round: int, *, labels_alone: bool = False) -> bool:
-        """Whether it is about that model."""
+    def is_of(self, study: str, round: int, *, labels_alone: bool = False, model_digest: str = "") -> bool:
+        """Whether it is about that model; without a digest, about any of that round."""
         found = self.evaluation
-        return (found.study, found.round, found.labels_alone) == (study, round, labels_alone)
+        return (found.study, found.round, found.labels_alone) == (study, round, labels_alone) \
+            and model_digest in ("", found.model_digest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +70,14 @@ class EvaluationRecord:
         """What was evaluated last; None before the first."""
         return self._kept[-1] if self._kept else None
 
-    def has(self, study: str, round: int, *, labels_alone: bool = False) -> bool:
-        """Whether that model was evaluated."""
-        return any(each.is_of(study, round, labels_alone=labels_alone) for each in self._kept)
+    def has(self, study: str, round: int, *, labels_alone: bool = False, model_digest: str = "") -> bool:
+        """Whether that model was evaluated, rather than another of the same round.
+
+        Args:
+            model_digest: as the coordinator named it; empty where it did not: any model of that round counts.
+        """
+        return any(each.is_of(study, round, labels_alone=labels_alone, model_digest=model_digest)
+                   for each in self._kept)
 
     def add(self, found: RecordedEvaluation) -> None:
         """Writes it durably; the oldest of too many go. Raises: OSError, with nothing changed."""

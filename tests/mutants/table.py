@@ -58,6 +58,7 @@ _STEP = "test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_
 _AVERAGED = "tests/common/learning/test_averaged_training.py"
 _SEARCH = "tests/coordinator/compute/test_recipe_search.py"
 _TENSORS = "tests/common/learning/test_tensors.py"
+_OPERATE = "tests/coordinator/federation/test_operate.py"
 _EVALUATOR = "tests/silo/agent/test_site_evaluation.py"
 _LIKENESS = "tests/common/data/preview/test_likeness.py"
 _SHARED = "tests/coordinator/rounds/test_shared_model.py"
@@ -576,8 +577,18 @@ _CHOICE = _mutants(
      f"{_HELD_OUT}::test_a_study_with_many_labels_holds_some_out_and_trains_on_the_rest"),
     ("test-images-may-be-labelled-ones", "coordinator/studies/images.py", "check_apart(sets, digests)", "pass",
      f"{_HELD_OUT}::test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened"),
-    ("the-chosen-state-is-removed", "coordinator/ledger/cleanup.py", "keep.add(chosen.state_digest)", "pass",
-     "tests/coordinator/ledger/test_cleanup.py::test_the_last_three_the_chosen_and_every_fiftieth_stay"),
+    ("the-chosen-state-is-removed", "coordinator/ledger/cleanup.py",
+     "if number % every == 0 or number in last}", "if number % every == 0}",
+     "tests/coordinator/ledger/test_cleanup.py::test_of_rounds_that_cannot_be_told_apart_the_latest_stays"),
+    ("going-back-finds-no-model", "coordinator/federation/operate.py",
+     "needed = {row.state_digest, then[row.number].state_digest, *kept}", "needed = {row.state_digest, *kept}",
+     f"{_OPERATE}::test_a_round_is_offered_only_where_its_model_to_hand_over_is_there"),
+    ("what-an-earlier-round-hands-over-is-removed", "coordinator/ledger/cleanup.py",
+     "last = {row.number for row in committed[-_LAST - 1:]}", "last = {row.number for row in committed[-1:]}",
+     f"{_OPERATE}::test_after_going_back_the_model_that_is_handed_over_is_there"),
+    ("failed-rounds-use-up-patience", "common/measures/round_choice.py",
+     "sum(each.number > best.number for each in rounds)", "rounds[-1].number - best.number",
+     f"{_ROUND_CHOICE}::test_patience_does_not_count_rounds_that_have_failed"),
 )
 
 _ALONE = _mutants(
@@ -726,6 +737,13 @@ _OWN_TEST_IMAGES = _mutants(
      "        if self._policy.permit.site_evaluation:\n            self._unsent.append(entry)",
      "        self._unsent.append(entry)",
      f"{_EVALUATOR}::test_by_default_the_numbers_are_recorded_and_shown_here_and_nothing_of_them_leaves"),
+    ("a-model-of-before-going-back-is-taken", "coordinator/rounds/task_service.py",
+     "elif is_other_model(self._ledger, row, found):", "elif False:",
+     "tests/coordinator/rounds/test_task_service.py"
+     "::test_an_evaluation_of_a_model_that_is_another_one_by_now_is_dropped"),
+    ("a-round-done-again-is-not-measured", "silo/site/evaluations.py",
+     "and model_digest in (\"\", found.model_digest)", "and True",
+     f"{_EVALUATOR}::test_the_model_of_a_round_that_was_done_again_is_evaluated_again_and_named"),
     ("more-right-than-there-are", "common/measures/site_evaluation.py",
      "if not 0 <= self.correct <= self.images <= MAX_IMAGES:", "if not 0 <= self.images <= MAX_IMAGES:",
      "tests/common/measures/test_site_evaluation.py tests/common/rpc/test_convert.py"),

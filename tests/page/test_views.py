@@ -9,6 +9,7 @@ import pytest
 
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
+from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_estimate,
@@ -28,6 +29,7 @@ from tests.coordinator.ledger_fixture import (
     UNEVEN_ALONE,
     accuracy_after,
     confusion_after,
+    digest,
     fill_study,
     open_federation_with_silos,
     study_config,
@@ -353,6 +355,21 @@ def test_who_stands_out_is_named_and_rounds_that_are_gone_can_be_read(browser: A
         assert shown.page.get_by_role("table", name="Rounds that no longer count").get_by_role("row").count() == 3
         shown.go("#/silo/hospital-a")
         shown.wait_for_text("hospital-a stands out")
+
+
+def test_going_back_is_offered_to_the_rounds_whose_files_are_there(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=4)
+    states = filled.federation.studies / "first" / "states"
+    states.mkdir(parents=True)
+    (states / f"{digest('2')}{STATE_ENDING}").write_bytes(b"state")
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        for number, offered in ((2, 1), (1, 0)):
+            shown.go(f"#/study/first/round/{number}", title=f"Round {number}")
+            shown.page.get_by_role("button", name="Later round").or_(
+                shown.page.get_by_role("link", name="Later round")).first.wait_for()
+            if offered:
+                shown.page.get_by_role("button", name="Go back to this round").wait_for()
+            assert shown.page.get_by_role("button", name="Go back to this round").count() == offered
 
 
 def test_what_does_not_exist_is_said_and_not_shown_as_loading(shown: Tab) -> None:

@@ -6,7 +6,13 @@ import itertools
 
 import numpy as np
 
-from semisilo.common.measures.round_choice import ScoredRound, best_round, chosen_round, rounds_without_gain
+from semisilo.common.measures.round_choice import (
+    ScoredRound,
+    best_round,
+    chosen_at_each,
+    chosen_round,
+    rounds_without_gain,
+)
 from tests.each_of import each_of
 
 
@@ -34,7 +40,8 @@ def test_it_is_the_error_of_the_best_that_counts() -> None:
 def test_without_rounds_there_is_nothing_to_choose() -> None:
     assert chosen_round([]) is None
     assert best_round([]) is None
-    assert rounds_without_gain([], last=7) == 0
+    assert chosen_at_each([]) == []
+    assert rounds_without_gain([]) == 0
 
 
 def test_with_one_round_more_the_chosen_one_stays_or_is_the_new_one() -> None:
@@ -44,6 +51,7 @@ def test_with_one_round_more_the_chosen_one_stays_or_is_the_new_one() -> None:
         scores, errors = generator.random(30).round(2), (0.3 * generator.random(30)).round(2)
         all_rounds = [ScoredRound(n, float(s), float(e)) for n, (s, e) in enumerate(zip(scores, errors, strict=True))]
         chosen = [chosen_round(all_rounds[:n]) for n in range(1, 31)]
+        assert chosen_at_each(all_rounds) == chosen
         for before, after in itertools.pairwise(chosen):
             assert before is not None
             assert after is not None
@@ -53,6 +61,9 @@ def test_with_one_round_more_the_chosen_one_stays_or_is_the_new_one() -> None:
 
 def test_patience_counts_from_the_earliest_of_the_best() -> None:
     scored = rounds(0.5, 0.9, 0.9, 0.8)
-    assert rounds_without_gain(scored, last=3) == 2, "an equal score is no gain"
-    assert rounds_without_gain(scored, last=5) == 4, "rounds that failed count"
-    assert rounds_without_gain(rounds(0.1, 0.2), last=1) == 0
+    assert rounds_without_gain(scored) == 2, "an equal score is no gain"
+    assert rounds_without_gain(rounds(0.1, 0.2)) == 0
+
+
+def test_patience_does_not_count_rounds_that_have_failed() -> None:
+    assert rounds_without_gain([ScoredRound(1, 0.9, 0.05), ScoredRound(7, 0.8, 0.05)]) == 1

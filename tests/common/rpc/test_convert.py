@@ -279,3 +279,19 @@ def test_a_task_cannot_bring_the_model_of_its_own_or_a_later_round(model_round: 
     sent.model_round = model_round
     with pytest.raises(BadPayload, match="model of round"):
         task_from_proto(sent, silo="a")
+
+
+def test_which_model_of_a_round_it_is_crosses_in_tasks_and_evaluations() -> None:
+    sent = task_to_proto(make_task(round=2, model_round=1, model_digest="ab" * 32), report_interval_seconds=1.0)
+    assert task_from_proto(sent, silo="a").model_digest == "ab" * 32
+    sent.model_digest = b"x"
+    with pytest.raises(BadPayload, match="1 bytes instead of 32"):
+        task_from_proto(sent, silo="a")
+    found = SiteEvaluation(study="s", round=1, model_digest="ab" * 32, classes=(ClassResult(images=2, correct=1),))
+    told = evaluation_to_proto(found)
+    assert evaluation_from_proto(told) == found
+    told.model_digest = b"x"
+    with pytest.raises(BadPayload, match="1 bytes instead of 32"):
+        evaluation_from_proto(told)
+    told.ClearField("model_digest")
+    assert evaluation_from_proto(told).model_digest == "", "a silo of an earlier version"

@@ -12,11 +12,16 @@ import pytest
 
 from semisilo.common.errors import UnknownName, UsageError
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.cleanup import states_to_keep
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import handed_over, round_heads
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.rounds.task_service import Standby
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of
+from tests.coordinator.ledger_fixture import fill_study
 from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start
 
 
@@ -385,3 +390,55 @@ def test_a_study_is_moved_on_only_from_where_it_is_thought_to_be(tmp_path: Path)
     operate.stop(ledger, "s", origin="command")
     assert not ledger.move_study("s", StudyState.RUNNING, StudyState.COMPLETED)
     assert ledger.study_state("s") is StudyState.STOPPED
+
+
+# Going back -----------------------------------------------------------------------------------------------------------
+
+
+def scored(folder: Path, *, done: int, scores: dict[int, float]) -> tuple[Ledger, Path, list[Path]]:
+    """A paused study with these selection scores (0.6 of other rounds), and on the disk what a clean-up after every
+    commit has left: ledger, the study's folder, the state files of its rounds."""
+    ledger = fill_study(folder / "federation", rounds=20, done=done, complete=False).ledger
+    for number in range(done + 1):
+        ledger.query("UPDATE round SET metrics_json = ? WHERE number = ?", json.dumps(
+            {"selection_score": scores.get(number, 0.6), "selection_error": 0.05}), number)
+    heads, kept = round_heads(ledger, "first"), set[str]()
+    for last in range(1, len(heads) + 1):
+        kept = (kept | {heads[last - 1].state_digest}) & states_to_keep(heads[:last], every=50)
+    study = folder / "federation" / "studies" / "first"
+    files = [study / "states" / f"{each.state_digest}{STATE_ENDING}" for each in heads]
+    (study / "states").mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if file.name.removesuffix(STATE_ENDING) in kept:
+            file.write_bytes(b"state")
+    ledger.set_study_state("first", StudyState.PAUSED)
+    return ledger, study, files
+
+
+@pytest.mark.parametrize("to_round", [10, 11, 12])
+def test_after_going_back_the_model_that_is_handed_over_is_there(tmp_path: Path, to_round: int) -> None:
+    """Round 13 was the chosen one; without it that is round 5 again."""
+    ledger, study, files = scored(tmp_path, done=13, scores={5: 0.8, 13: 0.9})
+    operate.rollback(ledger, "first", to_round, study_folder=study, origin="command")
+    chosen = handed_over(round_heads(ledger, "first"))
+    assert chosen is not None
+    assert chosen.number == 5
+    assert files[5].exists()
+
+
+def test_a_round_is_offered_only_where_its_model_to_hand_over_is_there(tmp_path: Path) -> None:
+    ledger, study, files = scored(tmp_path, done=13, scores={5: 0.8, 13: 0.9})
+    row = ledger.study("first")
+    assert operate.offered_returns(ledger, row, study_folder=study) == [0, 5, 10, 11, 12]
+    source = PageSource(federation="f", address="", ledger=tmp_path, read_only=False, folder=study.parents[1])
+    assert PageReader(source, ledger).study("first").returns == (0, 5, 10, 11, 12), "the page offers these"
+    files[5].unlink()  # as an earlier version left it
+    assert operate.offered_returns(ledger, row, study_folder=study) == [0]
+    with pytest.raises(UsageError, match="its files are gone"):
+        operate.rollback(ledger, "first", 12, study_folder=study, origin="command")
+
+
+def test_no_return_is_offered_while_a_study_runs(tmp_path: Path) -> None:
+    ledger, study, _ = scored(tmp_path, done=13, scores={})
+    ledger.set_study_state("first", StudyState.RUNNING)
+    assert operate.offered_returns(ledger, ledger.study("first"), study_folder=study) == []

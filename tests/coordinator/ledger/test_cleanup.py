@@ -37,9 +37,22 @@ def test_the_chosen_state_is_always_among_those_that_were_kept_before() -> None:
     rounds: list[RoundRow] = []
     for number in range(60):
         rounds.append(row(number, score=generator.random()))
-        kept = states_to_keep(rounds, every=1000)
+        kept = states_to_keep(rounds, every=20)
         assert kept <= there | {f"s{number}"}
         there = kept
+
+
+def test_what_would_be_handed_over_after_going_back_stays_for_the_rounds_one_can_go_back_to() -> None:
+    """Round 13 is within the error of no other: after going back from there, round 5 is the chosen one again."""
+    rounds = [row(n, score={5: 0.8, 13: 0.9}.get(n, 0.6)) for n in range(14)]
+    assert states_to_keep(rounds, every=1000) == {"s0", "s5", "s10", "s11", "s12", "s13"}
+    rounds += [row(n, score=0.6) for n in range(14, 17)]
+    assert "s5" not in states_to_keep(rounds, every=1000), "one can no longer go back to a round before 13"
+
+
+def test_what_an_nth_round_would_hand_over_stays_with_it() -> None:
+    rounds = [row(n, score={17: 0.8, 70: 0.9}.get(n, 0.6)) for n in range(121)]
+    assert {"s17", "s50", "s70", "s100"} <= states_to_keep(rounds, every=50)
 
 
 def test_test_images_keep_no_state() -> None:

@@ -24,6 +24,7 @@ from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.monitoring.summary import audit, summarise
 from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.report.page import render_page
+from semisilo.coordinator.rounds import engine as engine_module
 from semisilo.coordinator.rounds.study_lifecycle import pause_when_refused
 from semisilo.coordinator.rounds.task_service import Hello
 from semisilo.simulation import run as simulate
@@ -115,6 +116,25 @@ def test_a_study_pauses_after_three_rounds_of_refusals_and_after_a_resume_the_co
         await end(engine)
     with caplog.at_level(logging.INFO, "semisilo"):
         asyncio.run(scenario())
+
+
+def test_refusals_pause_a_study_before_its_patience_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(ledger: Ledger, study: str, *_: object) -> str:
+        last = ledger.last_round(study)
+        return "stopped" if last is not None and last.number >= 3 else ""
+
+    monkeypatch.setattr(engine_module, "stopped_early", ended)
+    coordinator = start(tmp_path, config=many_rounds())
+
+    async def scenario() -> None:
+        engine = await opened(coordinator)
+        for number in (1, 2, 3):
+            await answers(coordinator, number, **ALL)
+        await is_paused_after(coordinator, 3)
+        Operator(coordinator).resume()
+        await until(coordinator, lambda: coordinator.ledger.study_state("s") is StudyState.COMPLETED)
+        await end(engine)
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("third", [{"alpha": "abstain", "beta": "refuse"}, dict.fromkeys(TWO, "abstain")])

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
-from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, refused_rounds
-from tests.coordinator.ledger_fixture import fill_study
+from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, refused_rounds, stopped_early
+from tests.coordinator.ledger_fixture import SILOS, fill_study, open_collecting_round
 from tests.processes import PATIENCE_SECONDS
 
 
@@ -84,3 +87,24 @@ def test_a_study_that_is_stopped_while_it_is_paused_keeps_nobody_waiting(ledger:
 
 def test_rounds_with_updates_are_no_refused_rounds(ledger: Ledger) -> None:
     assert refused_rounds(ledger, "first") == ""
+
+
+def test_an_outage_does_not_end_a_study_by_its_patience(ledger: Ledger) -> None:
+    """Only committed rounds say that a model no longer gets better."""
+    settings = SimpleNamespace(patience=2, rounds=100)
+    last = ledger.last_round("first")
+    assert last is not None
+    best = last.number - 1  # one committed round has come after it
+    for number in range(last.number + 1):
+        ledger.query("UPDATE round SET metrics_json = ? WHERE number = ?", json.dumps(
+            {"selection_score": 0.9 if number == best else 0.5, "selection_error": 0.01}), number)
+    for number in range(last.number + 1, last.number + 4):
+        open_collecting_round(ledger, "first", number, SILOS)
+        ledger.set_round_state("first", number, RoundState.FAILED)
+    assert stopped_early(ledger, "first", settings, ACCURACY) == ""  # type: ignore[arg-type]
+    open_collecting_round(ledger, "first", last.number + 4, SILOS)
+    ledger.close_phase(ledger.phase("first", last.number + 4, 0))
+    ledger.set_round_state("first", last.number + 4, RoundState.EVALUATING, state_digest="ab" * 32)
+    ledger.commit_round("first", last.number + 4, metrics={"selection_score": 0.5, "selection_error": 0.01})
+    assert stopped_early(ledger, "first", settings, ACCURACY) == (  # type: ignore[arg-type]
+        f"stopped after round {last.number + 4} of 100: accuracy on validation images has not risen for 2 rounds")

@@ -767,8 +767,8 @@ def _fail_on(operation: str) -> Callable[[str, dict[str, Any]], None]:
 
 
 def evaluation(round: int = 0, *, study: str = "s", correct: int = 6, classes: int = 2,
-               labels_alone: bool = False) -> SiteEvaluation:
-    return SiteEvaluation(study=study, round=round, labels_alone=labels_alone, classes=(
+               labels_alone: bool = False, model_digest: str = "") -> SiteEvaluation:
+    return SiteEvaluation(study=study, round=round, labels_alone=labels_alone, model_digest=model_digest, classes=(
         ClassResult(images=10, correct=correct), *(ClassResult(images=5, correct=1),) * (classes - 1)))
 
 
@@ -784,8 +784,10 @@ def noted(coordinator: Coordinator) -> dict[str, SiteEvaluation]:
 
 def test_the_tasks_of_the_first_phase_name_the_round_whose_model_they_bring_and_the_measure(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with collecting(tmp_path) as (_, tasks):
+        async with collecting(tmp_path) as (coordinator, tasks):
             assert [(task.model_round, task.measure) for task in tasks.values()] == [(0, "accuracy")] * 2
+            now = coordinator.ledger.committed_digest("s")
+            assert [task.model_digest for task in tasks.values()] == [now] * 2
     asyncio.run(scenario())
 
 
@@ -801,6 +803,20 @@ def test_an_evaluation_of_a_silo_that_has_answered_is_noted_once_with_an_event(t
             events = coordinator.ledger.query("SELECT detail_json FROM event WHERE kind = 'site_evaluation'")
             assert len(events) == 1
             assert json.loads(events[0]["detail_json"])["correct"] == 7
+    asyncio.run(scenario())
+
+
+def test_an_evaluation_of_a_model_that_is_another_one_by_now_is_dropped(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a silo sends it that was restarted while the study went back and did the round again."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            await say(coordinator, "alpha", evaluation(correct=9, model_digest="ab" * 32))
+            assert noted(coordinator) == {}
+            assert "an evaluation of silo alpha is dropped: the model of round 0 is another one by now" in caplog.text
+            await say(coordinator, "alpha", evaluation(model_digest=tasks["alpha"].model_digest))
+            assert noted(coordinator) == {"alpha": evaluation()}
     asyncio.run(scenario())
 
 

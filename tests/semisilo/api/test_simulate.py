@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -16,6 +17,7 @@ import sys
 import threading
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,10 @@ from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, Usa
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import LABELS_ALONE_MODEL
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.simulation import run as run_simulation
+from semisilo.simulation.output import export_run
 from tests.semisilo.studies import study
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -255,9 +259,49 @@ def test_a_comparison_has_a_run_for_each_method_and_seed_on_the_same_images(comp
 
 def test_the_line_of_the_labels_alone_is_trained_once_for_each_seed(comparison: semisilo.Comparison) -> None:
     lines = [run.labelled_only_accuracy for run in comparison.runs]
-    assert None not in lines[:2]
-    assert lines[2:] == [None, None]
+    assert None not in lines
+    assert lines[:2] == lines[2:]
     assert {each.labelled_only for each in comparison.summary()} == {sum(each for each in lines[:2] if each) / 2}
+
+
+def test_every_run_has_the_line_and_its_model_so_that_it_can_hand_it_over(comparison: semisilo.Comparison,
+                                                                          tmp_path: Path) -> None:
+    models, taken = [], []
+    for run in comparison.runs:
+        ledger = Ledger(run.folder / "ledger.sqlite", waits=False)
+        (row,) = ledger.studies()
+        kinds = [each["kind"] for each in ledger.query("SELECT kind FROM event ORDER BY number")]
+        taken.append(kinds.index("study_baseline") < kinds.index("round_opened"))
+        ledger.close()
+        assert row.baseline is not None
+        content = (run.folder / "studies" / row.name / LABELS_ALONE_MODEL).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == row.baseline.model_digest
+        models.append(row.baseline)
+        found = export_run(run.folder, out=tmp_path / run.folder.name, round="labels-alone", formats=("safetensors",))
+        assert found.model.exists()
+    assert models[0] == models[2] != models[1] == models[3]
+    assert taken == [True, True, False, False], "the second method, which looks at more labels, has trained it"
+
+
+@pytest.mark.parametrize("labels", [("short", "long", "other"), ("other", "long", "short")])
+def test_the_line_is_trained_by_the_method_that_looks_at_most_labels_whatever_the_order(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: tuple[str, ...]) -> None:
+    ran: list[tuple[str, Path | None]] = []
+
+    def run(study: Any, folder: Path, *, label: str, labels_alone: Path | None, **options: Any) -> Any:
+        ran.append((folder.name.partition("-seed")[0], labels_alone))
+        return SimpleNamespace(labelled_only={"accuracy": 0.5})
+
+    monkeypatch.setattr(api_module, "_run", run)
+    monkeypatch.setattr(api_module, "Comparison", lambda runs: runs)
+    methods = {"short": {**QUICK, "local_epochs": 1}, "long": {**QUICK, "local_epochs": 30},
+               "other": {**QUICK, "local_epochs": 2}}
+    semisilo.compare({label: methods[label] for label in labels}, data="digits", seeds=[1, 2], out=tmp_path,
+                     **{**SMALL, "labelled_only": True})
+    assert ran[:2] == [("long", None), ("long", None)], "one for each seed"
+    assert {label for label, _ in ran[2:]} == {"short", "other"}
+    taken = [line.name.rpartition("-")[0] for _, line in ran[2:] if line is not None]
+    assert taken == ["long-seed-1", "long-seed-2"] * 2
 
 
 def test_the_summary_is_mean_and_spread_over_the_seeds(comparison: semisilo.Comparison) -> None:

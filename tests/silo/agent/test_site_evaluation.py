@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,4 +175,17 @@ def test_a_model_that_a_crash_has_left_is_removed_at_the_next_start(tmp_path: Pa
             left.write_bytes(b"model")
             await bench.agent.run()
             assert not left.exists()
+    run(work())
+
+
+def test_the_model_of_a_round_that_was_done_again_is_evaluated_again_and_named(tmp_path: Path) -> None:
+    """The study has gone back to its beginning: round 0 has another model now."""
+    async def work() -> None:
+        coordinator = coordinator_with(0, 0, 0)
+        coordinator.tasks = [replace(task, model_digest=digest * 32)
+                             for task, digest in zip(coordinator.tasks, ("ab", "cd", "cd"), strict=True)]
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, policy=PERMITTED) as bench:
+            await bench.agent.run()
+            assert recorded(bench) == [0, 0]
+            assert [each.model_digest.hex() for each in told(coordinator)] == ["ab" * 32, "cd" * 32]
     run(work())

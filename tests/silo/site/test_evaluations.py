@@ -11,10 +11,11 @@ from semisilo.silo.site import evaluations
 from semisilo.silo.site.evaluations import EvaluationRecord, RecordedEvaluation, read_evaluations, scores_text
 
 
-def entry(round: int, *, study: str = "lung", correct: int = 30, measure: str = "") -> RecordedEvaluation:
+def entry(round: int, *, study: str = "lung", correct: int = 30, measure: str = "", model_digest: str = ""
+          ) -> RecordedEvaluation:
     return RecordedEvaluation(unix=1.0, class_names=("a", "b"), measure=measure, evaluation=SiteEvaluation(
-        study=study, round=round, classes=(ClassResult(images=40, correct=correct, auroc=0.9),
-                                           ClassResult(images=10, correct=5, auroc=0.9))))
+        study=study, round=round, model_digest=model_digest,
+        classes=(ClassResult(images=40, correct=correct, auroc=0.9), ClassResult(images=10, correct=5, auroc=0.9))))
 
 
 def test_what_was_added_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -29,6 +30,18 @@ def test_what_was_added_is_there_after_a_restart(tmp_path: Path) -> None:
     assert [again.has("lung", number) for number in (1, 2, 3)] == [True, True, False]
     assert not again.has("heart", 1)
     assert not again.has("lung", 1, labels_alone=True)
+
+
+def test_another_model_of_the_same_round_is_not_known(tmp_path: Path) -> None:
+    """A study that has gone back does a round again, with another model."""
+    record = EvaluationRecord(tmp_path / "evaluations.json")
+    record.add(entry(1))
+    record.add(entry(2, model_digest="ab" * 32))
+    record = EvaluationRecord(tmp_path / "evaluations.json")
+    assert record.has("lung", 2, model_digest="ab" * 32)
+    assert not record.has("lung", 2, model_digest="cd" * 32)
+    assert record.has("lung", 2), "a coordinator that names no model"
+    assert not record.has("lung", 1, model_digest="ab" * 32), "nobody knows which one that was"
 
 
 def test_the_oldest_of_too_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +66,6 @@ def test_a_damaged_record_is_none_and_is_written_anew(tmp_path: Path, content: b
 
 def test_a_person_reads_accuracy_balanced_accuracy_and_the_study_s_measure_with_intervals() -> None:
     assert scores_text(entry(3)) == ("study lung, model of round 3: accuracy 70.0 % (56.2 to 80.9 %), balanced accuracy"
-                                     " 62.5 % (46.3 to 78.7 %); 50 images")
+                                     " 62.5 % (47.3 to 76.7 %); 50 images")
     assert "recall of b 50.0 % (23.7 to 76.3 %); 50 images" in scores_text(entry(3, measure="recall:b"))
     assert scores_text(entry(3, measure="accuracy")) == scores_text(entry(3))

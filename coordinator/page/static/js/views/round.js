@@ -27,7 +27,7 @@ export function view(route) {
   const { traffic } = round;
   return [
     head(name, { over, state: round.state, below: ["Opened ", format.moment(round.opened_unix), round.closed_unix ? `, ${format.seconds(round.closed_unix - round.opened_unix)} long` : [", open for ", since(round.opened_unix)]],
-      actions: [canGoBack(study, round, last) ? button("Go back to this round", { name: "left", tone: "danger", on: () => rollback(study, route.number), key: "rollback" }) : null, step("left", "Earlier round", route.number > 0 ? to.round(route.study, route.number - 1) : null), step("right", "Later round", route.number < last ? to.round(route.study, route.number + 1) : null)] }),
+      actions: [canGoBack(study, round) ? button("Go back to this round", { name: "left", tone: "danger", on: () => rollback(study, route.number), key: "rollback" }) : null, step("left", "Earlier round", route.number > 0 ? to.round(route.study, route.number - 1) : null), step("right", "Later round", route.number < last ? to.round(route.study, route.number + 1) : null)] }),
     round.reason ? trouble(round.state === "failed" ? "bad" : "warn", round.state === "failed" ? "The round has failed" : "Note", h("p", null, round.reason)) : null,
     h("section", { "aria-label": "Numbers of the round", key: "numbers" }, tiles(
       worth(study, line, round),
@@ -42,8 +42,9 @@ export function view(route) {
 }
 
 /** A study goes back while it is paused or over. */
-function canGoBack(study, round, last) {
-  return study && !store.federation?.read_only && round.state === "completed" && round.number < last && ["paused", "completed", "failed", "stopped"].includes(study.state);
+/** The coordinator says which rounds still have all their files. */
+function canGoBack(study, round) {
+  return study && !store.federation?.read_only && study.returns?.includes(round.number);
 }
 
 /** The study's measure of the round's model; accuracy while the study is not known. */
