@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
-from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
+from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.common.text.names import nearest_name
 from semisilo.coordinator.federation.alerts_table import AlertSettings
@@ -275,7 +275,7 @@ class Federation(CoordinatorFolder):
 def open_federation(folder: Path) -> Federation:
     """Reads a federation folder.
 
-    Raises: UsageError when it is none; BadConfiguration when its file is wrong.
+    Raises: UsageError when it is none; BadConfiguration when its file is wrong; StorageDamaged when its ledger is gone.
     """
     path = folder / "federation.toml"
     if not path.is_file():
@@ -293,7 +293,13 @@ def open_federation(folder: Path) -> Federation:
     if missing:
         example = {"federation": 'name = "lung"', "address": 'public = "hub.example:8443"'}[missing[0]]
         raise BadConfiguration(f"{path}: table [{missing[0]}] is missing.", remedy=f"Add [{missing[0]}] {example}.")
-    return Federation(folder.resolve(), FederationConfig(**parts))
+    federation = Federation(folder.resolve(), FederationConfig(**parts))
+    # `serve` makes that key once it has a ledger. An empty one in its place would know no silo and no study, and
+    # backups of it would take the places of good ones.
+    if not federation.ledger.exists() and (federation.authority / "audit.key").exists():
+        raise StorageDamaged(f"{federation.ledger}: is gone, and this federation has had one.",
+                             remedy="Mount what holds it, or restore the federation: coordinator restore.")
+    return federation
 
 
 def keep_private(federation: Federation) -> list[str]:

@@ -17,7 +17,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
-__all__ = ["EventHead", "LedgerFile", "checkpoint", "event_of"]
+__all__ = ["EventHead", "LedgerFile", "checkpoint", "event_of", "explained_by_sqlite"]
 
 _BUSY_SECONDS = 30.0
 _LATEST_CHECKPOINT_PAGES = 16_384
@@ -103,7 +103,7 @@ class LedgerFile:
         try:
             yield
         except sqlite3.Error as error:
-            raise _explained(self.path, error) or error from None
+            raise explained_by_sqlite(self.path, error) or error from None
 
     @contextmanager
     def transaction(self, *, lasting: bool = True) -> Iterator[sqlite3.Connection]:
@@ -157,7 +157,7 @@ class LedgerFile:
         try:  # as `_explaining` does, without the cost of a context: a round asks this sixty times for each silo
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise _explained(self.path, error) or error from None
+            raise explained_by_sqlite(self.path, error) or error from None
 
     def data_version(self) -> int:
         """Changes when another process has written."""
@@ -268,7 +268,14 @@ def checkpoint(path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
     except sqlite3.Error as error:
-        raise _explained(path, error) or error from None
+        raise explained_by_sqlite(path, error) or error from None
+
+
+def _owner(path: Path) -> str:
+    try:
+        return f"'{path.owner()}'"
+    except (KeyError, OSError):  # nobody here is called so
+        return "another one"
 
 
 def _is_full(folder: Path) -> bool:
@@ -278,13 +285,16 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
-def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:
+def explained_by_sqlite(path: Path, error: sqlite3.Error) -> SemisiloError | None:
     """The error of the catalogue for what SQLite says of its file; None for what is a mistake of ours."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest tells only where it was noticed
     files = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
     if code == sqlite3.SQLITE_FULL or (code in files and _is_full(path.parent)):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            return SystemTrouble(f"{path}: this user may not read and write it.", remedy=f"It belongs to"
+                                 f" {_owner(path)}: run this as that user, or give it to this one with chown.")
         also = ", and to open more files (ulimit -n)" if code == sqlite3.SQLITE_CANTOPEN else ""
         return SystemTrouble(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}{also}.")
     if code == sqlite3.SQLITE_IOERR:

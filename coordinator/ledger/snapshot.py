@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError, StorageDamaged
+from semisilo.coordinator.ledger.database import explained_by_sqlite
 
 __all__ = ["copy_ledger", "no_commits"]
 
@@ -18,9 +19,14 @@ _BUSY_SECONDS = 30.0
 def no_commits(ledger: Path) -> Iterator[None]:
     """Holds the ledger's write lock: `serve` waits at its next commit, as it does for any command.
 
-    Raises: SemisiloError when another program keeps it locked for 30 s; StorageDamaged when it is no ledger.
+    Raises: SemisiloError when another program keeps it locked for 30 s, or this user may not write it; StorageDamaged
+        when it is no ledger.
     """
-    db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
+    try:
+        db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None,
+                             timeout=_BUSY_SECONDS)
+    except sqlite3.Error as error:
+        raise explained_by_sqlite(ledger, error) or error from None
     try:
         db.execute("BEGIN IMMEDIATE")
         yield

@@ -3,7 +3,7 @@
 The bytes arrive in the home first, where a fetch that was cut goes on from what is there, and are checked against the
 digest; only a whole file is put where the person wants it.
 
-Tests: tests/test_own_test_images.py.
+Tests: tests/silo/agent/test_shared_model.py, tests/test_own_test_images.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def check_size(model: ModelDescription, limits: Limits) -> None:
 
 def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[], float],
                 on_bytes: Callable[[int, int], None] = lambda here, all_bytes: None,
+                on_trouble: Callable[[SemisiloError], None] = lambda error: None, patience_seconds: float = 600.0,
                 use_http_proxy: bool = True) -> FetchedModel:
     """Fetches the model of a study; goes on where an earlier try was cut. Blocks; tries again while the line is down.
 
@@ -68,16 +70,19 @@ def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[],
         out: the file to write; None: STUDY.safetensors here. One that is there is replaced once the new one is whole.
         now: Unix seconds.
         on_bytes: told how many bytes are here, and how many there are.
-    Raises: ModelNotShared, ModelNotReady; NotPermitted or DailyBudget by silo.toml; UsageError where this is no silo;
-        BadData when the file cannot be written.
+        on_trouble: told why it is tried again, each reason once in a row.
+        patience_seconds: how long it is tried in vain, with nothing arriving.
+    Raises: Unreachable, or what else is the reason, once that is over; ModelNotShared, ModelNotReady; NotPermitted or
+        DailyBudget by silo.toml; UsageError where this is no silo; BadData when the file cannot be written.
     """
     identity, home = load_identity(folder), SiloHome(folder)
     policy = load_policy(home.policy)
+    trouble = _Trouble(on_trouble, patience_seconds)
 
     async def fetch() -> tuple[ModelDescription, Path]:
         note_question(DisclosureLog(home.disclosures), study)
         link = Link(lambda: open_channel(identity, use_http_proxy=use_http_proxy), silo=identity.silo,
-                    settings=LinkSettings(),
+                    settings=LinkSettings(), on_trouble=trouble,
                     diagnose=lambda: diagnose(folder, identity.address, now(), use_http_proxy=use_http_proxy))
         try:
             model = await link.describe_model(study)
@@ -98,6 +103,25 @@ def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[],
     path.unlink(missing_ok=True)
     return FetchedModel(path=str(target), study=model.study, round=model.round, labels_alone=model.labels_alone,
                         sha256=model.digest, size_bytes=model.size_bytes, conclusion=model.conclusion)
+
+
+class _Trouble:
+    """What is told while something is tried again, and when that ends."""
+
+    def __init__(self, tell: Callable[[SemisiloError], None], patience_seconds: float) -> None:
+        self._tell = tell
+        self._patience_seconds = patience_seconds
+        self._since, self._told = 0.0, ""
+
+    def __call__(self, error: SemisiloError, failures: int) -> None:
+        """Raises: the error, once the patience is over."""
+        if failures == 1:
+            self._since, self._told = time.monotonic(), ""
+        if time.monotonic() - self._since >= self._patience_seconds:
+            raise error
+        if error.line() != self._told:
+            self._told = error.line()
+            self._tell(error)
 
 
 def _budget(home: SiloHome, policy: Policy, now_unix: float) -> DayBudget:

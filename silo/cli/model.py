@@ -43,7 +43,8 @@ def model(
       silo model lung --json | jq .sha256
 
     \b
-    Exit status: 0 the file is there; 1 not shared, not over, or cannot be written.
+    Exit status: 0 the file is there; 1 not shared, not over, cannot be written, or nothing has arrived for ten
+    minutes; 2 there is no silo here.
     """
     import time
 
@@ -55,8 +56,10 @@ def model(
 
     set_up_logging()
     with interrupt_on_termination(), progress_bar() as progress:
-        found = fetch_model(home_of(home), study, out, now=time.time, on_bytes=lambda here, all_bytes: progress(
-            here / all_bytes, f"{describe_bytes(here)} of {describe_bytes(all_bytes)}"))
+        found = fetch_model(
+            home_of(home), study, out, now=time.time, on_bytes=lambda here, all_bytes: progress(
+                here / all_bytes, f"{describe_bytes(here)} of {describe_bytes(all_bytes)}"),
+            on_trouble=lambda error: typer.echo(error.line(), err=True))
     if json_:
         import json
         from dataclasses import asdict

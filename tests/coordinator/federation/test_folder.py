@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
+from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.coordinator.federation.folder import (
     AddressSettings,
     Federation,
@@ -75,6 +75,17 @@ def test_what_others_may_read_of_an_older_folder_is_taken_from_them_and_said_onc
                         " machine had rights there; now only this one has")
         assert modes(federation) == PRIVATE
         assert keep_private(federation) == []
+
+
+def test_a_federation_whose_ledger_is_gone_is_not_taken_for_a_new_one(federation: Federation) -> None:
+    """An empty ledger in its place would know no silo, and backups of it would push good ones out."""
+    open_federation(federation.folder)  # nothing has been noted yet: `serve` makes that key
+    (federation.authority / "audit.key").write_text("-")
+    with pytest.raises(StorageDamaged, match=r"ledger\.sqlite: is gone, and this federation has had one") as caught:
+        open_federation(federation.folder)
+    assert "coordinator restore" in caught.value.remedy
+    Ledger(federation.ledger).close()
+    assert open_federation(federation.folder) == federation
 
 
 def test_what_belongs_to_somebody_else_is_named_with_the_remedy(federation: Federation,

@@ -38,6 +38,13 @@ def test_a_ledger_that_another_program_keeps_locked_is_an_error_with_a_remedy(
             pass
 
 
+def test_a_ledger_that_cannot_be_opened_is_one_line_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(SemisiloError, match=r"ledger\.sqlite: unable to open") as caught, \
+            no_commits(tmp_path / "ledger.sqlite"):
+        pass
+    assert str(tmp_path) in caught.value.remedy
+
+
 def test_a_file_that_is_no_ledger_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_bytes(b"no database, but long enough to be looked at" * 100)
     with pytest.raises(StorageDamaged, match="cannot be read as a ledger"), no_commits(tmp_path / "ledger.sqlite"):
