@@ -149,11 +149,12 @@ def revoke(silo: SiloName, folder: Folder = Path(),
 def new(study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")], folder: Folder = Path(),
         scenario: ScenarioOption = "labels-at-coordinator", as_json: JsonOption = False) -> None:
     """Make a study file to edit. Example: coordinator new second --scenario labels-at-silo"""
-    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.federation.folder import folder_option, open_federation
     from semisilo.coordinator.studies.queue import create_study
 
     path = create_study(open_federation(folder), study, scenario=scenario)
-    tell(as_json, {"study": study, "path": str(path)}, f"Edit {path}, then: coordinator queue {study}")
+    tell(as_json, {"study": study, "path": str(path)}, f"Edit {path}, then: coordinator queue {study}"
+                                                              f"{folder_option(folder)}")
 
 
 @app.command()

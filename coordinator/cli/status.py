@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
@@ -48,6 +49,15 @@ _LEAST_READABLE = 9
 """Cells of a column whose name is as long; below that rows stand one below the other."""
 
 
+def _no_study(folder: Path) -> str:
+    made = sorted(path.parent.name for path in (folder / "studies").glob("*/study.toml"))
+    if not made:
+        return f"No studies yet. Make one: coordinator new NAME{folder_option(folder)}"
+    others = f", and {len(made) - 1} more" if len(made) > 1 else ""
+    return (f"No study is queued yet. There is studies/{made[0]}/study.toml{others}: edit it, then coordinator queue"
+            f" {made[0]}{folder_option(folder)}")
+
+
 def render(console: Console, facts: StatusFacts) -> None:
     """Prints the facts; on a narrow terminal rows of tables stand one below the other."""
     _say(console, Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
@@ -57,7 +67,7 @@ def render(console: Console, facts: StatusFacts) -> None:
         _say(console, Text.assemble(("operator page at ", "dim"), facts.live.page))
     console.print()
     console.print(fitted(_study_table(facts), console) if facts.studies
-                  else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
+                  else Text(_no_study(Path(facts.folder)), "dim"),
                   soft_wrap=not facts.studies)
     for study in facts.studies:
         if study.participation.text:

@@ -31,6 +31,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 GIB = 2**30
+_LONGEST_INVITATION_SECONDS = 30 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,8 @@ class LimitSettings:
                 raise ValueError(error.line()) from None
             if seconds <= 0:
                 raise ValueError(f'{name} = "{getattr(self, name)}": must be above 0.')
+            if name == "invitation_life" and seconds > _LONGEST_INVITATION_SECONDS:
+                raise ValueError(f'invitation_life = "{self.invitation_life}": must be at most "30d".')
         if self.silent_seconds < 10:
             raise ValueError(f'silent_after = "{self.silent_after}": silos that work report every 3 to 7 seconds, so'
                              " give 10s at least.")

@@ -43,13 +43,17 @@ def studies(home: HomeOption = None,
     """
     import json
 
+    from semisilo.common.errors import UsageError
     from semisilo.common.text.wrapped import terminal_width
     from semisilo.silo.site.home import SiloHome
     from semisilo.silo.study_cards.book import CardBook
     from semisilo.silo.study_cards.decision import find_card
     from semisilo.silo.study_cards.table import facts_of, lines_of, whole_card
 
-    book = CardBook(SiloHome(home_of(home)).cards)
+    folder = home_of(home)
+    if not folder.is_dir():
+        raise UsageError(f"{folder} holds no silo.", remedy="Say which one: silo studies --home DIR")
+    book = CardBook(SiloHome(folder).cards)
     entries = [find_card(book, show)] if show else book.entries()
     if json_:
         typer.echo(json.dumps([facts_of(entry) for entry in entries], indent=2, ensure_ascii=False))

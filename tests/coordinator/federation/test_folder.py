@@ -141,6 +141,7 @@ def test_names_and_addresses_that_cannot_be_make_no_folder(tmp_path: Path, name:
     ("# uploads = 4", 'uploads = "4"', ("[limits] uploads", "whole number")),
     ('# invitation_life = "24h"', 'invitation_life = "a day"', ("[limits]", "invitation_life", "'a day'", '"2h"')),
     ('# invitation_life = "24h"', 'invitation_life = "0s"', ("[limits]", "above 0")),
+    ('# invitation_life = "24h"', 'invitation_life = "90d"', ("[limits]", "invitation_life", 'at most "30d"')),
     ('# silent_after = "3m"', 'silent_after = "5s"', ("[limits]", "silent_after", "10s at least")),
     ('# silent_after = "3m"', 'silent_after = "soon"', ("[limits]", "silent_after", "'soon'")),
     ('public = "hub.example:8443"', 'public = "hub.example:8443"\nenrollment = "hub.example:8443"',

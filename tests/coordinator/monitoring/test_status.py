@@ -19,6 +19,7 @@ from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.status import StatusFacts, gather
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.studies.queue import create_study
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
@@ -156,6 +157,11 @@ def test_an_empty_federation_says_what_to_do_next(tmp_path: Path) -> None:
     text = _text(gather(filled.federation, filled.ledger, None))
     assert "coordinator new NAME" in text
     assert "coordinator invite NAME" in text
+    for name in ("first", "second"):
+        create_study(filled.federation, name)
+    text = " ".join(_text(gather(filled.federation, filled.ledger, None)).split())
+    assert "No study is queued yet. There is studies/first/study.toml, and 1 more: edit it, then coordinator queue" \
+        in text
 
 
 def test_a_failed_study_shows_its_reason(tmp_path: Path) -> None:
