@@ -17,8 +17,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
   rollback    points back at the version before
   uninstall   stops the service and removes program and units; keys, studies and memory stay in /var/lib/semisilo
 
-  --from WHAT       what pip is to install: a wheel, a folder with the source, or a name such as semisilo==0.1.0;
-                    the source that this script lies in by default
+  --from WHAT       what pip is to install: a wheel, a folder with the source, or NAME==VERSION where the package index
+                    has it; the source that this script lies in by default
   --extras LIST     formats and tools to install along, for example dicom,tiff; '' for none. By default dicom, and for a
                     hub onnx as well, in which it hands over a model
   --index URL       the package index to use; pip's own by default
@@ -33,7 +33,7 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
 
 Examples:
   sh install.sh hub --from semisilo-0.1.0-py3-none-any.whl
-  sh install.sh silo --from semisilo==0.1.0 --extras dicom
+  sh install.sh silo --from semisilo-0.1.0-py3-none-any.whl --extras dicom,privacy
   sh install.sh hub upgrade --from semisilo-0.2.0-py3-none-any.whl
   sh install.sh silo uninstall
 HELP
@@ -122,7 +122,7 @@ make_folders() {
 
 make_release() {   # sets $release
     [ "$dry" = yes ] || "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it with --python."
+        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv), or name it: --python python3.11."
     what=${from:-$(dirname -- "$here")}
     [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
     case $what in
@@ -227,6 +227,8 @@ NEXT
 
 Next, as root, with the line from the hub:
   $run $prefix/bin/silo enroll --home $state/silo LINE
+  (behind a proxy: $run env https_proxy=http://proxy.example:3128 $prefix/bin/silo enroll --home $state/silo LINE,
+   and https_proxy=http://proxy.example:3128 as a line of /etc/semisilo/silo.env, which the service reads)
   read $state/silo/silo.toml: what may leave this site
   systemctl enable --now $unit
   $run $prefix/bin/silo status --home $state/silo

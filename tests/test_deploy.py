@@ -112,6 +112,15 @@ def test_a_systemd_unit_may_write_where_its_command_does_and_nowhere_else(path: 
         assert service["Restart"] == "on-failure"
 
 
+@each_of("path", [path for path in UNITS if "backup" not in path.name], ids=lambda path: path.name)
+def test_a_service_comes_back_after_an_outage_of_any_length_and_not_after_wrong_usage(path: Path) -> None:
+    unit = _unit(path)
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0", "with a limit an outage that outlasts it ends the service"
+    assert "StartLimitBurst" not in unit["Unit"]
+    assert int(unit["Service"]["RestartSec"]) >= 10, "starting takes seconds of a core"
+    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+
+
 def test_the_timer_starts_the_backup_also_after_a_night_without_power() -> None:
     timer = _unit(DEPLOY / "systemd" / "semisilo-backup.timer")
     assert timer["Timer"]["Persistent"] == "true"

@@ -56,8 +56,8 @@ STUDY, METHOD_PAGE, SIMULATION, FEDERATION, ERRORS = (
 METHOD_PAGES = {name: ROOT / "docs" / "methods" / f"{name}.md" for name in METHODS}
 DATA = ROOT / "docs" / "data.md"
 _SCRIPT = re.compile(rf"(?:{'|'.join(SCRIPTS)})(?= )")
-_BEFORE = re.compile(r"^(\$ )?(runuser -u \w+ -- )?(/opt/semisilo/bin/|\.venv/bin/)?")
-"""What may stand before a command: a prompt, another user, a folder."""
+_BEFORE = re.compile(r'^(\$ )?(runuser -u \w+ -- )?(env \w+=\S+ )?(/opt/semisilo/bin/|\.venv/bin/|"\$SEMISILO_BIN"/)?')
+"""What may stand before a command: a prompt, another user, a variable, a folder."""
 
 SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[study]", StudySettings),

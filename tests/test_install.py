@@ -184,6 +184,16 @@ def test_a_hub_can_hand_over_onnx_and_both_sides_read_dicom_unless_told_otherwis
     assert f" {installed}\n" in done.stdout
 
 
+def test_a_python_that_is_too_old_is_said_with_packages_that_are_new_enough(tmp_path: Path) -> None:
+    done = subprocess.run(["sh", str(SCRIPT), "silo", "--root", str(tmp_path / "root"), "--python", "false"],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: false is no Python >= 3.11")
+    # The python3 of Ubuntu 22.04 is 3.10: the same package again would not help.
+    assert "Ubuntu 22.04: apt-get install python3.11 python3.11-venv" in done.stderr
+    assert "--python python3.11" in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_it_says_how_to_go_on() -> None:
     # The script is read from standard input: the folder of the checkout may be closed to others.

@@ -1,12 +1,12 @@
-"""The local record of everything that left this site: `<home>/disclosures.jsonl`, one JSON object a line.
+"""The local record of what left this site: `<home>/disclosures.jsonl`, one JSON object a line.
 
 A line is on disk before the first byte that it tells of leaves, so the record may name something that was cut off on
-its way but never misses anything that was sent.
+its way but never misses anything of these kinds.
 
 What repeats itself is told once: an update however often it is sent, what the silo announces in every call for a task
-(counts, version, permitted methods) when it changes, and a question of `silo check` when the version does. How far the
-work is (a share and a line such as "epoch 2 of 5"), the digests of the model that it holds, and its clock go along with
-these calls and have no line of their own.
+(counts, version, permitted methods) when it changes, and a question of `silo check` when the version does. What goes
+along with calls and has no line of its own, such as how far the work is, is listed in docs/federation.md, "What has no
+line".
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def choice_of(folder: Path, named: str, *, no_labels: bool = False) -> JoinChoic
     if named:  # as it is written, so that messages say it in the same way
         return JoinChoice(source=named, dicom=policy.dicom, patient=policy.patient, formats=policy.formats,
                           use_labels=policy.labels and not no_labels)
-    return choose_data(home, policy, data=None, no_labels=no_labels, on_error=None)
+    return choose_data(home, policy, data=None, no_labels=no_labels, on_error=None, example="silo data{home} /scans")
 
 
 def look(source: str, *, choice: JoinChoice, classes: tuple[str, ...], size: int, study: StudyImages | None = None,

@@ -29,10 +29,14 @@ def check_there(choice: JoinChoice) -> None:
 
 
 def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelled: str | None = None,
-                test: str | None = None, no_labels: bool = False, on_error: OnError | None) -> JoinChoice:
+                test: str | None = None, no_labels: bool = False, on_error: OnError | None,
+                example: str = "silo join{home} --data /scans") -> JoinChoice:
     """Which images: the command's, else those of silo.toml, else those of the last time.
 
     Who names the images says which are labelled and which are for testing; the command may add to the others' choice.
+
+    Args:
+        example: how the command at hand is told which, for the remedy; {home} becomes its option, where it needs one.
     Raises: UsageError when none of them names any; BadData when two sources hold the same images.
     """
     last = JoinChoice.load(home.choice)
@@ -47,7 +51,7 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
         choice = replace(last, on_error=policy.on_error)  # what a command said of broken files holds for once
     else:
         raise UsageError("No images were named.",
-                         remedy=f"Say where they are: silo join{home_option(home.folder)} --data /scans")
+                         remedy=f"Say where they are: {example.format(home=home_option(home.folder))}")
     if labelled:
         choice = replace(choice, labelled=resolve_source(labelled, base=here))
     if test:

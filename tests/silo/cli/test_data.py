@@ -52,7 +52,9 @@ def test_without_a_source_all_that_the_silo_knows_is_looked_at(site, capsys):
     home = site / "home"
     home.mkdir()
     assert run("--home", str(home)) == 2
-    assert "No images were named" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "No images were named" in said
+    assert f"Say where they are: silo data --home {home} /scans" in " ".join(said.split()), "and not to join at once"
     (home / "silo.toml").write_text(f'[data]\nsource = "{site}/scans"\ntest = "{site}/held"\n')
     assert run("--home", str(home), "--json") == 0
     first, second = json.loads(capsys.readouterr().out)
