@@ -29,10 +29,10 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskRequest,
     in_order,
 )
-from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, RosterEntry
+from semisilo.common.secure_aggregation.roster import ADDED, MAX_ROSTER, REMOVED, RosterEntry
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 
-__all__ = ["MAX_ROSTER", "StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex",
+__all__ = ["StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex",
            "question_from_hex", "question_from_proto", "question_to_hex"]
 
 T = TypeVar("T")
@@ -46,8 +46,6 @@ _MAX_NAME_BYTES = 128
 _MAX_SEALED_BYTES = 512
 _MAX_SHARE_BYTES = 128
 _MAX_TENSORS = 65_536
-MAX_ROSTER = 1024
-"""Entries that a federation's roster may have: it goes to every silo with every sum, 100 bytes each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,10 +15,13 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadRoster
 from semisilo.common.secure_aggregation.messages import IDENTITY_BYTES
 
-__all__ = ["ADDED", "EMPTY", "REMOVED", "Roster", "RosterEntry", "RosterHead", "append", "replay", "roster_of"]
+__all__ = ["ADDED", "EMPTY", "MAX_ROSTER", "REMOVED", "Roster", "RosterEntry", "RosterHead", "append", "replay",
+           "roster_of"]
 
 ADDED = "added"
 REMOVED = "removed"
+MAX_ROSTER = 1024
+"""Entries that a federation's roster may have: it goes to every silo with every sum, 100 bytes each."""
 _ENTRY = b"semisilo roster entry v1\0"
 _HEAD = b"semisilo roster head v1\0"
 

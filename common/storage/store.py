@@ -289,11 +289,15 @@ class PayloadStore:
         return sum(self.recycle(self.folder / digest) for digest in self.digests() - set(keep))
 
     def recycle(self, path: Path) -> int:
-        """Removes a file on the store's disk, or keeps it as a spare; returns the bytes that became free."""
-        size = path.stat().st_size
-        if self._spares.add(path):
+        """Removes a file on the store's disk, or keeps it as a spare; returns the bytes that became free: 0 where
+        somebody else has removed it, as an update that came too late is removed by whoever notices first."""
+        try:
+            size = path.stat().st_size
+            if self._spares.add(path):
+                return 0
+            path.unlink()
+        except FileNotFoundError:
             return 0
-        path.unlink()
         return size
 
     def drop_spares(self) -> int:

@@ -90,7 +90,6 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
-from semisilo.coordinator.compute.model_facts import model_facts
 from semisilo.coordinator.compute.silo_noise import check_network, silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
@@ -110,6 +109,7 @@ from semisilo.coordinator.secure_aggregation.summed_updates import SummedUpdates
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Operations", "check_study"]

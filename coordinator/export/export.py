@@ -45,7 +45,6 @@ from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.compute.labels_alone_model import read_labels_alone
-from semisilo.coordinator.compute.model_facts import model_facts
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
@@ -92,6 +91,7 @@ from semisilo.coordinator.monitoring.summary import StudySummary, audit, summari
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.studies.held_out import check_apart
 from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.privacy import masked_sentence
 from semisilo.coordinator.studies.study_file import config_from_dict
 

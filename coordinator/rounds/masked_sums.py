@@ -13,7 +13,7 @@ from typing import TypeVar
 from semisilo.common.errors import BadSignature, SecureSumFailed
 from semisilo.common.methods.contract import Phase, SumStep
 from semisilo.common.secure_aggregation.context import told_alike
-from semisilo.common.secure_aggregation.conversion import MAX_ROSTER, SumQuestion, answer_from_proto, question_to_hex
+from semisilo.common.secure_aggregation.conversion import SumQuestion, answer_from_proto, question_to_hex
 from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import (
     STEPS,
@@ -25,7 +25,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskAnswer,
     in_order,
 )
-from semisilo.common.secure_aggregation.roster import Roster, roster_of
+from semisilo.common.secure_aggregation.roster import MAX_ROSTER, Roster, roster_of
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow

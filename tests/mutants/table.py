@@ -544,7 +544,7 @@ _CHOICE = _mutants(
     ("a-round-passes-for-labels-alone", "coordinator/monitoring/results/by_class.py",
      "handed_over=not choice.labels_alone and", "handed_over=",
      f"{_SHOWN_MODEL}::test_without_their_numbers_by_class_those_of_the_round_do_not_pass_for_what_is_handed_over"),
-    ("several-labels-are-handed-over-as-one", "coordinator/compute/model_facts.py", ", task=frozen.task", "",
+    ("several-labels-are-handed-over-as-one", "coordinator/studies/model_facts.py", ", task=frozen.task", "",
      "tests/semisilo/simulation/test_multi_label.py"
      "::test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does"),
     ("a-site-reads-one-label-of-several", "silo/compute/operations.py",

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from semisilo.common.errors import BadRoster
-from semisilo.common.secure_aggregation.conversion import MAX_ROSTER
-from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, Roster, RosterEntry, append, replay
+from semisilo.common.secure_aggregation.roster import ADDED, MAX_ROSTER, REMOVED, Roster, RosterEntry, append, replay
 from semisilo.common.text.describe import describe_seconds
 from semisilo.coordinator.ledger.ledger import Ledger
 

@@ -548,3 +548,9 @@ def test_who_gives_a_file_up_while_a_chunk_is_written_leaves_it_closed_and_with_
         append(partial, 2000)
     assert store._open == {}
     assert store.partial("u", size_bytes=len(CONTENT)).committed_bytes == 1000
+
+
+def test_a_payload_that_somebody_else_has_just_removed_is_no_trouble(tmp_path: Path) -> None:
+    """An update that came too late is removed by whoever notices first: its own upload, or the end of its round."""
+    store = PayloadStore(tmp_path)
+    assert store.recycle(store.path("0" * 64)) == 0

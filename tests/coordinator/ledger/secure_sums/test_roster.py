@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import BadRoster
-from semisilo.common.secure_aggregation.conversion import MAX_ROSTER
-from semisilo.common.secure_aggregation.roster import roster_of
+from semisilo.common.secure_aggregation.roster import MAX_ROSTER, roster_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.secure_sums import roster
 from semisilo.coordinator.ledger.secure_sums.roster import (

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.models.exported import ModelFacts, inference_settings
-from semisilo.coordinator.compute.labels_alone_model import prior_of_labels_alone
 from semisilo.coordinator.ledger.records import LABELS_ALONE, BaselineRecipe, FrozenStudy
-from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
+from semisilo.coordinator.strategies.parts.labelled_hints import prior_of_labels_alone, training_prior
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["model_facts"]
@@ -33,4 +32,4 @@ def model_facts(study: str, config: StudyConfig, frozen: FrozenStudy, labelled: 
         model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image, study=study,
         method=config.method.name if alone is None else LABELS_ALONE, round=round if alone is None else None,
         state=state, task=frozen.task, training_prior=training_prior(config.method.settings, labelled, classes)
-        if alone is None else prior_of_labels_alone(labelled, classes, recipe=alone))
+        if alone is None else prior_of_labels_alone(labelled, classes, strong=alone == "strong"))
