@@ -43,6 +43,14 @@ def test_studies_are_chosen_and_compared_over_rounds_bytes_and_time(browser: Any
             shown.wait_for("axis => document.querySelector('line-chart svg').textContent.includes(axis)", axis)
 
 
+def test_an_accuracy_is_rounded_alike_wherever_it_stands_on_a_page(browser: Any, three: LivePage) -> None:
+    """84.55 % was 84.6 in one place and 84.5 in another."""
+    with tab(browser, three.address) as shown:
+        shown.go("#/study/second", title="second")
+        beside = shown.text("section[aria-labelledby=beside]")
+        assert describe_percentage(accuracy_after(3)) in beside
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
 def test_studies_that_end_alike_are_all_named_beside_their_lines(viewport: dict[str, int], browser: Any, tmp_path: Path
