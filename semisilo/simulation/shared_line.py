@@ -61,5 +61,5 @@ class SharedLine:
 def _facts(frozen: FrozenStudy) -> tuple[object, ...]:
     """What a line depends on and is measured with, as far as it is not in settings that were compared before."""
     return (frozen.classes, frozen.image, frozen.num_labelled, frozen.num_validation, frozen.num_test,
-            frozen.test_images, frozen.test_without, frozen.num_parameters, frozen.num_frozen, frozen.frozen_digest, frozen.weights_digest,
-            frozen.measure)
+            frozen.test_images, frozen.test_without, frozen.num_parameters, frozen.num_frozen, frozen.frozen_digest,
+            frozen.weights_digest, frozen.measure)
