@@ -69,8 +69,7 @@ class Agreement:
         entry = await asyncio.to_thread(self._book.find, task.study)
         if entry is None or entry.digest != task.card or entry.state == "waiting":
             entry = await self._arrived(task)
-        if entry.state == "declined":
-            raise NotPermitted(_declined(entry), remedy=f"To take part after all: silo approve {entry.study}")
+        _not_declined(entry)
         if entry.state == "waiting":
             self._waiting = task.study
             raise _not_approved(entry)
@@ -80,11 +79,12 @@ class Agreement:
         if entry.state == "approved":
             signature = self._sign(task.study, entry.digest)
             entry = await asyncio.to_thread(self._book.signed, entry, signature, now_unix=self._clock())
+            _not_declined(entry)
             _LOG.info("signed the card of study %s (%s...), by %s", entry.study, entry.digest[:12], entry.by)
         if not entry.told:
             await asyncio.to_thread(self._note, task.study, entry.digest, bytes.fromhex(entry.signature))
             await self._calls.sign_card(task.study, entry.digest, bytes.fromhex(entry.signature))
-            await asyncio.to_thread(self._book.told, entry)
+            _not_declined(await asyncio.to_thread(self._book.told, entry))  # may have taken hours
 
     def awaits(self) -> StudyNotApproved | None:
         """What keeps this silo from a task that it was given, as long as nobody has decided; None for nothing."""
@@ -121,8 +121,10 @@ class Agreement:
         return entry
 
 
-def _declined(entry: CardEntry) -> str:
-    return f"This site has declined study '{entry.study}' on {describe_moment(entry.unix)}."
+def _not_declined(entry: CardEntry) -> None:
+    if entry.state == "declined":
+        raise NotPermitted(f"This site has declined study '{entry.study}' on {describe_moment(entry.unix)}.",
+                           remedy=f"To take part after all: silo approve {entry.study}")
 
 
 def _not_approved(entry: CardEntry) -> StudyNotApproved:

@@ -10,14 +10,18 @@ Tests: tests/silo/study_cards/test_book.py.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from semisilo.common.config import canonical_json, from_dict
-from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
 from semisilo.common.methods.study_card import StudyCard, card_from_text, changes
 from semisilo.common.storage.durable import write_durably
 
@@ -74,7 +78,8 @@ class CardEntry:
 
 
 class CardBook:
-    """Of one site. The agent and `silo approve` may both write, a whole file each time."""
+    """Of one site. The agent and `silo approve` may both write, a whole file each time, and each looks again under a
+    lock at what there is: a person's word that comes while the agent waits for the coordinator is not written over."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` is made when something is kept."""
@@ -96,37 +101,65 @@ class CardBook:
         Args:
             approval: whether a person must approve it.
         """
-        before = self.find(study)
-        if before is not None and before.digest == digest:
-            if before.state == "waiting" and not approval:
-                return self._keep(replace(before, state="approved", by=BY_POLICY, unix=now_unix))
-            return before
-        earlier, signed_text = ((), "") if before is None else (before.earlier, before.signed_text)
-        if before is not None and before.signature:
-            earlier = (*earlier, Earlier(digest=before.digest, signed_unix=before.unix))
-            signed_text = before.text
-        entry = CardEntry(study=study, digest=digest, text=text, state="waiting" if approval else "approved",
-                          unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text)
-        if before is not None and before.state == "declined":
-            entry = replace(entry, state="declined", by=before.by, unix=before.unix)
-        return self._keep(entry)
+        with self._alone():
+            before = self.find(study)
+            if before is not None and before.digest == digest:
+                if before.state == "waiting" and not approval:
+                    return self._keep(replace(before, state="approved", by=BY_POLICY, unix=now_unix))
+                return before
+            earlier, signed_text = ((), "") if before is None else (before.earlier, before.signed_text)
+            if before is not None and before.signature:
+                earlier = (*earlier, Earlier(digest=before.digest, signed_unix=before.unix))
+                signed_text = before.text
+            entry = CardEntry(study=study, digest=digest, text=text, state="waiting" if approval else "approved",
+                              unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text)
+            if before is not None and before.state == "declined":
+                entry = replace(entry, state="declined", by=before.by, unix=before.unix)
+            return self._keep(entry)
 
     def decide(self, entry: CardEntry, *, approved: bool, by: str, now_unix: float) -> CardEntry:
-        """A person's word. What is signed stays signed until it is declined."""
-        if approved and entry.state == "signed":
-            return entry
-        return self._keep(replace(entry, state="approved" if approved else "declined", by=by, unix=now_unix))
+        """A person's word. What is signed stays signed until it is declined; what is declined is declined whatever has
+        come meanwhile.
+
+        Raises: UsageError for an approval where another card has come since `entry` was read.
+        """
+        with self._alone():
+            now = self.find(entry.study) or entry
+            if approved and now.digest != entry.digest:
+                raise UsageError(f"Study '{entry.study}' has another card by now.", remedy="Look at it, then decide.")
+            if approved and now.state == "signed":
+                return now
+            return self._keep(replace(now, state="approved" if approved else "declined", by=by, unix=now_unix))
 
     def signed(self, entry: CardEntry, signature: bytes, *, now_unix: float) -> CardEntry:
-        """Keeps this site's signature, before it leaves."""
-        return self._keep(replace(entry, state="signed", signature=signature.hex(), unix=now_unix, told=False))
+        """Keeps this site's signature, before it leaves; the entry that there is by now, and nothing kept, where the
+        card is not approved any more."""
+        with self._alone():
+            now = self.find(entry.study)
+            if now is None or now.digest != entry.digest or now.state != "approved":
+                return now or entry
+            return self._keep(replace(now, state="signed", signature=signature.hex(), unix=now_unix, told=False))
 
     def told(self, entry: CardEntry) -> CardEntry:
-        """The coordinator has the signature."""
-        return self._keep(replace(entry, told=True))
+        """The coordinator has the signature. The entry that there is by now: a person may have declined it since."""
+        with self._alone():
+            now = self.find(entry.study)
+            if now is None or (now.digest, now.signature) != (entry.digest, entry.signature):
+                return now or entry
+            return self._keep(replace(now, told=True))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else writes. Held for one small file."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     def _keep(self, entry: CardEntry) -> CardEntry:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(self._path(entry.study), canonical_json(entry).encode() + b"\n", mode=0o600)
         return entry
 

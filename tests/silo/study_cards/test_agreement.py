@@ -125,3 +125,19 @@ def test_a_coordinator_without_cards_is_taken_but_where_a_person_must_approve(tm
     check(agreement(tmp_path, Hub()), task)
     with pytest.raises(NotPermitted, match="requires study cards"):
         check(agreement(tmp_path, Hub(), approval=True), task)
+
+
+def test_what_a_person_declines_while_the_coordinator_is_away_stays_declined(tmp_path: Path) -> None:
+    """`sign_card` is repeated for as long as the coordinator is away; the agent held the entry from before."""
+    book = CardBook(tmp_path)
+
+    class Away(Hub):
+        async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
+            book.decide(book.entries()[0], approved=False, by="ann", now_unix=6.0)
+
+    made = agreement(tmp_path, Away())
+    for _ in range(2):
+        with pytest.raises(NotPermitted, match="has declined study 's'"):
+            check(made)
+    (entry,) = book.entries()
+    assert (entry.state, entry.by, entry.unix) == ("declined", "ann", 6.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import StorageDamaged
+from semisilo.common.errors import StorageDamaged, UsageError
 from semisilo.silo.study_cards.book import BY_POLICY, CardBook
 from tests.study_cards import CARD
 
@@ -72,3 +72,25 @@ def test_a_file_that_cannot_be_read_says_how_to_go_on(tmp_path: Path) -> None:
     next(tmp_path.glob("*.json")).write_text("{")
     with pytest.raises(StorageDamaged, match="cannot be read"):
         book.entries()
+
+
+def test_a_persons_word_is_not_written_over_by_what_the_agent_read_before(tmp_path: Path) -> None:
+    book = CardBook(tmp_path)
+    approved = book.arrived("s", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    declined = book.decide(approved, approved=False, by="ann", now_unix=2.0)
+    assert book.signed(approved, b"x" * 64, now_unix=3.0) == declined == book.find("s")
+    signed = book.signed(book.decide(declined, approved=True, by="ann", now_unix=4.0), b"x" * 64, now_unix=5.0)
+    again = book.decide(signed, approved=False, by="bea", now_unix=6.0)
+    told = book.told(signed)
+    assert (told.state, told.by, told.told) == ("declined", "bea", True)
+    assert book.find("s") == told == replace(again, told=True)
+
+
+def test_another_card_that_has_come_meanwhile_is_declined_and_not_approved(tmp_path: Path) -> None:
+    book = CardBook(tmp_path)
+    seen = book.arrived("s", CARD.digest(), CARD.text(), approval=True, now_unix=1.0)
+    book.arrived("s", OTHER.digest(), OTHER.text(), approval=True, now_unix=2.0)
+    with pytest.raises(UsageError, match="another card by now"):
+        book.decide(seen, approved=True, by="ann", now_unix=3.0)
+    declined = book.decide(seen, approved=False, by="ann", now_unix=3.0)
+    assert (declined.digest, declined.state) == (OTHER.digest(), "declined")
