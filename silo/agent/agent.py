@@ -137,7 +137,7 @@ class Agent:
         """Whether there was a study to take part in, or the end of one was heard."""
         self._poll_seconds = poll_seconds
         self._clock = clock
-        self._memory = SiloMemory(home.memory, outgoing=home.outgoing)
+        self._memory = SiloMemory(home.memory, outgoing=home.outgoing, clock=clock)
         self._cache = open_cache(home.cache)
         self._tensors = TensorCache(self._cache)
         self._status = StatusFile(home.status)

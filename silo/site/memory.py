@@ -15,7 +15,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,10 +28,14 @@ from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
 from semisilo.silo.site.stores import open_outgoing
 
-__all__ = ["CommittedMemory", "PendingUpdate", "SiloMemory", "update_id_of"]
+__all__ = ["UNUSED_DAYS", "CommittedMemory", "PendingUpdate", "SiloMemory", "update_id_of"]
 
 _LOG = logging.getLogger("semisilo.memory")
 _INDEX = "memory.json"
+UNUSED_DAYS = 90
+"""What was kept for a study goes when none of its files has changed for so long; a study that comes back after all
+starts without memory."""
+_DAY_SECONDS = 86400.0
 _FORMAT = 1
 
 
@@ -86,9 +91,11 @@ class _Index:
 class SiloMemory:
     """The durable memory of one silo. Used by one agent at a time (the agent's lock sees to that)."""
 
-    def __init__(self, folder: Path, *, outgoing: Path | None = None) -> None:
-        """Opens or creates the memory in `folder`; `outgoing` is the store of updates (default: a folder inside)."""
+    def __init__(self, folder: Path, *, outgoing: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """Opens or creates the memory in `folder`; `outgoing` is the store of updates (default: a folder inside);
+        `clock` gives Unix seconds."""
         self.folder = folder
+        self._clock = clock
         self.outgoing = open_outgoing(folder / "outgoing" if outgoing is None else outgoing)
         folder.mkdir(parents=True, exist_ok=True)
         self._whole: dict[str, tuple[int, int, int]] = {}
@@ -125,6 +132,7 @@ class SiloMemory:
                          " it is dropped and training starts without it", study, committed.round, last_folded_round)
             committed = None
         self._put(study, _Kept(committed=committed, pending=pending))
+        self._forget_unused(study)
         self._collect()
 
     def committed(self, study: str) -> Path | None:
@@ -243,13 +251,31 @@ class SiloMemory:
             return study, kept.pending.round
         return study, kept.committed.round
 
-    def forget(self, study: str) -> None:
-        """Drops all that is kept for a study, for example when it is over."""
-        if study in self._index.studies:
-            studies = {name: kept for name, kept in self._index.studies.items() if name != study}
-            latest = "" if self._index.latest == study else self._index.latest
-            self._write(_Index(latest=latest, studies=studies))
-            self._collect()
+    def _forget_unused(self, present: str) -> None:
+        """A coordinator does not say that a study is over for good, and each leaves files as large as its model."""
+        oldest = self._clock() - UNUSED_DAYS * _DAY_SECONDS
+        unused = [study for study, kept in self._index.studies.items()
+                  if study != present and (changed := self._changed_unix(kept)) is not None and changed < oldest]
+        if unused:
+            self._write(replace(self._index, studies={study: kept for study, kept in self._index.studies.items()
+                                                      if study not in unused}))
+            for study in unused:
+                _LOG.info("study %s: what training kept for it is removed: it was last used more than %d days ago",
+                          study, UNUSED_DAYS)
+
+    def _changed_unix(self, kept: _Kept) -> float | None:
+        """When the newest file of a study was written, Unix seconds; None where it has none."""
+        paths = [] if kept.pending is None else [path for path, _ in self._files(kept.pending)]
+        if kept.committed is not None:
+            paths += [self._memory_path(digest) for digest in (kept.committed.digest, kept.committed.residuals)
+                      if digest]
+        found = list[float]()
+        for path in paths:
+            try:
+                found.append(path.stat().st_mtime)
+            except OSError:
+                continue
+        return max(found, default=None)
 
     # Files ------------------------------------------------------------------------------------------------------------
 

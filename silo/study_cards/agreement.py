@@ -88,7 +88,11 @@ class Agreement:
 
     def awaits(self) -> StudyNotApproved | None:
         """What keeps this silo from a task that it was given, as long as nobody has decided; None for nothing."""
-        entry = self._book.find(self._waiting) if self._waiting else None
+        try:
+            entry = self._book.find(self._waiting) if self._waiting else None
+        except OSError as error:  # nobody is known to have decided; asked again with the next call
+            return StudyNotApproved(f"Whether study '{self._waiting}' is approved cannot be read:"
+                                    f" {error.strerror or error}.")
         if entry is None or entry.state != "waiting":
             self._waiting = ""
             return None

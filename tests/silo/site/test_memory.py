@@ -275,7 +275,7 @@ def test_memory_of_another_round_than_the_last_folded_one_is_not_used(tmp_path: 
     assert memory.state() == ("s", 0)
 
 
-def test_studies_do_not_share_memory_and_can_be_forgotten(tmp_path: Path) -> None:
+def test_studies_do_not_share_memory(tmp_path: Path) -> None:
     memory = SiloMemory(tmp_path)
     answer(memory, 1)
     memory.resolve("s", 1)
@@ -283,9 +283,26 @@ def test_studies_do_not_share_memory_and_can_be_forgotten(tmp_path: Path) -> Non
     assert memory.committed("other") is None
     assert memory.state() == ("other", 0)
     assert seen(memory) == "memory 1 train"
-    memory.forget("s")
-    assert seen(memory) is None
-    assert list(tmp_path.glob(f"*{STATE_ENDING}")) == []
+
+
+def test_what_a_study_has_left_goes_when_it_was_not_used_for_90_days(tmp_path: Path) -> None:
+    """Each study leaves files as large as its model, and nobody says to a silo that it is over for good."""
+    now = 1e9
+    memory = SiloMemory(tmp_path, clock=lambda: now)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2)
+    files = [*tmp_path.glob(f"*{STATE_ENDING}"), *(path for path in memory.outgoing.folder.iterdir() if path.is_file())]
+    assert len(files) == 3
+    for days, left in ((89, True), (91, False)):
+        for path in files:
+            os.utime(path, (now - days * 86400.0,) * 2)
+        memory.resolve("s", 1, round=2, task_id="s/2/train")
+        assert seen(memory) == "memory 1 train", "the study that is asked for keeps its own, however old"
+        memory.resolve("other", 0)
+        assert (memory.pending_for("s/2/train") is not None) == left
+        assert all(path.exists() == left for path in files)
+    assert SiloMemory(tmp_path).committed("s") is None
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"memory 1 trai?")])

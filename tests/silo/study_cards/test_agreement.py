@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -107,6 +108,23 @@ def test_a_person_must_approve_where_the_site_says_so_and_again_after_a_change(t
         check(made, replace(TASK, rounds=9, card=after.digest()))
     made.heard_of("another")
     assert made.awaits() is None, "another study runs now"
+
+
+def test_a_card_that_cannot_be_read_for_a_moment_is_still_waited_for(tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read before every call to the coordinator; an error of the system there ended the silo."""
+    made = agreement(tmp_path, Hub(), approval=True)
+    with pytest.raises(StudyNotApproved):
+        check(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many")))
+        waits = made.awaits()
+        assert waits is not None
+        assert "cannot be read: Too many" in waits.line()
+    assert made.waiting == "s"
+    again = made.awaits()
+    assert again is not None
+    assert "Nobody at this site has approved study 's' yet" in again.line()
 
 
 def test_what_a_person_has_declined_is_refused(tmp_path: Path) -> None:
