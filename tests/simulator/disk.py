@@ -20,7 +20,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.simulator.loop import LIFE, Killed
+from tests.simulator.loop import BEGINNING_UNIX, LIFE, Killed
 
 if TYPE_CHECKING:
     from tests.simulator.machine import Machine
@@ -195,7 +195,7 @@ class Disk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _now(self) -> int:
-        return int((self._machine.loop.time() + self._machine.clock_ahead) * 1e9)
+        return int((BEGINNING_UNIX + self._machine.loop.time() + self._machine.clock_ahead) * 1e9)
 
     # Names ------------------------------------------------------------------------------------------------------------
 

@@ -27,12 +27,13 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from semisilo.common.audit import chain, signature
 from semisilo.common.config import to_dict
-from semisilo.common.errors import SemisiloError, SystemTrouble
+from semisilo.common.errors import SemisiloError, SystemTrouble, UsageError
 from semisilo.common.methods.contract import Phase
 from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.common.secure_aggregation import keys
 from semisilo.common.text.system_errors import explained
+from semisilo.coordinator.federation import operate
 from semisilo.coordinator.federation.audit_key import HeadSigner
 from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.ledger import database as ledger_database
@@ -40,6 +41,7 @@ from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
@@ -69,14 +71,16 @@ from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Stretch
 from tests.simulator.system import simulated, use_small_pieces
 from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute, use_vector_files
 
-__all__ = ["STUDY", "Outcome", "SimulatedFederation", "run_schedule"]
+__all__ = ["Outcome", "SimulatedFederation", "run_schedule"]
 
-STUDY = "s"
+_STUDIES = ("s", "t")
 _LONGEST_SECONDS = 2.5 * 86400.0
 _MOST_TURNS = 60_000
 _FAREWELL_SECONDS = 200.0
 """So long silos may take to hear that the study is over."""
 _SETTLE_SECONDS = 10.0
+_MOST_REQUEUED = 12
+"""By then a study that is queued again whenever it fails has failed without a reason."""
 _ENOUGH = 5
 """Violations: a process that ends again and again would fill the rest of the run."""
 _FOLDER = Path(f"/~{COORDINATOR}")
@@ -104,9 +108,9 @@ class Outcome:
         return hashlib.sha256("\n".join((*self.trace, *self.violations)).encode()).hexdigest()[:16]
 
 
-def _study_config(schedule: Schedule) -> Any:
+def _study_config(schedule: Schedule, number: int) -> Any:
     return config_from_dict({
-        "study": {"rounds": schedule.rounds, "start_with": len(schedule.silos), "seed": 7,
+        "study": {"rounds": schedule.rounds, "start_with": len(schedule.silos), "seed": 7 + number,
                   "labelled_only_baseline": False},
         "data": {"test": "digits", "classes": ["a", "b"], "image": {"size": 8, "channels": 1, "mean": [0.5],
                                                                     "std": [0.5]}},
@@ -234,8 +238,11 @@ class SimulatedFederation:
         self.ended: set[str] = set()
         """Silos that have heard that the study is over."""
         self.completed_at: float | None = None
+        self.requeued = 0
+        """How often an operator has queued a study again."""
         self.coordinator_deaths = 0
-        self.config = _study_config(schedule)
+        self.studies = {name: _study_config(schedule, number)
+                        for number, name in enumerate(_STUDIES[:schedule.studies])}
         self.database: Database
 
     # Processes --------------------------------------------------------------------------------------------------------
@@ -286,7 +293,7 @@ class SimulatedFederation:
         roster, runtime = LedgerRoster(ledger), RuntimeState()
         compute = self._compute(life.machine, lambda: CoordinatorWork(
             tuple(Phase(name) for name in ("train", "refine")[:self.schedule.phases]),
-            to_dict(self.config.method.settings)))
+            to_dict(self.studies["s"].method.settings)))
         meter = RoundMeter(ledger, port=1, connections=lambda port: _NoConnections())  # type: ignore[arg-type, return-value]
         payloads = open_payloads(_FOLDER / "payloads")
         spool = open_spool(_FOLDER / "spool", limit_bytes=100_000)
@@ -327,11 +334,27 @@ class SimulatedFederation:
                 study = await engine.run_next()
                 if study is None:
                     runtime.set(reason=StandbyReason.NO_STUDY, activity="")
+                if study is None and all(row.state is StudyState.COMPLETED for row in ledger.studies()):
                     self.completed_at = self.loop.time() if self.completed_at is None else self.completed_at
+                if study is None:
                     await runtime.wait(60.0)
 
+        async def queue_again() -> None:
+            """Somebody who queues again what has failed or was stopped."""
+            while True:
+                for row in ledger.studies():
+                    if row.state in (StudyState.FAILED, StudyState.STOPPED):
+                        with contextlib.suppress(SystemTrouble):
+                            ledger.requeue_study(row.name, row.config)
+                            self.trace.append(f"{self.loop.time():.6f} study {row.name} is queued again")
+                            self.requeued += 1
+                            if self.requeued == _MOST_REQUEUED:
+                                self.violations.append(f"study {row.name} fails again and again: {row.reason}")
+                await asyncio.sleep(self.schedule.requeue_seconds)
+
         self.settle_last = meter.settle
-        await asyncio.gather(settle(), run_studies())
+        several = [queue_again()] if self.schedule.studies > 1 else []
+        await asyncio.gather(settle(), run_studies(), *several)
 
     async def _silo(self, name: str, life: Life) -> None:
         """As `semisilo.silo.join` wires it."""
@@ -349,7 +372,7 @@ class SimulatedFederation:
         agent = Agent(home=home, silo=name, address="hub:1", federation="f", policy=_POLICY,
                       heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
-                      renew=renew, exit_when_finished=True, poll_seconds=50.0, clock=lambda: time.time())
+                      renew=renew, exit_when_finished=self.schedule.studies == 1, poll_seconds=50.0, clock=lambda: time.time())
         self._watch_memory(name, link, agent)
         life.serves = True
         await agent.run()
@@ -380,7 +403,7 @@ class SimulatedFederation:
             return machine.counted["operation"]
 
         return SimulatedCompute(build, self.draw, slow_seconds=self.schedule.slow_seconds, counted=count,
-                                deaths=machine.compute_deaths)
+                                deaths=machine.compute_deaths, failures=machine.compute_failures)
 
     # Running ----------------------------------------------------------------------------------------------------------
 
@@ -393,7 +416,7 @@ class SimulatedFederation:
         """
         for silo in self.schedule.silos:
             self.machines[silo].disk.mkdir(f"/~{silo}/images")
-        for folder in ("studies", f"studies/{STUDY}"):
+        for folder in ("studies", *(f"studies/{study}" for study in self.studies)):
             self.machines[COORDINATOR].disk.mkdir(f"/~{COORDINATOR}/{folder}")
         self._begin_ledger()
         for machine in self.machines.values():
@@ -427,7 +450,7 @@ class SimulatedFederation:
 
     def _begin_ledger(self) -> None:
         schedule = self.schedule
-        key = schedule.phases, schedule.masked, schedule.quorum, schedule.rounds, schedule.silos
+        key = (schedule.phases, schedule.masked, schedule.quorum, schedule.rounds, schedule.silos, schedule.studies)
         machine = self.machines[COORDINATOR]
         if key in _templates:
             machine.disk.close(machine.disk.open(f"/~{COORDINATOR}/ledger.sqlite", os.O_CREAT | os.O_EXCL))
@@ -449,7 +472,8 @@ class SimulatedFederation:
             token = bytes([number]) * 32
             roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
             roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number, not_after_unix=4e9)
-        ledger.queue_study(STUDY, to_dict(self.config))
+        for name, config in self.studies.items():
+            ledger.queue_study(name, to_dict(config))
 
     def _go_on(self, turn: float = math.inf) -> None:
         """Until the study is over, or so many callbacks have been run. Raises: TooLong."""
@@ -481,14 +505,32 @@ class SimulatedFederation:
         for each in stretch.compute_deaths:
             machine = self.machines[each.machine]
             machine.compute_deaths.add(machine.counted["operation"] + each.number)
+        hub = self.machines[COORDINATOR]
+        hub.compute_failures |= {hub.counted["operation"] + number for number in stretch.failures}
+        for stop in stretch.stops:
+            self.loop.call_later(stop.at_seconds, self._stop_study)
         for step in stretch.clock_steps:
             self.loop.call_later(step.at_seconds, set_clock, self.machines[step.machine], step.by_seconds)
         for disk in stretch.full_disks:
             self.loop.call_later(disk.at_seconds, fill, self.machines[disk.machine], True)
             self.loop.call_later(disk.at_seconds + disk.for_seconds, fill, self.machines[disk.machine], False)
 
+    def _stop_study(self) -> None:
+        """`coordinator stop`, in a process of its own."""
+        hub = self.machines[COORDINATOR]
+        if hub.life is None or not hub.life.alive:
+            return
+
+        def stop() -> None:
+            with contextlib.suppress(UsageError, SystemTrouble):
+                operate.stop(Ledger(_FOLDER / "ledger.sqlite"), origin="command")
+                self.trace.append(f"{self.loop.time():.6f} an operator stops the study")
+
+        with contextlib.suppress(Killed):
+            hub.life.context.copy().run(stop)
+
     def _is_over(self) -> bool:
-        if self.violations and len(self.violations) >= _ENOUGH:
+        if self.violations and (len(self.violations) >= _ENOUGH or self.requeued >= _MOST_REQUEUED):
             return True
         if self.completed_at is None:
             return False

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.simulator.machine import Life
 
-__all__ = ["BEGINNING", "LIFE", "Killed", "SeededLoop", "TooLong"]
+__all__ = ["BEGINNING", "BEGINNING_UNIX", "LIFE", "Killed", "SeededLoop", "TooLong"]
 
 LIFE: ContextVar[Life | None] = ContextVar("simulated_life", default=None)
 """The process that runs: of a callback, a task and work in a thread it is the one that made them."""
+BEGINNING_UNIX = 1_800_000_000.0
+"""When schedules begin, for their wall clocks."""
 BEGINNING = 1000.0
 """Virtual time of a new loop, seconds."""
 _LATE_SECONDS = 0.002

@@ -158,6 +158,8 @@ class Machine:
     """Marks, and who is told when they are reached."""
     compute_deaths: set[int] = field(default_factory=set)
     """Numbers of the calls in which its compute process dies."""
+    compute_failures: set[int] = field(default_factory=set)
+    """Numbers of the calls that fail for good: the study ends until somebody queues it again."""
     counted: Counter[str] = field(default_factory=Counter)
     life: Life | None = None
     file_error: FileError | None = None

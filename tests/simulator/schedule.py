@@ -16,7 +16,7 @@ from tests.simulator.machine import AimedDeath, FileError, PointOfDeath, Relapse
 from tests.simulator.network import LineFault
 
 __all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath",
-           "FullDisk", "Mark", "Schedule", "Stretch", "draw_schedule", "family_of", "path_of"]
+           "FullDisk", "Mark", "Schedule", "Stretch", "StudyStop", "draw_schedule", "family_of", "path_of"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")
@@ -33,6 +33,9 @@ _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "v
                "duplicate", "spoil")
 _MASKED_EVERY = 10
 """Every so-manieth family: such a run takes three times as long."""
+_TWO_STUDIES_EVERY, _TWO_STUDIES = 10, 4
+"""Every so-manieth family runs two studies: one fails or is stopped in a round, the other runs meanwhile, and an operator
+queues the first again."""
 _SHARE_OF_TWO_PHASES = 0.12
 """Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
@@ -72,6 +75,13 @@ class ComputeDeath:
 
     machine: str
     number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyStop:
+    """An operator stops the study that runs."""
+
+    at_seconds: float
 
 
 _TURNS = {(1, False): 2800, (2, False): 5200, (1, True): 4600, (2, True): 9000}
@@ -156,19 +166,25 @@ class Stretch:
     clock_steps: tuple[ClockStep, ...] = ()
     full_disks: tuple[FullDisk, ...] = ()
     compute_deaths: tuple[ComputeDeath, ...] = ()
+    failures: tuple[int, ...] = ()
+    """Numbers of the calls of the coordinator's compute process that fail, and a study with each."""
+    stops: tuple[StudyStop, ...] = ()
 
     @property
     def num_faults(self) -> int:
         deaths = [death for each in (self.deaths, self.aims) for of_one in each.values() for death in of_one]
         return (len(self.line_faults) + len(deaths) + sum(death.then is not None for death in deaths)
-                + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths))
+                + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths) + len(self.failures)
+                + len(self.stops))
 
     def lines(self) -> list[str]:
         """For a person."""
         return [*(f"line: {fault}" for fault in self.line_faults),
                 *(f"{name}: {death}" for each in (self.deaths, self.aims) for name, deaths in each.items()
                   for death in deaths),
-                *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths)]
+                *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths),
+                *(f"call {number} of the coordinator's compute process fails" for number in self.failures),
+                *map(str, self.stops)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +198,10 @@ class Schedule:
     """Of a round."""
     masked: bool = False
     """Whether updates are added up behind masks: every phase has five steps then."""
+    studies: int = 1
+    """In the queue; where there are several, each has a round less."""
+    requeue_seconds: float = 5.0
+    """How often an operator looks for studies that have failed or were stopped, and queues them again."""
     quorum: int = len(SILOS)
     """Answers that a phase must have; below all it also closes without the late ones, at its deadline."""
     chunk_bytes: int = 4096
@@ -215,7 +235,8 @@ class Schedule:
     def lines(self) -> list[str]:
         """For a person."""
         masks = " behind masks" if self.masked else ""
-        found = [f"{self.phases} phases{masks}, quorum {self.quorum}, chunks of {self.chunk_bytes} bytes,"
+        several = f"{self.studies} studies, " if self.studies > 1 else ""
+        found = [f"{several}{self.phases} phases{masks}, quorum {self.quorum}, chunks of {self.chunk_bytes} bytes,"
                  f" work of up to {self.slow_seconds:.1f} s"]
         for stretch in self.stretches:
             found += [f"from callback {stretch.at_turn} on:"] if stretch.at_turn else []
@@ -251,6 +272,8 @@ def draw_schedule(seed: int) -> Schedule:
                      slow_seconds=draw.choice((0.3, 2.0, 8.0)),
                      report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
     bounds = (0.0, *_moments(draw, part), 1.0)
+    if path[0] % _TWO_STUDIES_EVERY == _TWO_STUDIES:
+        plain = replace(plain, studies=2, rounds=2, phases=1, requeue_seconds=draw.choice((1.0, 10.0, 60.0)))
     return replace(plain, stretches=tuple(
         _Stretches(plain, begin, end, f"stretch {path[:number]}", last=number == len(path)).draw()
         for number, (begin, end) in enumerate(itertools.pairwise(bounds), start=1)))
@@ -339,11 +362,21 @@ class _Stretches:
                     seconds=draw.choice(_LINE_SECONDS) * (0.5 + draw.random()) if kind != "late" else _HELD_SECONDS,
                     mark="" if kind != "late" else self._mark(
                         STATEMENTS if draw.random() < 0.5 else NAMES[COORDINATOR]).text))
-        turns = _TURNS[schedule.phases, schedule.masked]
+        failures, stops = self._ends_of_studies(seconds) if schedule.studies > 1 else ((), ())
+        turns = _TURNS[schedule.phases, schedule.masked] * (4 / 3 if schedule.studies > 1 else 1)
         return Stretch(seed=self._seed, at_turn=max(int(self._begin > 0), int(self._begin * turns)),
                        line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
                        aims={name: tuple(each) for name, each in aims.items()}, clock_steps=tuple(steps),
-                       full_disks=tuple(full), compute_deaths=tuple(computes.values()))
+                       full_disks=tuple(full), compute_deaths=tuple(computes.values()), failures=failures, stops=stops)
+
+    def _ends_of_studies(self, seconds: float) -> tuple[tuple[int, ...], tuple[StudyStop, ...]]:
+        """What ends a study before its time."""
+        draw = self._draw
+        if draw.random() < 0.4:
+            return (), ()
+        if draw.random() < 0.4:
+            return (), (StudyStop(at_seconds=draw.uniform(0, seconds)),)
+        return (_moment(draw, self._share * _OPERATIONS[COORDINATOR]),), ()
 
     def _messages(self) -> float:
         schedule = self._schedule

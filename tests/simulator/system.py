@@ -7,6 +7,7 @@ Only for a process that does nothing else: `python -m tests.simulator.run`.
 from __future__ import annotations
 
 import builtins
+import fcntl
 import functools
 import io
 import os
@@ -24,13 +25,10 @@ from typing import Any
 
 from tests.simulator.database import connect
 from tests.simulator.disk import DESCRIPTORS, FIRST_DESCRIPTOR, Disk, File, Folder
-from tests.simulator.loop import LIFE, Killed
+from tests.simulator.loop import BEGINNING_UNIX, LIFE, Killed
 from tests.simulator.machine import Machine
 
-__all__ = ["BEGINNING_UNIX", "simulated", "use_small_pieces"]
-
-BEGINNING_UNIX = 1_800_000_000.0
-"""When schedules begin."""
+__all__ = ["simulated", "use_small_pieces"]
 
 _machines: list[Machine] = []
 _by_name: dict[str, Machine] = {}
@@ -233,7 +231,7 @@ class _Entries:
 
 def _take_over_others() -> None:
     scandir, utime, statvfs, fdopen, preadv = os.scandir, os.utime, os.statvfs, os.fdopen, os.preadv
-    fchmod, open_file, chmod = os.fchmod, io.open, os.chmod
+    fchmod, open_file, chmod, flock = os.fchmod, io.open, os.chmod, fcntl.flock
 
     def scan(path: Any = ".") -> Any:
         text = _simulated_path(path)
@@ -271,6 +269,11 @@ def _take_over_others() -> None:
         buffers[0][:len(data)] = data
         return len(data)
 
+    def lock(descriptor: int, operation: int) -> None:
+        """Each machine has one process, and a command that runs beside it is over before that goes on."""
+        if descriptor < FIRST_DESCRIPTOR:
+            flock(descriptor, operation)
+
     def change_mode(descriptor: int, mode: int) -> None:
         if descriptor < FIRST_DESCRIPTOR:
             fchmod(descriptor, mode)
@@ -290,6 +293,7 @@ def _take_over_others() -> None:
         return disk.stream(disk.open(text, flags, 0o644), mode, buffering, encoding, errors, newline)
 
     os.scandir, os.utime, os.statvfs, os.fdopen, os.preadv = scan, touch, space, from_descriptor, into  # type: ignore[assignment]
+    fcntl.flock = lock  # type: ignore[assignment]
     os.fchmod, os.chmod = change_mode, change_mode_of  # type: ignore[assignment]
     io.open = builtins.open = open_path  # type: ignore[assignment]
 

@@ -150,6 +150,31 @@ def test_a_hundred_neighbouring_families_have_all_kinds_of_studies_and_beginning
         assert sum(each.masked for each in families) == 10, "every tenth"
         assert 9 <= sum(each.phases == 2 for each in families) <= 15
         assert sum(each.stretches[-1].at_turn < 300 for each in families) >= 2
+        several = [each for each in families if each.studies == 2]
+        assert len(several) == 10, "every tenth"
+        assert not any(each.masked or each.phases > 1 for each in several)
+        assert any(stretch.failures for each in several for stretch in each.stretches)
+        assert any(stretch.stops for each in several for stretch in each.stretches)
+
+
+@pytest.mark.slow
+def test_a_study_that_was_stopped_and_one_that_has_failed_are_queued_again_beside_another_and_keep_their_bits() -> None:
+    lines = subprocess.run([sys.executable, "-c", _STOPPED_AND_FAILED], cwd=ROOT, text=True, capture_output=True,
+                           check=True, env={**os.environ, "PYTHONHASHSEED": "0"}).stdout.splitlines()
+    assert lines[0] == "()"
+    assert [re.sub(r"^[0-9.]+ ", "", line) for line in lines[1:]] == [
+        "an operator stops the study", "study s is queued again", "study t is queued again"]
+
+
+_STOPPED_AND_FAILED = """
+from tests.simulator.federation import run_schedule
+from tests.simulator.schedule import Schedule, Stretch, StudyStop
+
+done = run_schedule(Schedule(seed=1, studies=2, rounds=2, requeue_seconds=20.0, stretches=(
+    Stretch(stops=(StudyStop(at_seconds=8.0),), failures=(32,)),)))
+print(done.violations)
+print("\\n".join(line for line in done.trace if "study" in line and "Study" not in line))
+"""
 
 
 def test_what_is_to_come_in_a_stretch_is_counted_from_its_beginning() -> None:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.errors import BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
+from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
 from semisilo.common.methods.contract import (
     GroupLayout,
     Meaning,
@@ -126,9 +126,9 @@ def noise(*words: object) -> Numbers:
 ZEROS: Numbers = np.zeros(_SIZE, dtype=np.float32)
 
 
-def first_vector() -> Numbers:
+def first_vector(study: str) -> Numbers:
     """The model before round 1."""
-    return noise("first")
+    return noise("first", study)
 
 
 def frozen_vector() -> Numbers:
@@ -303,7 +303,7 @@ class CoordinatorWork:
         if self._study is None:  # as the product's: it died while it opened the study, and a silo's update came first
             raise ComputeFailed("No study is open in the compute process.")
         if isinstance(request, Prepare):
-            return Prepared(state=self._states.save(Vector(first_vector().tobytes())), metrics={"accuracy": 0.5})
+            return Prepared(state=self._states.save(Vector(first_vector(self._study.name).tobytes())), metrics={"accuracy": 0.5})
         if isinstance(request, Phases):
             return PhasesOfRound(phases=self._phases)
         if isinstance(request, Tasks):
@@ -460,16 +460,18 @@ class SimulatedCompute:
     does when a call is cancelled."""
 
     def __init__(self, build: Callable[[], CoordinatorWork | SiloWork], draw: random.Random, *, slow_seconds: float,
-                 deaths: set[int], counted: Callable[[], int]) -> None:
+                 deaths: set[int], failures: set[int], counted: Callable[[], int]) -> None:
         """
         Args:
             deaths: numbers of the calls in which it dies.
+            failures: numbers of the calls that fail for good, or the next one where that checks an update.
             counted: the number of this call, over all processes of the machine.
         """
         self._build = build
         self._draw = draw
         self._slow_seconds = slow_seconds
         self._deaths = deaths
+        self._failures = failures
         self._counted = counted
         self._work: CoordinatorWork | SiloWork | None = None
         self._reopen: Request[Any] | None = None
@@ -481,7 +483,11 @@ class SimulatedCompute:
         async with self._lock:
             if self._closed:
                 raise ComputeAborted("closed")
-            dies = self._counted() in self._deaths
+            number = self._counted()
+            dies, fails = number in self._deaths, number in self._failures
+            if fails and isinstance(request, CheckUpdate):
+                fails = False
+                self._failures.add(number + 1)
             seconds = self._draw.random() * self._slow_seconds
             try:
                 await self._wait(seconds)
@@ -491,6 +497,8 @@ class SimulatedCompute:
                         self._work.answer(self._reopen)
                 if dies and self._draw.random() < 0.5:
                     raise ComputeDied("the compute process has died")
+                if fails:
+                    raise BadConfiguration("This call was to fail.")
                 answer: AnswerT = self._work.answer(request)
                 if dies:
                     raise ComputeDied("the compute process has died")
