@@ -152,7 +152,7 @@ class Engine:
         return any(row.state not in ENDED_STUDY for row in self._ledger.studies())
 
     async def run_next(self) -> StudyRow | None:
-        """Runs the first study of the queue that is not over; None when there is none.
+        """Runs the study that has begun, or else the first of the queue; None when there is none.
 
         A study that cannot go on is marked FAILED with its reason, also where that is an error of the program, of which
         the log has the traceback: the studies behind it run all the same. An error of the system is no such reason:
@@ -185,7 +185,7 @@ class Engine:
 
     async def _run_next(self) -> StudyRow | None:
         await self._lifecycle.tidy_up()
-        study = next((row for row in self._ledger.studies() if row.state not in ENDED_STUDY), None)
+        study = self._ledger.next_study()
         if study is None:
             return None
         try:
