@@ -69,18 +69,24 @@ class Ledger(LedgerFile):
             self.event("study_queued", study=name, config=config)
 
     def requeue_study(self, name: str, config: Mapping[str, object]) -> None:
-        """Gives a study that failed or was stopped another try, from where it stood.
+        """Gives a study that failed or was stopped another try, from where it stood, at the end of the queue.
 
         Before its first commit that is the very beginning: what other settings have measured no longer counts.
         """
         with self.transaction() as db:
             self.set_study_state(name, StudyState.QUEUED)
-            db.execute("UPDATE study SET config_json = ?, ended_unix = NULL WHERE name = ?",
-                       (canonical_json(config), name))
+            self.move_to_end(name)
+            db.execute("UPDATE study SET config_json = ? WHERE name = ?", (canonical_json(config), name))
             if self.committed_digest(name) == "":
                 db.execute("UPDATE study SET frozen_json = NULL, numerics_json = NULL, baseline_json = NULL"
                            " WHERE name = ?", (name,))
             self.event("study_requeued", study=name, config=config)
+
+    def move_to_end(self, name: str) -> None:
+        """Puts a study that was over at the end of the queue: others have waited for longer, and one may be running."""
+        with self.part() as db:
+            db.execute("UPDATE study SET ended_unix = NULL, position = (SELECT max(position) + 1 FROM study)"
+                       " WHERE name = ?", (name,))
 
     def refuse_study(self, name: str, reason: str) -> None:
         """Notes why a study file cannot be queued, so that everyone sees it; the study has failed before it began."""
@@ -106,6 +112,11 @@ class Ledger(LedgerFile):
             names = ", ".join(row.name for row in self.studies()) or "none yet"
             raise UnknownName(f"There is no study '{name}' in the ledger.", remedy=f"Studies: {names}.")
         return study_row(rows[0])
+
+    def next_study(self) -> StudyRow | None:
+        """The study that has begun and is not over, or else the first of the queue; None when there is neither."""
+        return min((row for row in self.studies() if row.state not in ENDED_STUDY),
+                   key=lambda row: (row.state is StudyState.QUEUED, row.position), default=None)
 
     def find_study(self, name: str) -> StudyRow | None:
         """One study; None when there is none of that name."""

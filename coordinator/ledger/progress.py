@@ -76,7 +76,8 @@ def last_studies(ledger: Ledger, *, ended: int) -> list[StudyRow]:
     """Studies that have not ended, and the last `ended` of the queue whatever their state, in order of the queue."""
     return [study_row(row) for row in ledger.query(
         "SELECT * FROM study WHERE state NOT IN (?, ?, ?)"
-        " OR position > (SELECT coalesce(max(position), 0) FROM study) - ? ORDER BY position", *ENDED_STUDY, ended)]
+        " OR position IN (SELECT position FROM study ORDER BY position DESC LIMIT ?) ORDER BY position", *ENDED_STUDY,
+        ended)]
 
 
 def study_progress(ledger: Ledger, study: str) -> StudyProgress:

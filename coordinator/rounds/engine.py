@@ -152,7 +152,7 @@ class Engine:
         return any(row.state not in ENDED_STUDY for row in self._ledger.studies())
 
     async def run_next(self) -> StudyRow | None:
-        """Runs the first study of the queue that is not over; None when there is none.
+        """Runs the study that has begun, or else the first of the queue; None when there is none.
 
         A study that cannot go on is marked FAILED with its reason, also where that is an error of the program, of which
         the log has the traceback: the studies behind it run all the same. An error of the system is no such reason:
@@ -185,7 +185,7 @@ class Engine:
 
     async def _run_next(self) -> StudyRow | None:
         await self._lifecycle.tidy_up()
-        study = next((row for row in self._ledger.studies() if row.state not in ENDED_STUDY), None)
+        study = self._ledger.next_study()
         if study is None:
             return None
         try:
@@ -245,8 +245,8 @@ class Engine:
                 continue
             if number > last.number:
                 # Before patience: what silos refuse is for an operator to look at, and no end of the study.
-                pause_when_refused(self._ledger, name,
-                                   start_with=config.study.start_with if self._operated else 0)
+                pause_when_refused(self._ledger, name, start_with=config.study.start_with if self._operated else 0,
+                                   also_unasked=not self._is_behind_sums(name, last.number))
             await self._operator.wait_while_paused(name)
             if self._operator.is_stopped(name):
                 return
@@ -292,13 +292,14 @@ class Engine:
         self._log_round(study, 0, prepared.metrics)
 
     async def _wait_for_silos(self, study: RunningStudy) -> bool:
-        """Until as many silos have joined as the study starts with; False when the operator stops it before.
+        """Until as many silos have joined as the study starts with, and as a secure sum takes; False when the operator
+        stops it before.
 
         One that has had its first round needs a single one: some of those that it began with may be set aside by now.
         """
         last = self._ledger.last_round(study.name)
         begun = (last is not None and last.number > 0) or count_rollbacks(self._ledger, study.name) > 0
-        wanted = 1 if begun else study.config.study.start_with
+        wanted = 1 if begun else max(study.config.study.start_with, study.config.privacy.fewest_silos)
         while True:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
@@ -435,6 +436,14 @@ class Engine:
         study, number, last = self._runtime.masked.get(silo, ("", 0, ""))
         ahead = [method_phase(phase).name for phase in row.phases[row.phase:]]
         return study == row.study and (number > row.number or (number == row.number and last in ahead))
+
+    def _is_behind_sums(self, study: str, number: int) -> bool:
+        """Whether most members say that they have had part in sums of a round or later ones, as after a backup was
+        restored: those rounds fail, and then the study goes on. What a single silo says is not enough."""
+        members = self._roster.members()
+        ahead = [silo for silo in members if (said := self._runtime.masked.get(silo)) is not None
+                 and said[0] == study and said[1] >= number]
+        return 2 * len(ahead) > len(members)
 
     def _step_tasks(self, study: RunningStudy, row: RoundRow, phase: Phase, asked: list[str],
                     written: WrittenTasks) -> tuple[WrittenTasks, dict[str, str]]:

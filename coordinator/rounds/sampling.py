@@ -59,7 +59,8 @@ class Availability:
         return False
 
     async def wait_for_quorum(self, study: RunningStudy) -> tuple[list[str], int]:
-        """Members that may be asked in a round, once there is a quorum of them, and how many to ask.
+        """Members that may be asked in a round, once there is a quorum of them, and how many to ask. Where updates are
+        added up behind masks, that is also enough for a sum: a round of fewer would fail as soon as it is opened.
 
         Those who are away by their own policy (outside working hours, daily budget used up) and those who are silent
         are not asked: a round in which they are missed would only wait for its deadline. Nobody, when the operator
@@ -71,15 +72,16 @@ class Availability:
             away, silent = self._roster.away_until(self._clock()), self._hearing.look()
             there = [silo for silo in members if silo not in away and silo not in silent]
             wanted = participation.sample_size(len(members))
-            needed = max(1, participation.quorum_of(wanted))
-            if len(there) >= needed:
+            needed = max(1, participation.quorum_of(wanted), study.config.privacy.fewest_silos)
+            if min(wanted, len(there)) >= needed:
                 self._runtime.text = ""
                 return there, min(wanted, len(there))
+            why = self._why_few(members, away=away, silent=silent, wanted=wanted, needed=needed)
             if not told:
                 _LOG.info("too few silos to open a round, which needs %d: %s", needed,
-                          _whom(members, away=away, silent=silent) or "nobody has joined")
+                          _whom(members, away=away, silent=silent) or why)
                 told = True
-            self._say(self._why_few(members, away=away, silent=silent, needed=needed))
+            self._say(why)
             await self._wait(_LOOK_SECONDS)
         self._runtime.text = ""
         return [], 0
@@ -94,12 +96,15 @@ class Availability:
         self._runtime.reason, self._runtime.activity, self._runtime.text = StandbyReason.WAITING_FOR_SILOS, "", text
 
     def _why_few(self, members: Collection[str], *, away: Mapping[str, float], silent: Collection[str],
-                 needed: int) -> str:
-        if not members:
-            return "0 of 1 silos have joined"
+                 wanted: int, needed: int) -> str:
         by_policy = [away[silo] for silo in members if silo in away]
         unheard = sum(silo in silent and silo not in away for silo in members)
         parts = []
+        if len(members) < needed:
+            parts.append(f"{len(members)} of {needed} silos have joined")
+        elif wanted < needed:
+            parts.append(f"a round asks {wanted} of {len(members)} silos, and a secure sum takes {needed}: more silos"
+                         " have to join")
         if by_policy:
             parts.append(f"{len(by_policy)} of {len(members)} silos are away by their own policy, "
                          f"the next is back on {describe_moment(min(by_policy))}")

@@ -39,7 +39,7 @@ from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.studies.study_file import StudySettings, config_from_dict
 
 __all__ = ["FIX_THERE", "PATIENCE_ROUNDS", "OperatorRequests", "StudyLifecycle", "model_to_write",
-           "pause_when_refused", "refused_rounds", "stopped_early"]
+           "pause_when_refused", "refused_rounds", "stopped_early", "unasked_rounds"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -112,11 +112,16 @@ FIX_THERE = " Fix it there, then: coordinator resume"
 """How the reason of such a pause ends."""
 
 
-def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0) -> bool:
+def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0, also_unasked: bool = True) -> bool:
     """Pauses a running study that has gone through `PATIENCE_ROUNDS` rounds which refusals have made worthless; whether
-    it has. See `refused_rounds`."""
+    it has. See `refused_rounds`.
+
+    Args:
+        also_unasked: whether also where the rounds have failed before anybody was asked.
+    """
     with ledger.acting("coordinator"), ledger.transaction():
-        found = refused_rounds(ledger, study, start_with=start_with) \
+        found = (refused_rounds(ledger, study, start_with=start_with)
+                 or (unasked_rounds(ledger, study) if also_unasked else "")) \
             if ledger.study_state(study) is StudyState.RUNNING else ""
         if found:
             ledger.set_study_state(study, StudyState.PAUSED,
@@ -137,9 +142,8 @@ def refused_rounds(ledger: Ledger, study: str, *, start_with: int = 0) -> str:
     Args:
         start_with: silos that the study is to start with; 0 where that does not matter.
     """
-    numbers = last_ended_rounds(ledger, study, PATIENCE_ROUNDS)
-    if len(numbers) < PATIENCE_ROUNDS \
-            or round_ended_event(ledger, study, numbers[-1]) < begun_again_event(ledger, study):
+    numbers = _patience_rounds(ledger, study)
+    if not numbers:
         return ""
     answers = [answer_states(ledger, study, number) for number in numbers]
     if all(map(_only_refusals, answers)):
@@ -160,6 +164,27 @@ def refused_rounds(ledger: Ledger, study: str, *, start_with: int = 0) -> str:
     silo, last = max(refusers.items(), key=lambda each: each[1].closed_unix)
     return (f"the study is to start with {counted(start_with, 'silo')}, and {len(refusers)} refused every round, so"
             f" that {takes_part} {'takes' if takes_part == 1 else 'take'} part; last: {_reason(last.reason)} ({silo})")
+
+
+def unasked_rounds(ledger: Ledger, study: str) -> str:
+    """What the last rounds have failed for, when each has before a silo was asked anything; else ''. Such rounds take
+    no time: without a pause all that a study has left would be gone in a moment."""
+    numbers = _patience_rounds(ledger, study)
+    rounds = [ledger.round(study, number) for number in numbers]
+    if not rounds or any(row.state is not RoundState.FAILED for row in rounds) \
+            or any(answer_states(ledger, study, number) for number in numbers):
+        return ""
+    return (f"{PATIENCE_ROUNDS} rounds in a row failed before a silo was asked anything; last:"
+            f" {_reason(rounds[0].reason)}")
+
+
+def _patience_rounds(ledger: Ledger, study: str) -> list[int]:
+    """The last rounds by which a study is paused, the latest first; none while they are fewer."""
+    numbers = last_ended_rounds(ledger, study, PATIENCE_ROUNDS)
+    if len(numbers) < PATIENCE_ROUNDS \
+            or round_ended_event(ledger, study, numbers[-1]) < begun_again_event(ledger, study):
+        return []
+    return numbers
 
 
 def _last_refusal(ledger: Ledger, study: str, number: int) -> str:

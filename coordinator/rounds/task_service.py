@@ -635,7 +635,14 @@ class TaskService:
         if task.state is not TaskState.OPEN:
             return f"the task is over: {task.reason or task.state}"
         state = self._ledger.study_state(task.study)
-        return f"the study {task.study} is {state}" if state in ENDED_STUDY else ""
+        return f"the study {task.study} is {state}" if state in ENDED_STUDY else self._why_later(task)
+
+    def _why_later(self, task: TaskRow) -> str:
+        """Why an open task has to wait: its study failed and is in the queue again, and another one runs, so that
+        nothing can be held against its model. Empty where it need not. When the study goes on, its silo is given the
+        task again."""
+        running = self._runtime.study
+        return f"the study {task.study} waits for its turn" if running not in ("", task.study) else ""
 
     def _open_task_of(self, silo: str, task_id: str) -> TaskRow:
         task = self._task_of(silo, task_id)
@@ -669,6 +676,9 @@ class TaskService:
         self._runtime.held[task.silo] = self._runtime.held.get(task.silo, frozenset()) | came | frozenset(made)
 
     def _refuse_late(self, task: TaskRow) -> BeginAnswer:
+        """Raises: TaskClosed for a task that only has to wait: its silo keeps the answer, and will send it then."""
+        if task.state is TaskState.OPEN and self._ledger.study_state(task.study) not in ENDED_STUDY:
+            self._check_open(task)
         if task.task_id not in self._late_tasks:  # once, however often the silo repeats it
             self._late_tasks.add(task.task_id)
             note_late_answer(self._ledger, task)

@@ -20,7 +20,7 @@ from semisilo.coordinator.ledger.costs import rounds_with_payload, silo_round_by
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.roster import LedgerRoster
-from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState
+from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import sizes_of_last_updates, training_seconds
 from semisilo.coordinator.secure_aggregation.groups import largest_group
 from semisilo.coordinator.secure_aggregation.scale import form_with_noise
@@ -83,7 +83,7 @@ class StudyDescription:
 
 def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
     """The study that runs or is next, for one silo; None when there is none that has not ended."""
-    row = next((row for row in ledger.studies() if row.state not in ENDED_STUDY), None)
+    row = ledger.next_study()
     if row is None:
         return None
     config = config_from_dict(row.config, where=f"study {row.name}")

@@ -34,7 +34,7 @@ from semisilo.common.methods import (
 )
 from semisilo.common.methods.contract import ModelSettings, Numerics
 from semisilo.common.methods.parts.label_task import LabelTask, refused_task
-from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos
+from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
@@ -554,6 +554,9 @@ def load_study(path: Path) -> StudyConfig:
     check_scenario(config, str(path))
     if why := too_few_silos(config.privacy.dp, config.participation.sample_size(config.study.start_with)):
         raise BadConfiguration(f"{path}: [privacy.dp]: {why}", remedy="See [study] start_with and [participation].")
+    asked = config.participation.silos_per_round
+    if isinstance(asked, int) and (why := too_few_to_sum(config.privacy, asked)):
+        raise BadConfiguration(f"{path}: [privacy]: {why}")
     return config
 
 

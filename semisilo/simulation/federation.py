@@ -33,7 +33,7 @@ from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import Sums
-from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
+from semisilo.coordinator.rounds.study_lifecycle import refused_rounds, unasked_rounds
 from semisilo.coordinator.rounds.task_service import Hello, TaskService
 from semisilo.coordinator.studies.study_file import StudyConfig
 from semisilo.silo.agent.answer import ReadyAnswer
@@ -204,7 +204,8 @@ class SimulatedFederation:
         """
         while self._ledger.study_state(self._study) is not StudyState.PAUSED:
             await self._runtime.wait(60.0)
-        reason = refused_rounds(self._ledger, self._study) or "the study was paused"
+        reason = (refused_rounds(self._ledger, self._study) or unasked_rounds(self._ledger, self._study)
+                  or "the study was paused")
         self._ledger.set_study_state(self._study, StudyState.FAILED, reason=f"{reason[:1].upper()}{reason[1:]}.")
         raise SemisiloError(self._ledger.study(self._study).reason)
 

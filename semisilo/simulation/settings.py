@@ -15,7 +15,7 @@ from typing import Any
 from semisilo.common.config import Tables, from_dict, load_toml
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods import Scenario, find_method, silos_have_labels
-from semisilo.common.methods.parts.privacy import too_few_silos
+from semisilo.common.methods.parts.privacy import too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import refused
 from semisilo.common.models.own.model_file import file_of, with_digest
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
@@ -136,6 +136,8 @@ def _check_robust(simulation: SimulationSettings, draft: StudyConfig, where: str
         raise BadConfiguration(f"{where}: [robust]: {why}")
     if why := too_few_silos(draft.privacy.dp, draft.participation.sample_size(simulation.split.silos)):
         raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
+    if why := too_few_to_sum(draft.privacy, draft.participation.sample_size(simulation.split.silos)):
+        raise BadConfiguration(f"{where}: [privacy]: {why}")
 
 
 def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:

@@ -24,7 +24,7 @@ from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_
 
 __all__ = ["DEFAULT_DELTA", "FEWEST_SILOS", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
            "PrivateTask", "SharedNoise", "SiloNoise", "Unit", "contribution_of", "noise_shares", "refused_dp",
-           "shares_noise", "spends_at_site", "too_few_silos", "trained_with"]
+           "shares_noise", "spends_at_site", "too_few_silos", "too_few_to_sum", "trained_with"]
 
 Unit = Literal["example", "silo"]
 DEFAULT_DELTA = 1e-5
@@ -108,6 +108,11 @@ class PrivacySettings:
     every round, for masks must meet. A silo adds what it did not send to its next update (error feedback)."""
     dp: DifferentialPrivacy | None = None
     """Table [privacy.dp]: differential privacy. Without it there is none."""
+
+    @property
+    def fewest_silos(self) -> int:
+        """Silos that a round must ask, so that a sum of their updates can be made; 0 in the clear."""
+        return max(self.min_silos, self.threshold) if self.secure_aggregation else 0
 
     def __post_init__(self) -> None:
         if not MIN_SILOS <= self.min_silos <= MAX_SILOS:
@@ -230,6 +235,14 @@ def too_few_silos(dp: DifferentialPrivacy | None, silos: int) -> str:
         return ""
     return (f'unit = "silo" hides one silo among those of a round, and there are {silos}: with fewer than'
             f' {FEWEST_SILOS} the noise is larger than what can be learnt. Use unit = "example", or more silos.')
+
+
+def too_few_to_sum(settings: PrivacySettings, silos: int) -> str:
+    """Why the updates of a round that asks so many silos are never added up, with what to do; empty where they are."""
+    if silos >= settings.fewest_silos:
+        return ""
+    return (f"secure_aggregation with these settings takes {settings.fewest_silos} silos (min_silos, threshold), and a"
+            f" round asks {silos}. Ask more: [participation] silos_per_round.")
 
 
 def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,

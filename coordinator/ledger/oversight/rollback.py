@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "kept_after", "oldest_return", "past_answers",
            "roll_back", "rollbacks_of"]
@@ -91,12 +91,13 @@ def kept_after(ledger: Ledger, study: str, number: int) -> dict[str, tuple[int, 
 def roll_back(ledger: Ledger, study: str, to_round: int, *, operator: str, reason: str) -> Rollback:
     """Makes a committed round the last one of a study, and queues the study, so that it goes on from there.
 
+    One that was paused goes on at once, one that was over behind those that wait.
     Args:
         to_round: committed, with later rounds, and its files are there: the caller has looked.
         operator: the account of who asks for it.
     """
     with ledger.transaction() as db:
-        last = ledger.last_round(study)
+        was_over, last = ledger.study_state(study) in ENDED_STUDY, ledger.last_round(study)
         assert last is not None
         if last.state not in ENDED_ROUND:
             for task in ledger.tasks(study, last.number, last.phase):
@@ -124,7 +125,8 @@ def roll_back(ledger: Ledger, study: str, to_round: int, *, operator: str, reaso
         _total_again(ledger, study)
         db.execute("UPDATE tracking SET round = min(round, ?), complete = 0 WHERE study = ?", (to_round, study))
         ledger.set_study_state(study, StudyState.QUEUED)
-        db.execute("UPDATE study SET ended_unix = NULL WHERE name = ?", (study,))
+        if was_over:
+            ledger.move_to_end(study)
         found = rollbacks_of(ledger, study)[-1]
         ledger.event("study_rolled_back", study=study, round=to_round, operator=operator, reason=reason,
                      gone=[each.number for each in found.rounds])

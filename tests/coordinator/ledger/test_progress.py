@@ -94,3 +94,7 @@ def test_studies_that_have_not_ended_are_always_listed_and_of_the_others_the_las
     assert [row.name for row in last_studies(ledger, ended=0)] == ["third"]
     assert [row.name for row in last_studies(ledger, ended=1)] == ["third", "fourth"]
     assert [row.name for row in last_studies(ledger, ended=9)] == ["first", "second", "third", "fourth"]
+    for _ in range(3):  # to the end of the queue, each time
+        ledger.requeue_study("second", study_config(rounds=1))
+        ledger.set_study_state("second", StudyState.STOPPED)
+    assert [row.name for row in last_studies(ledger, ended=2)] == ["third", "fourth", "second"]

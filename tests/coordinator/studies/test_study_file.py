@@ -58,6 +58,18 @@ def test_a_setting_that_the_strategy_writes_is_refused_in_a_file(tmp_path: Path)
     assert line == "[method]: 'round_lr' is set by the method itself in every task. Remove that line."
 
 
+@pytest.mark.parametrize(("privacy", "asked", "fewest"), [
+    ("", 2, 3), ("min_silos = 5\n", 4, 5), ("threshold = 6\n", 5, 6)])
+def test_a_round_that_asks_fewer_silos_than_a_sum_takes_is_refused(
+        tmp_path: Path, privacy: str, asked: int, fewest: int) -> None:
+    text = DATA + METHOD + f"[privacy]\nsecure_aggregation = true\n{privacy}[participation]\nsilos_per_round = "
+    assert refusal(tmp_path, f"{text}{asked}") == (
+        f"[privacy]: secure_aggregation with these settings takes {fewest} silos (min_silos, threshold), and a round"
+        f" asks {asked}. Ask more: [participation] silos_per_round.")
+    assert load(tmp_path, f"{text}{fewest}").participation.silos_per_round == fewest
+    assert load(tmp_path, f'{text}"10%"').privacy.fewest_silos == fewest, "more silos may join"
+
+
 def test_settings_survive_the_ledger_unchanged(tmp_path: Path) -> None:
     config = load(tmp_path, DATA.replace("channels = 1", "channels = 1, mean = [0.3], std = [0.2]")
                   + METHOD + "lr = 0.1\n[participation]\nsilos_per_round = 2\n")

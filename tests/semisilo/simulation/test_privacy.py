@@ -91,6 +91,13 @@ def test_behind_masks_silos_share_the_noise_of_their_images_and_each_counts_all_
     assert run(study(honest_silos=2), out=tmp_path / "c", engine="process", device="cpu").digest != first.digest
 
 
+def test_too_few_silos_for_a_sum_are_refused(tmp_path: Path) -> None:
+    """Nobody would join later, for whom a real study waits."""
+    few = {**tables(silos=2, method={"weighting": "uniform"}), "privacy": {"secure_aggregation": True}}
+    with pytest.raises(BadConfiguration, match=r"takes 3 silos .* and a round asks 2"):
+        run(few, out=tmp_path / "a")
+
+
 def test_too_few_silos_to_hide_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"there are 9: with fewer than 10"):
         run(tables(silos=9, unit="silo", method={"weighting": "uniform"}), out=tmp_path / "a")

@@ -1,0 +1,212 @@
+"""A study that is queued again waits behind the one that runs, and its silos keep what they have for it."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisilo.common.errors import SystemTrouble, TaskClosed
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.rounds import engine as engine_module
+from semisilo.coordinator.rounds.task_service import Standby
+from semisilo.coordinator.studies.describe import describe_study
+from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
+from tests.coordinator.rounds.test_engine import SILOS, until
+
+
+def life(folder: Path) -> Coordinator:
+    """A coordinator whose studies have folders of their own."""
+    coordinator = Coordinator(folder)
+
+    def open_folder(operation: str, request: Any) -> None:
+        if operation == "open_study":
+            coordinator.compute.states = folder / "studies" / request.name / "states"
+
+    coordinator.compute.before = open_folder
+    return coordinator
+
+
+def collects(coordinator: Coordinator, study: str, number: int) -> Callable[[], bool]:
+    def is_so() -> bool:
+        last = coordinator.ledger.last_round(study)
+        return last is not None and last.number == number and last.state is RoundState.COLLECTING \
+            and coordinator.runtime.study == study
+    return is_so
+
+
+async def works(coordinator: Coordinator, study: str, number: int) -> asyncio.Future[Any]:
+    """The engine, once silos work in a round of a study."""
+    engine = asyncio.ensure_future(coordinator.engine.run_next())
+    await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+    await until(coordinator, collects(coordinator, study, number))
+    return engine
+
+
+async def end(engine: asyncio.Future[Any]) -> None:
+    engine.cancel()
+    await asyncio.gather(engine, return_exceptions=True)
+
+
+async def one_failed_and_the_next_works(folder: Path) -> tuple[Coordinator, asyncio.Future[Any], TaskSpec]:
+    """Study s has failed in its first round, and t is in its first; what alpha was asked in s."""
+    coordinator = life(folder)
+    coordinator.enroll(*SILOS)
+    for name in ("s", "t"):
+        coordinator.ledger.queue_study(name, study_config(quorum=2, round_timeout="1h", round_limit="2h"))
+    engine = await works(coordinator, "s", 1)
+    task = await coordinator.ask("alpha")
+    assert isinstance(task, TaskSpec)
+    await end(engine)
+    coordinator.ledger.set_study_state("s", StudyState.FAILED, reason="of the test")
+    return coordinator, await works(coordinator, "t", 1), task
+
+
+async def answers(coordinator: Coordinator, study: str, number: int) -> None:
+    """Both silos send their updates."""
+    await until(coordinator, collects(coordinator, study, number))
+    for silo in SILOS:
+        task = await coordinator.ask(silo)
+        assert isinstance(task, TaskSpec)
+        assert (task.study, task.round) == (study, number)
+        await coordinator.deliver(task, content_of(task))
+
+
+def queue_again(coordinator: Coordinator, name: str) -> None:
+    coordinator.ledger.requeue_study(name, coordinator.ledger.study(name).config)
+
+
+def test_after_a_restart_the_study_that_was_running_goes_on_before_one_that_is_queued_again(tmp_path: Path) -> None:
+    """A start queues again whatever has failed: the earlier study ran, and nothing was told to silos of the later."""
+    async def scenario() -> None:
+        first, engine, _ = await one_failed_and_the_next_works(tmp_path)
+        await end(engine)
+        queue_again(first, "s")
+        first.close()
+        second = life(tmp_path)
+        described = describe_study(second.ledger, "alpha")
+        assert described is not None
+        assert described.name == "t"
+        engine = await works(second, "t", 1)
+        for number in (1, 2, 3):
+            await answers(second, "t", number)
+        await engine
+        assert second.ledger.study_state("t") is StudyState.COMPLETED
+        assert second.ledger.study_state("s") is StudyState.QUEUED
+        engine = await works(second, "s", 1)
+        for number in (1, 2, 3):
+            await answers(second, "s", number)
+        await engine
+        assert second.ledger.study_state("s") is StudyState.COMPLETED
+        second.close()
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_an_error_of_the_system_does_not_make_way_for_an_earlier_study(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool) -> None:
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        coordinator, engine, _ = await one_failed_and_the_next_works(tmp_path)
+        coordinator.engine._pause_seconds = 0.01
+        if back:
+            monkeypatch.setattr(operate, "returnable_rounds", lambda *_, **__: [0])
+            operate.rollback(coordinator.ledger, "s", 0, study_folder=tmp_path / "studies" / "s", origin="command")
+        else:
+            queue_again(coordinator, "s")
+        assert [row.name for row in coordinator.ledger.studies()] == ["t", "s"], "at the end of the queue"
+        failures: list[str] = []
+        open_folder = coordinator.compute.before
+
+        def full_disk(operation: str, request: Any) -> None:
+            open_folder(operation, request)
+            if operation == "aggregate" and not failures:
+                failures.append(operation)
+                raise SystemTrouble("/hub/states: No space left on device.", remedy="Free some space.")
+
+        coordinator.compute.before = full_disk
+        for number in (1, 2, 3):
+            await answers(coordinator, "t", number)
+        await engine
+        assert failures
+        assert coordinator.ledger.study_state("t") is StudyState.COMPLETED
+        assert coordinator.ledger.study_state("s") is StudyState.QUEUED
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_a_paused_study_that_goes_back_to_an_earlier_round_keeps_its_place(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordinator, engine, _ = await one_failed_and_the_next_works(tmp_path)
+        await end(engine)
+        coordinator.ledger.queue_study("u", study_config())
+        operate.pause(coordinator.ledger, "t", origin="command")
+        operate.rollback(coordinator.ledger, "t", 0, study_folder=tmp_path / "studies" / "t", origin="command")
+        found = coordinator.ledger.next_study()
+        assert found is not None
+        assert found.name == "t"
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_works_for_a_study_which_waits_drops_that_and_sends_the_same_once_it_goes_on(
+        tmp_path: Path) -> None:
+    """Its update was held against the model of the study that runs, which said that the folder is damaged, for ever."""
+    async def scenario() -> None:
+        coordinator, engine, task = await one_failed_and_the_next_works(tmp_path)
+        service, content = coordinator.task_service, content_of(task)
+        queue_again(coordinator, "s")
+        assert service.report("alpha", task.task_id, stage="training", fraction=0.5, text="") == (
+            "the study s waits for its turn")
+        calls: list[Callable[[], Any]] = [
+            lambda: service.payload_for("alpha", task.task_id, task.payloads[0].digest),
+            lambda: service.abstain("alpha", task.task_id, "no_confident_example", {}),
+            lambda: service.refuse("alpha", task.task_id, "BAD_DATA", "no")]
+        for call in calls:  # not "refused": it would throw away what it has made
+            with pytest.raises(TaskClosed, match=r"The study s waits for its turn\."):
+                call()
+        with pytest.raises(TaskClosed, match=r"The study s waits for its turn\."):
+            await coordinator.begin(task, content)
+        row = coordinator.ledger.task(task.task_id)
+        assert row is not None
+        assert row.state is TaskState.OPEN
+        for number in (1, 2, 3):
+            await answers(coordinator, "t", number)
+        await engine
+        engine = await works(coordinator, "s", 1)
+        again = await coordinator.ask("alpha")
+        assert not isinstance(again, Standby)
+        assert (again.task_id, content_of(again)) == (task.task_id, content)
+        assert (await coordinator.deliver(again, content)).state == "send"
+        await end(engine)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_an_update_that_has_come_before_another_study_began_is_taken_once_its_own_goes_on(tmp_path: Path) -> None:
+    """Its bytes stay: the silo need not send them twice."""
+    async def scenario() -> None:
+        coordinator, engine, task = await one_failed_and_the_next_works(tmp_path)
+        content = content_of(task)
+        queue_again(coordinator, "s")
+        coordinator.runtime.study = "s"
+        await coordinator.begin(task, content)
+        update_id = next(iter(coordinator.ledger.awaited_updates()))
+        partial, update = await coordinator.task_service.upload("alpha", update_id)
+        with partial:
+            partial.append(content, offset=0, crc32=zlib.crc32(content))
+            coordinator.runtime.study = "t"
+            with pytest.raises(TaskClosed, match="waits for its turn"):
+                await coordinator.task_service.accept("alpha", update, partial)
+        coordinator.runtime.study = "s"
+        assert (await coordinator.begin(task, content)).resume_offset == len(content)
+        await end(engine)
+        coordinator.close()
+    asyncio.run(scenario())
