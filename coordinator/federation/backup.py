@@ -40,7 +40,7 @@ from semisilo.coordinator.ledger.records import (
     StudyRow,
 )
 from semisilo.coordinator.ledger.snapshot import copy_ledger, no_commits
-from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
 
@@ -87,6 +87,9 @@ class NamedFiles:
 
     needed: dict[str, str] = field(default_factory=dict)
     """Without these a study cannot go on."""
+    awaited: dict[str, str] = field(default_factory=dict)
+    """Of open rounds, too: what a study that has failed goes on with once it is queued again, and masked updates whose
+    sum is not made yet. Archives and folders of earlier versions may lack them: neither is refused for that."""
     kept: dict[str, str] = field(default_factory=dict)
     """States of earlier rounds that are still there, for a person to look at."""
 
@@ -144,14 +147,18 @@ def named_files(ledger: Ledger) -> NamedFiles:
         folder = f"studies/{study.name}/states"
         states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
         named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in states})
+        is_open = bool(rounds) and rounds[-1].state not in ENDED_ROUND
         if study.state in ENDED_STUDY:
+            if is_open and study.state is StudyState.FAILED:
+                named.awaited.update(_files_of_round(ledger, rounds[-1]) | _masked_updates(ledger, rounds[-1]))
             named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest
                                for digest in ledger.kept_digests(study.name)})
             continue
         needed = ledger.kept_digests(study.name) | {ledger.committed_digest(study.name)}
-        if rounds and rounds[-1].state not in ENDED_ROUND:
+        if is_open:
             needed |= {rounds[-1].start_digest, rounds[-1].state_digest}
             named.needed.update(_files_of_round(ledger, rounds[-1]))
+            named.awaited.update(_masked_updates(ledger, rounds[-1]))
         named.needed.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})
     return named
 
@@ -176,6 +183,17 @@ def _files_of_round(ledger: Ledger, row: RoundRow) -> dict[str, str]:
     for _, update in ledger.accepted_updates(row.study, row.number, row.phase):
         found[f"spool/{update.digest}"] = update.digest
     return found
+
+
+def _masked_updates(ledger: Ledger, row: RoundRow) -> dict[str, str]:
+    """Of an open round in which masks are being taken off: the updates of the step "mask" before."""
+    number = row.phase
+    if number >= len(row.phases) or row.phases[number].step not in ("confirm", "unmask"):
+        return {}
+    while row.phases[number].step != "mask":
+        number -= 1
+    return {f"spool/{update.digest}": update.digest
+            for _, update in ledger.accepted_updates(row.study, row.number, number)}
 
 
 # Taking the snapshot --------------------------------------------------------------------------------------------------
@@ -214,7 +232,7 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
                 named, studies = named_files(ledger), ledger.studies()
             finally:
                 ledger.close()  # takes the write-ahead log into the file
-            every = {**named.kept, **named.needed}
+            every = {**named.kept, **named.awaited, **named.needed}
             linked = {path: _link(federation.folder / path, staging / path) for path in every}
         there = {path: digest for path, digest in every.items()
                  if linked[path] or _copied(federation.folder / path, staging / path, digest)}

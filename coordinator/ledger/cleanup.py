@@ -1,6 +1,8 @@
 """The files that the ledger names: the stores that hold them, and which go when no row needs them any more.
 
-Updates go when their round is over, payloads with it; of the states those stay that `states_to_keep` says.
+Updates go when their round is over, payloads with it; of the states those stay that `states_to_keep` says. The stores
+are those of all studies, and a round stays open while its study has failed, or waits for its turn after a restart: so
+what an open round of any study needs stays, whichever study is tidied up.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import kept_after
 from semisilo.coordinator.ledger.progress import handed_over, handed_over_then, round_heads
 from semisilo.coordinator.ledger.records import RoundHead
-from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.ledger.states import RoundState, TaskState
 
-__all__ = ["Cleanup", "open_payloads", "open_spool", "returnable", "states_to_keep"]
+__all__ = ["Cleanup", "open_payloads", "open_spool", "payloads_to_keep", "returnable", "states_to_keep",
+           "updates_to_keep"]
 
 _LAST = 3
 _SPARE_PAYLOADS = 2
@@ -45,7 +48,11 @@ class Cleanup:
 
         Not on the event loop: one of them may just be read, or be waiting for the disk.
         """
-        await asyncio.to_thread(self._remove_updates, self._ledger.unfinished_updates(name, number))
+        unfinished = self._ledger.unfinished_updates(name, number)
+        # In this order: what comes meanwhile is not among those that were there.
+        there = await asyncio.to_thread(self._spool.digests)
+        gone = there - updates_to_keep(self._ledger)
+        await asyncio.to_thread(self._remove_updates, unfinished, gone)
 
     async def remove_unneeded(self, name: str, *, keep_every: int) -> None:
         """Removes files that no row needs any more; only ever called after a commit, and before tasks are given again.
@@ -55,6 +62,8 @@ class Cleanup:
         Args:
             keep_every: the state of every so many rounds stays.
         """
+        there = await asyncio.to_thread(lambda: (self._spool.digests(), self._payloads.digests()))
+        updates, payloads = there[0] - updates_to_keep(self._ledger), there[1] - payloads_to_keep(self._ledger)
         rounds = round_heads(self._ledger, name)
         unfinished = self._ledger.unfinished_updates(name, rounds[-1].number)
         keep = states_to_keep(rounds, every=keep_every) | self._ledger.kept_digests(name)
@@ -62,22 +71,45 @@ class Cleanup:
             keep |= {digest for _, digest in kept_after(self._ledger, name, row.number).values() if digest is not None}
 
         def remove() -> None:
-            self._remove_updates(unfinished)
-            self._payloads.collect(set())
+            self._remove_updates(unfinished, updates)
+            _remove(self._payloads, payloads)
             for file in (self._studies / name / "states").glob(f"*{STATE_ENDING}"):
                 if file.name.removesuffix(STATE_ENDING) not in keep:
                     file.unlink(missing_ok=True)
         await asyncio.to_thread(remove)
 
-    def _remove_updates(self, unfinished: Iterable[str]) -> None:
+    def _remove_updates(self, unfinished: Iterable[str], gone: Iterable[str]) -> None:
         for update_id in unfinished:
             self._spool.drop_partial(update_id)
-        self._spool.collect(set())
+        _remove(self._spool, gone)
 
     def remove_spares(self) -> None:
         """Removes the files that the stores keep to write over, once a study is complete."""
         for store in (self._payloads, self._spool):
             store.drop_spares()
+
+
+def _remove(store: PayloadStore, digests: Iterable[str]) -> None:
+    for digest in digests:
+        store.recycle(store.path(digest))
+
+
+def updates_to_keep(ledger: Ledger) -> set[str]:
+    """Digests of the updates that open rounds of any study may still fold, behind masks or not: those that were
+    accepted, and those that are announced for open tasks, which may be whole before they are accepted."""
+    # From the open rounds, of which each study has one at most: an index has them.
+    return {row["digest"] for row in ledger.query(
+        "SELECT declared_update.digest FROM round CROSS JOIN task ON task.study = round.study AND task.round ="
+        " round.number CROSS JOIN declared_update ON declared_update.task_id = task.task_id WHERE round.closed_unix IS"
+        " NULL AND (task.state = ? OR task.update_id = declared_update.update_id)", TaskState.OPEN)}
+
+
+def payloads_to_keep(ledger: Ledger) -> set[str]:
+    """Digests of the payloads that open tasks of open rounds of any study bring."""
+    return {row["digest"] for row in ledger.query(
+        "SELECT DISTINCT json_extract(payload.value, '$.digest') AS digest FROM round CROSS JOIN task ON task.study ="
+        " round.study AND task.round = round.number CROSS JOIN json_each(task.spec_json, '$.payloads') AS payload"
+        f" WHERE round.closed_unix IS NULL AND task.state = '{TaskState.OPEN}'")} - {""}
 
 
 def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:

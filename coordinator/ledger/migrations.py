@@ -473,6 +473,11 @@ CREATE TABLE confusion (                    -- of the model of a committed round
 ) STRICT, WITHOUT ROWID;
 """
 
+_OPEN_ROUNDS = """
+CREATE INDEX open_round ON round (study, number) WHERE closed_unix IS NULL;
+"""
+"""What the files of open rounds are found by, in all studies at once: each has one such round at most."""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS, _CONFUSION)
+                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS)

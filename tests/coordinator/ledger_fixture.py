@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["DENSE_BYTES", "LABELLED_ONLY", "OVERHEAD", "PAYLOAD_DOWN", "PAYLOAD_UP", "SECONDS_PER_ROUND", "SILOS",
            "TEST_IMAGES", "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "add_study", "answer", "confusion_after",
-           "fill_study", "open_collecting_round", "open_federation_with_silos", "study_config"]
+           "fill_study", "open_collecting_round", "open_federation_with_silos", "query_plan", "study_config"]
 
 SILOS = ("clinic-north", "hospital-a", "hospital-b")
 NUM_PARAMETERS = 23_258
@@ -88,6 +89,19 @@ def confusion_after(number: int) -> tuple[tuple[int, ...], ...]:
 def digest(text: str) -> str:
     """A digest-like name."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def query_plan(ledger: Ledger, question: Callable[[], object]) -> list[str]:
+    """How SQLite finds what a question asks of a ledger, step by step: "SEARCH task USING INDEX ...", "SCAN task"."""
+    steps, query = list[str](), ledger.query
+
+    def planned(sql: str, *values: Any) -> Any:
+        steps.extend(row["detail"] for row in query(f"EXPLAIN QUERY PLAN {sql}", *values))
+        return query(sql, *values)
+
+    with mock.patch.object(ledger, "query", planned):
+        question()
+    return steps
 
 
 def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS, labelled: int = 0) -> Filled:

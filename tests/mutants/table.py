@@ -29,6 +29,7 @@ _ENROLLMENT = "tests/coordinator/federation/test_enrollment.py"
 _COMPRESSION = "tests/silo/compute/test_lossy_update.py"
 _MEMORY = "tests/silo/site/test_memory.py"
 _LEDGER = "tests/coordinator/ledger/test_ledger.py"
+_CLEANUP = "tests/coordinator/ledger/test_cleanup.py"
 _DATABASE = "tests/coordinator/ledger/test_database.py"
 _ENGINE = "tests/coordinator/rounds/test_engine.py"
 _REFUSALS = "tests/coordinator/rounds/test_refusals.py"
@@ -266,6 +267,12 @@ _ORDER = _mutants(
     ("the-sum-of-a-lost-round-is-committed", "coordinator/ledger/ledger.py",
      "pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round = ?",
      "pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round <= ?", _LEDGER),
+    ("a-commit-removes-the-updates-of-other-studies", "coordinator/ledger/cleanup.py",
+     "there[0] - updates_to_keep(self._ledger)", "there[0]",
+     f"{_CLEANUP}::test_a_commit_removes_nothing_that_an_open_round_of_another_study_needs"),
+    ("a-lost-round-takes-the-updates-of-other-studies", "coordinator/ledger/cleanup.py",
+     "gone = there - updates_to_keep(self._ledger)", "gone = there",
+     f"{_CLEANUP}::test_a_round_that_is_over_takes_nothing_along_of_a_study_that_waits_or_has_failed"),
     ("ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if lasting else 'NORMAL'}", "OFF",
      f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
     ("new-ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if waits else 'NORMAL'}", "OFF",

@@ -72,13 +72,9 @@ PLANTED = (
                "        with self.transaction(lasting=False) as db:\n"
                "            self.set_round_state(study, round, RoundState.COMPLETED"),
     PlantedBug("files-go-before-the-commit", "the order of docs/architecture.md", "coordinator/rounds/engine.py",
-               "        self._ledger.commit_round(study.name, row.number, metrics=metrics, "
-               "confusion=measured.confusion)\n"
-               "        await self._cleanup.remove_unneeded(study.name",
-               "        await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)\n"
-               "        self._ledger.commit_round(study.name, row.number, metrics=metrics, "
-               "confusion=measured.confusion)\n"
-               "        await self._cleanup.remove_unneeded(study.name"),
+               "        self._ledger.commit_round(study.name, row.number, metrics=metrics, ",
+               "        await asyncio.to_thread(self._spool.collect, set())\n"
+               "        self._ledger.commit_round(study.name, row.number, metrics=metrics, "),
     PlantedBug("an-update-is-known-so-it-is-here", "OpenFL pull request 465: results lost with the connection",
                "coordinator/rounds/task_service.py", "if known is not None and task.update_id == update_id:",
                "if known is not None:"),

@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged, UsageError
+from semisilo.common.methods.contract import Phase
 from semisilo.common.payload.codec.zstd import zstd
 from semisilo.common.storage.store import SpareFiles
 from semisilo.common.text.cli_errors import run_cli
@@ -40,6 +42,8 @@ from semisilo.coordinator.federation.folder import Federation, open_federation
 from semisilo.coordinator.federation.restore import restore
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.rounds.secure_sums import with_steps
 from semisilo.coordinator.studies.queue import create_study
 from tests.coordinator.ledger_fixture import SILOS, digest, fill_study
 
@@ -196,6 +200,45 @@ def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> 
     filled.ledger.close()
     assert named_files_of(filled.federation) == set()
     assert back_up(filled.federation, tmp_path / "safe", now=NOW).studies[0].state == "completed"
+
+
+def test_a_study_that_has_failed_takes_the_files_of_its_open_round_along_and_is_backed_up_without_them(
+        federation: Federation, tmp_path: Path) -> None:
+    """Queued again, it goes on with that round; but an earlier version may have removed them."""
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        ledger.set_study_state("first", StudyState.FAILED, reason="a disk that lied")
+    files = {f"payloads/{digest('model')}", f"spool/{digest('update 5')}"}
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    assert files <= _names(archive)
+    restore(archive, tmp_path / "new")
+    assert all((tmp_path / "new" / path).is_file() for path in files)
+    for path in files:
+        (federation.folder / path).unlink()
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW + 60).archive)
+    assert not files & _names(archive)
+    restore(archive, tmp_path / "without")
+
+
+def test_masked_updates_go_along_until_their_sum_is_made(federation: Federation, tmp_path: Path) -> None:
+    """While masks are taken off, the phase of the round is one behind that of the updates."""
+    def named() -> set[str]:
+        with contextlib.closing(Ledger(federation.ledger)) as ledger:
+            return {path for path in {**named_files(ledger).needed, **named_files(ledger).awaited}
+                    if path.startswith("spool/")}
+
+    steps = with_steps((Phase("train"),))
+    mask = next(number for number, phase in enumerate(steps) if phase.step == "mask")
+    with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
+        ledger.close_phase(ledger.phase("first", 5, 0))
+        db.execute("UPDATE task SET phase = ? WHERE round = 5", (mask,))
+        db.execute("UPDATE round SET phases_json = ? WHERE number = 5", (canonical_json(steps),))
+    for number, phase in enumerate(steps):
+        with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
+            db.execute("UPDATE round SET phase = ? WHERE number = 5", (number,))
+        wanted = phase.step in ("mask", "confirm", "unmask")
+        assert named() == ({f"spool/{digest('update 5')}"} if wanted else set()), phase.step
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    assert f"spool/{digest('update 5')}" in _names(archive)
 
 
 # Beside a running coordinator -----------------------------------------------------------------------------------------

@@ -1,12 +1,20 @@
-"""Which state files stay: the last three rounds, the chosen one, every n-th, and what the open round starts from."""
+"""Which state files stay: the last three rounds, the chosen one, every n-th, and what the open round starts from. Which
+updates and payloads stay: those of open rounds, of whatever study."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import random
+from pathlib import Path
 
-from semisilo.coordinator.ledger.cleanup import states_to_keep
-from semisilo.coordinator.ledger.records import RoundRow
-from semisilo.coordinator.ledger.states import RoundState
+import pytest
+
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.ledger.cleanup import Cleanup, payloads_to_keep, states_to_keep, updates_to_keep
+from semisilo.coordinator.ledger.records import DeclaredUpdate, RoundRow
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from tests.coordinator.ledger_fixture import Filled, add_study, digest, fill_study, query_plan
 
 
 def row(number: int, *, score: float | None = None, state: RoundState = RoundState.COMPLETED) -> RoundRow:
@@ -84,3 +92,97 @@ def test_after_a_run_of_failed_rounds_the_committed_model_stays() -> None:
 def test_before_round_0_nothing_is_named() -> None:
     assert states_to_keep([], every=50) == set()
     assert states_to_keep([row(0, state=RoundState.PREPARING)], every=50) == set()
+
+
+# Updates and payloads -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Filled:
+    """Study "first" has three committed rounds; "second" one, and its round 2 is open: one silo has answered, another
+    has announced its update, whose bytes are all there, and the third works."""
+    filled = fill_study(tmp_path / "hub", rounds=9, done=3, complete=False)
+    add_study(filled, "second", rounds=9, done=1, collecting=True)
+    task = filled.ledger.task("second/2/0-train/hospital-a")
+    assert task is not None
+    filled.ledger.declare_update(DeclaredUpdate(
+        update_id="e" * 32, task_id=task.task_id, digest=digest("whole"), size_bytes=5, groups={}, example_count=1,
+        metrics={}, training_seconds=0.1, declared_unix=0.0, accepted_unix=None, folded=False))
+    return filled
+
+
+def stores(filled: Filled, *others: str) -> tuple[PayloadStore, PayloadStore, Cleanup]:
+    """Spool and payloads with what "second" needs and with other files; what removes them."""
+    spool, payloads = PayloadStore(filled.federation.spool), PayloadStore(filled.federation.payloads)
+    for each in ("update 2", "whole", *others):
+        (spool.folder / digest(each)).write_text(each)
+    for each in ("model", *others):
+        (payloads.folder / digest(each)).write_text(each)
+    return spool, payloads, Cleanup(ledger=filled.ledger, payloads=payloads, spool=spool,
+                                    studies=filled.federation.studies)
+
+
+def test_a_commit_removes_nothing_that_an_open_round_of_another_study_needs(two: Filled) -> None:
+    spool, payloads, cleanup = stores(two, "update 3", "late")
+    asyncio.run(cleanup.remove_unneeded("first", keep_every=50))
+    assert spool.digests() == {digest("update 2"), digest("whole")}
+    assert payloads.digests() == {digest("model")}
+
+
+@pytest.mark.parametrize("state", [StudyState.PAUSED, StudyState.FAILED])
+def test_a_round_that_is_over_takes_nothing_along_of_a_study_that_waits_or_has_failed(
+        two: Filled, state: StudyState) -> None:
+    two.ledger.set_study_state("second", state)
+    spool, _, cleanup = stores(two, "late")
+    asyncio.run(cleanup.remove_updates("first", 3))
+    assert spool.digests() == {digest("update 2"), digest("whole")}
+
+
+def test_with_its_own_round_what_a_study_needed_goes(two: Filled) -> None:
+    spool, payloads, cleanup = stores(two)
+    two.ledger.fail_round(two.ledger.round("second", 2), reason="nobody")
+    assert updates_to_keep(two.ledger) == payloads_to_keep(two.ledger) == set()
+    asyncio.run(cleanup.remove_updates("second", 2))
+    assert spool.digests() == set()
+    asyncio.run(cleanup.remove_unneeded("first", keep_every=50))
+    assert payloads.digests() == set()
+
+
+def test_a_closed_phase_keeps_its_updates_and_not_its_payloads(two: Filled) -> None:
+    two.ledger.close_phase(two.ledger.phase("second", 2, 0))
+    assert updates_to_keep(two.ledger) == {digest("update 2")}
+    assert payloads_to_keep(two.ledger) == set()
+
+
+def test_what_comes_while_files_are_removed_stays(two: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silo that was at work when the coordinator was restarted delivers while another study commits."""
+    spool, _, cleanup = stores(two, "late")
+    content, remove = b"announced meanwhile", cleanup._remove_updates
+    name = hashlib.sha256(content).hexdigest()
+
+    def meanwhile(*arguments: object) -> None:
+        spool.add_bytes(content, name)
+        remove(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cleanup, "_remove_updates", meanwhile)
+    asyncio.run(cleanup.remove_updates("first", 3))
+    assert spool.digests() == {digest("update 2"), digest("whole"), name}
+
+
+def test_an_update_may_be_folded_while_its_round_is_open_and_its_task_too_or_answered_with_it(two: Filled) -> None:
+    ledger = two.ledger
+    assert [ledger.may_be_folded(digest(each)) for each in ("update 2", "whole", "update 1", "late")] == [
+        True, True, False, False]
+    task = ledger.task("second/2/0-train/hospital-a")
+    assert task is not None
+    ledger.close_task(task, TaskState.ABSTAINED)
+    assert not ledger.may_be_folded(digest("whole"))
+
+
+def test_the_files_of_open_rounds_are_found_without_reading_the_others(two: Filled) -> None:
+    """A coordinator has ended a thousand rounds with half a million tasks."""
+    for question in (lambda: updates_to_keep(two.ledger), lambda: payloads_to_keep(two.ledger),
+                     lambda: two.ledger.may_be_folded(digest("late"))):
+        first, *others = query_plan(two.ledger, question)
+        assert first.endswith("INDEX open_round")
+        assert [step for step in others if "SCAN" in step and "VIRTUAL TABLE" not in step] == []

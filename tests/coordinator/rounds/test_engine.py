@@ -21,6 +21,7 @@ from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
+from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.rounds.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 from tests.processes import PATIENCE_SECONDS
@@ -552,3 +553,37 @@ def test_the_size_that_silos_weigh_by_in_a_sum_gives_none_of_them_more_than_its_
     if share != "100%":
         weights = [weight_of(form, count) for count in counts]
         assert max(weights) <= float(share.rstrip("%")) / 100 * sum(weights) * 1.01
+
+
+# Several studies ------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_that_failed_while_it_folded_goes_on_after_another_study_has_run(
+        tmp_path: Path, undisturbed: str) -> None:
+    coordinator = start(tmp_path)
+    coordinator.ledger.queue_study("t", study_config())
+    (tmp_path / "studies" / "t").mkdir(parents=True)
+    failures = ["once"]
+
+    def fail(operation: str, request: Any) -> None:
+        if operation == "aggregate" and request.round == 2 and failures:
+            failures.pop()
+            raise BadPayload("a disk that lied")
+
+    async def run_next() -> None:
+        coordinator.runtime.set(reason=StandbyReason.NO_STUDY, text="")  # which the silos of before have heard
+        await run(coordinator)
+
+    async def scenario() -> None:
+        await run_next()
+        assert coordinator.ledger.study("s").state is StudyState.FAILED
+        assert len(coordinator.spool.digests()) == len(SILOS)
+        await run_next()
+        assert coordinator.ledger.study("t").state is StudyState.COMPLETED
+        coordinator.ledger.requeue_study("s", coordinator.ledger.study("s").config)
+        await run_next()
+
+    coordinator.compute.before = fail
+    asyncio.run(scenario())
+    assert final_digest(coordinator) == undisturbed
+    assert coordinator.spool.digests() == set()
