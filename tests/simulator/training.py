@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
+from semisilo.common.errors import BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
 from semisilo.common.methods.contract import (
     GroupLayout,
     Meaning,
@@ -498,7 +498,7 @@ class SimulatedCompute:
                 if dies and self._draw.random() < 0.5:
                     raise ComputeDied("the compute process has died")
                 if fails:
-                    raise BadConfiguration("This call was to fail.")
+                    raise StorageDamaged("This call was to fail.")
                 answer: AnswerT = self._work.answer(request)
                 if dies:
                     raise ComputeDied("the compute process has died")
