@@ -193,7 +193,7 @@ class Engine:
         except SystemTrouble:
             raise
         except RoundGone:  # while a step of the round was under way; what it gave is of no use
-            _LOG.info("study %s goes back to an earlier round", study.name)
+            _LOG.info("study %s begins again, or goes back to an earlier round", study.name)
         except SemisiloError as error:
             _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
                        study.name)
