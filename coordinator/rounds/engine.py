@@ -170,7 +170,8 @@ class Engine:
 
     async def _put_off(self, trouble: SystemTrouble) -> None:
         if self._runtime.trouble != trouble.line():
-            who = f"study {self._runtime.study}" if self._runtime.study else "the coordinator"
+            idle = self._runtime.reason is StandbyReason.NO_STUDY
+            who = "the coordinator" if idle or not self._runtime.study else f"study {self._runtime.study}"
             _LOG.error("%s waits: %s It continues automatically.", who, trouble.line())
         self._runtime.trouble = trouble.line()
         await asyncio.sleep(self._pause_seconds)
@@ -184,9 +185,12 @@ class Engine:
             _LOG.info("the system works again: the study continues")
 
     async def _run_next(self) -> StudyRow | None:
-        await self._lifecycle.tidy_up()
+        trouble = await self._lifecycle.tidy_up()
         study = self._ledger.next_study()
         if study is None:
+            if trouble is not None:
+                raise trouble
+            self._well()
             return None
         try:
             await self._run(study)
