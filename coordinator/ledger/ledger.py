@@ -375,7 +375,8 @@ class Ledger(LedgerFile):
                        metrics=dict(metrics or {}), **of_update)
 
     def leave_out(self, task: TaskRow, *, reason: str) -> None:
-        """An update that was accepted is not folded after all: its task counts as refused, with the reason."""
+        """An update that was accepted is not folded after all: its task counts as refused, with the reason. Of a masked
+        one that is no refusal of its silo: `semisilo.coordinator.ledger.tasks`."""
         check_transition(TASK_TRANSITIONS, task.state, TaskState.REFUSED)
         with self.part() as db:
             db.execute("UPDATE task SET state = ?, reason = ? WHERE task_id = ?",
