@@ -139,7 +139,8 @@ class Engine:
                                              operator=self._operator, studies=folders.studies,
                                              beside_rounds=beside_rounds, given=labels_alone)
         self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator,
-                                          hearing=self._hearing, clock=clock, wait=self._labels_alone.wait)
+                                          hearing=self._hearing, clock=clock, wait=self._labels_alone.wait,
+                                          on_wait=self._well)
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
@@ -178,7 +179,8 @@ class Engine:
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
 
     def _well(self) -> None:
-        """A step of the study has succeeded."""
+        """A step of the study has succeeded, or it waits for silos alone. Not what every try begins with, such as to
+        open the study: its pauses would not grow."""
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         if self._runtime.trouble:
             self._runtime.trouble = ""
@@ -236,6 +238,7 @@ class Engine:
         self._labels_alone.begin(study)
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
+            self._well()
         elif (last := self._ledger.last_round(name)) is not None and last.state in ENDED_ROUND:
             # A coordinator that was killed after a commit has not removed what that round needed; after the last
             # round no other would.

@@ -14,7 +14,7 @@ from semisilo.common.errors import SystemTrouble
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.federation_in_memory import Coordinator, study_config
-from tests.coordinator.rounds.test_engine import SILOS, run, until
+from tests.coordinator.rounds.test_engine import SILOS, run, start, until
 from tests.coordinator.rounds.test_queued_again import life
 
 FULL = "/hub/states: No space left on device."
@@ -92,3 +92,70 @@ def test_where_nobody_operates_a_model_that_cannot_be_written_is_an_error(stoppe
     with pytest.raises(SystemTrouble, match="stopped study s"):
         asyncio.run(run(stopped))
     stopped.close()
+
+
+@pytest.mark.parametrize(("operation", "silos", "text"), [
+    ("prepare", (), "0 of 2 silos have joined"), ("prepare", SILOS[:1], "1 of 2 silos have joined"),
+    ("open_study", (), "0 of 2 silos have joined")])
+def test_what_the_system_refused_is_no_longer_said_while_the_study_waits_for_silos(
+        tmp_path: Path, operation: str, silos: tuple[str, ...], text: str) -> None:
+    """It was said until the first step with silos was done, which might take days."""
+    coordinator = start(tmp_path)
+    disk = Disk(coordinator, operation)
+
+    async def scenario() -> None:
+        for silo in silos:
+            await coordinator.ask(silo, timeout_seconds=0)
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(coordinator, lambda: coordinator.runtime.trouble == f"{FULL} Free some space.")
+        disk.is_full = False
+        await until(coordinator, lambda: coordinator.runtime.text == text)
+        assert coordinator.ledger.study_state("s") is StudyState.WAITING
+        assert (coordinator.runtime.trouble, coordinator.engine._pause_seconds) == ("", 1.0)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_what_the_system_refused_is_no_longer_said_while_a_round_waits_for_its_quorum(tmp_path: Path) -> None:
+    coordinator = start(tmp_path, config=study_config(quorum=2))
+    disk = Disk(coordinator, "open_study")
+    disk.is_full = False
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        await until(coordinator, lambda: coordinator.ledger.study_state("s") is StudyState.RUNNING)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        for silo in SILOS:
+            coordinator.roster.away(silo, reason="outside working hours", until_unix=4e9)
+            coordinator.ledger.cancel_tasks(silo, reason="of the test")
+        disk.is_full = True
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(coordinator, lambda: coordinator.runtime.trouble != "")
+        disk.is_full = False
+        await until(coordinator, lambda: "are away by their own policy" in coordinator.runtime.text)
+        assert coordinator.runtime.trouble == ""
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_pauses_grow_while_the_same_is_refused_though_the_study_can_be_opened(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = start(tmp_path)
+    disk = Disk(coordinator, "phases")
+
+    async def scenario() -> None:
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(coordinator, lambda: disk.tries >= 4)
+        assert coordinator.engine._pause_seconds >= 0.04
+        assert sum("waits:" in record.getMessage() for record in caplog.records) == 1, "it is said once"
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+    asyncio.run(scenario())
