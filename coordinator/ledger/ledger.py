@@ -71,7 +71,8 @@ class Ledger(LedgerFile):
     def requeue_study(self, name: str, config: Mapping[str, object]) -> None:
         """Gives a study that failed or was stopped another try, from where it stood, at the end of the queue.
 
-        Before its first commit that is the very beginning: what other settings have measured no longer counts.
+        Before its first commit that is the very beginning: what other settings have measured no longer counts, nor does
+        a round 0 that was begun with them.
         """
         with self.transaction() as db:
             self.set_study_state(name, StudyState.QUEUED)
@@ -80,6 +81,7 @@ class Ledger(LedgerFile):
             if self.committed_digest(name) == "":
                 db.execute("UPDATE study SET frozen_json = NULL, numerics_json = NULL, baseline_json = NULL"
                            " WHERE name = ?", (name,))
+                db.execute("DELETE FROM round WHERE study = ?", (name,))
             self.event("study_requeued", study=name, config=config)
 
     def move_to_end(self, name: str) -> None:
@@ -373,7 +375,8 @@ class Ledger(LedgerFile):
                        metrics=dict(metrics or {}), **of_update)
 
     def leave_out(self, task: TaskRow, *, reason: str) -> None:
-        """An update that was accepted is not folded after all: its task counts as refused, with the reason."""
+        """An update that was accepted is not folded after all: its task counts as refused, with the reason. Of a masked
+        one that is no refusal of its silo: `semisilo.coordinator.ledger.tasks`."""
         check_transition(TASK_TRANSITIONS, task.state, TaskState.REFUSED)
         with self.part() as db:
             db.execute("UPDATE task SET state = ?, reason = ? WHERE task_id = ?",

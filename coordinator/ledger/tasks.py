@@ -21,6 +21,10 @@ __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask",
            "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
+_NOT_ADDED = ("(task.update_id IS NOT NULL AND EXISTS (SELECT 1 FROM phase WHERE phase.study = task.study AND"
+              " phase.round = task.round AND phase.number = task.phase AND phase.step = 'mask'))")
+"""Of a task that counts as refused: its silo has sent a masked update, and no sum was made of it, for example because
+too few others came. That is no refusal of the silo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +107,8 @@ class SiloPart:
     """Whether a committed round has an update of it, in any phase."""
     abstained: bool
     """Whether a committed round has an abstention of it."""
+    not_added: bool
+    """Whether it has sent masked updates in committed rounds, and none of any was added up."""
 
     @property
     def took_part(self) -> bool:
@@ -111,8 +117,8 @@ class SiloPart:
 
     @property
     def only_abstained(self) -> bool:
-        """Whether it took part and no model has anything of it."""
-        return self.abstained and not self.updated
+        """Whether it took part and has sent no update."""
+        return self.abstained and not self.updated and not self.not_added
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,9 +222,9 @@ def last_refusals(ledger: Ledger) -> list[RefusedTask]:
     rows = ledger.query(
         "SELECT * FROM (SELECT task.silo, task.study, task.round, task.reason, max(task.closed_unix) AS closed_unix"
         " FROM study CROSS JOIN silo CROSS JOIN task ON task.study = study.name AND task.silo = silo.name"
-        " AND task.state = ? WHERE study.ended_unix IS NULL GROUP BY task.silo, task.study) AS last"
-        " WHERE NOT EXISTS (SELECT 1 FROM task WHERE task.study = last.study AND task.silo = last.silo"
-        " AND task.state <> ? AND task.closed_unix > last.closed_unix) ORDER BY silo, study",
+        f" AND task.state = ? AND NOT {_NOT_ADDED} WHERE study.ended_unix IS NULL GROUP BY task.silo, task.study) AS"
+        " last WHERE NOT EXISTS (SELECT 1 FROM task WHERE task.study = last.study AND task.silo = last.silo"
+        f" AND (task.state <> ? OR {_NOT_ADDED}) AND task.closed_unix > last.closed_unix) ORDER BY silo, study",
         TaskState.REFUSED, TaskState.REFUSED)
     return [RefusedTask(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
                         closed_unix=row["closed_unix"]) for row in rows]
@@ -232,17 +238,19 @@ def silo_parts(ledger: Ledger, study: str, *, ended_unix: float | None = None) -
     """
     # The first answer of each silo that fits is enough, and the index finds it: a study may have half a million tasks.
     answered = ("EXISTS (SELECT 1 FROM task JOIN round ON round.study = task.study AND round.number = task.round WHERE"
-                " task.study = ? AND task.silo = silo.name AND task.state = ? AND round.state = ?)")
+                " task.study = ? AND task.silo = silo.name AND task.state = ? AND round.state = ?{})")
     end = float("inf") if ended_unix is None else ended_unix
     rows = ledger.query(
         "SELECT silo.name, total.silo IS NOT NULL AS asked, silo.set_aside_unix <= ? AS set_aside,"
-        f" {answered} AS updated, {answered} AS abstained"
+        f" {answered.format('')} AS updated, {answered.format('')} AS abstained,"
+        f" {answered.format(f' AND {_NOT_ADDED}')} AS not_added"
         " FROM silo LEFT JOIN silo_total AS total ON total.study = ? AND total.silo = silo.name"
         " WHERE total.silo IS NOT NULL OR (silo.joined_unix <= ? AND silo.revoked_unix IS NULL AND silo.left_unix IS"
         " NULL) ORDER BY silo.name", end, study, TaskState.UPDATED, RoundState.COMPLETED, study, TaskState.ABSTAINED,
-        RoundState.COMPLETED, study, end)
+        RoundState.COMPLETED, study, TaskState.REFUSED, RoundState.COMPLETED, study, end)
     return [SiloPart(silo=row["name"], asked=bool(row["asked"]), set_aside=bool(row["set_aside"]),
-                     updated=bool(row["updated"]), abstained=bool(row["abstained"])) for row in rows]
+                     updated=bool(row["updated"]), abstained=bool(row["abstained"]),
+                     not_added=bool(row["not_added"]) and not row["updated"]) for row in rows]
 
 
 def has_answers(ledger: Ledger, study: str) -> bool:
@@ -251,14 +259,16 @@ def has_answers(ledger: Ledger, study: str) -> bool:
 
 
 def silos_that_refused_all(ledger: Ledger, study: str) -> dict[str, AllRefused]:
-    """Silos that have refused every round of a study in which they answered, in byte order of names."""
+    """Silos that have refused every round of a study in which they answered, in byte order of names. A masked update
+    that was not added up is another answer than a refusal."""
     # From the refusals, by the index: a study may have half a million tasks.
     return {row["silo"]: AllRefused(rounds=row["rounds"], reason=row["reason"], closed_unix=row["closed_unix"])
             for row in ledger.query(
                 "SELECT task.silo, task.reason, count(DISTINCT task.round) AS rounds, max(task.closed_unix) AS"
                 " closed_unix FROM silo CROSS JOIN task ON task.study = ? AND task.silo = silo.name AND task.state = ?"
                 " WHERE NOT EXISTS (SELECT 1 FROM task AS other WHERE other.study = ? AND other.silo = silo.name AND"
-                " other.state IN (?, ?)) GROUP BY task.silo ORDER BY task.silo", study, TaskState.REFUSED, study,
+                " other.state IN (?, ?)) GROUP BY task.silo HAVING"
+                f" max({_NOT_ADDED}) = 0 ORDER BY task.silo", study, TaskState.REFUSED, study,
                 TaskState.UPDATED, TaskState.ABSTAINED)}
 
 
@@ -269,23 +279,27 @@ def task_counts(ledger: Ledger, study: str) -> dict[TaskState, int]:
 
 
 def refusal_reasons(ledger: Ledger, study: str) -> Iterable[str]:
-    """The beginning of the reason of every refused task, up to 80 letters."""
+    """The beginning of the reason of every refused task, up to 80 letters; none of masked updates that were not
+    added up."""
     for row in ledger.query(  # the index has them by study, silo and state
             "SELECT substr(task.reason, 1, ?) AS reason FROM silo CROSS JOIN task ON task.study = ? AND"
-            " task.silo = silo.name AND task.state = ?", _REASON_LETTERS, study, TaskState.REFUSED):
+            f" task.silo = silo.name AND task.state = ? AND NOT {_NOT_ADDED}", _REASON_LETTERS, study,
+            TaskState.REFUSED):
         yield row["reason"]
 
 
 def answer_states(ledger: Ledger, study: str, number: int) -> frozenset[TaskState]:
-    """The states that the tasks of a round are in, each once, over all its phases."""
+    """The states that the tasks of a round are in, each once, over all its phases. Whoever has sent a masked update has
+    UPDATED, also where it was not added up."""
     return frozenset(TaskState(row["state"]) for row in ledger.query(
-        "SELECT DISTINCT state FROM task WHERE study = ? AND round = ?", study, number))
+        f"SELECT DISTINCT CASE WHEN state = ? AND {_NOT_ADDED} THEN ? ELSE state END AS state FROM task"
+        " WHERE study = ? AND round = ?", TaskState.REFUSED, TaskState.UPDATED, study, number))
 
 
 def last_refusal(ledger: Ledger, study: str, number: int) -> Refusal | None:
     """The refusal of a round that came last, of equals that of the last silo by name; None when nobody refused."""
-    rows = ledger.query("SELECT silo, reason FROM task WHERE study = ? AND round = ? AND state = ?"
-                        " ORDER BY closed_unix DESC, silo DESC LIMIT 1", study, number, TaskState.REFUSED)
+    rows = ledger.query("SELECT silo, reason FROM task WHERE study = ? AND round = ? AND state = ? AND NOT"
+                        f" {_NOT_ADDED} ORDER BY closed_unix DESC, silo DESC LIMIT 1", study, number, TaskState.REFUSED)
     return Refusal(silo=rows[0]["silo"], reason=rows[0]["reason"]) if rows else None
 
 

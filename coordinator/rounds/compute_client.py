@@ -15,8 +15,9 @@ from semisilo.common.errors import ComputeFailed
 from semisilo.common.process.compute import Compute
 from semisilo.common.process.messages import Request
 from semisilo.coordinator.compute.messages import OpenStudy
-from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
 from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.studies.study_file import StudyConfig
 
@@ -63,13 +64,18 @@ class ComputeSteps:
         return self._opened
 
     async def open_study(self, row: StudyRow, config: StudyConfig) -> RunningStudy:
-        """Has the images of a study read; the first time, what was found is written to the ledger for good."""
+        """Has the images of a study read; the first time, what was found is written to the ledger for good.
+
+        Raises: RoundGone where the study was stopped and queued again meanwhile, perhaps with other settings.
+        """
         opened = await self.call(OpenStudy(
             name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
             images_folder=self._images, num_silos=config.study.start_with, frozen=row.frozen,
             threads=0 if row.numerics is None else row.numerics.threads), activity="reading images")
         self._opened = row.name
         if row.frozen is None:
+            if self._ledger.study_state(row.name) is StudyState.QUEUED:
+                raise RoundGone(f"Study '{row.name}' is queued again.")
             self._ledger.set_study_facts(row.name, frozen=opened.frozen, numerics=opened.numerics)
             _LOG.info("study %s: %s", row.name, opened.frozen.choice_line)
             if opened.frozen.left_out_views:

@@ -139,7 +139,8 @@ class Engine:
                                              operator=self._operator, studies=folders.studies,
                                              beside_rounds=beside_rounds, given=labels_alone)
         self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator,
-                                          hearing=self._hearing, clock=clock, wait=self._labels_alone.wait)
+                                          hearing=self._hearing, clock=clock, wait=self._labels_alone.wait,
+                                          on_wait=self._well)
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
@@ -170,30 +171,35 @@ class Engine:
 
     async def _put_off(self, trouble: SystemTrouble) -> None:
         if self._runtime.trouble != trouble.line():
-            who = f"study {self._runtime.study}" if self._runtime.study else "the coordinator"
+            idle = self._runtime.reason is StandbyReason.NO_STUDY
+            who = "the coordinator" if idle or not self._runtime.study else f"study {self._runtime.study}"
             _LOG.error("%s waits: %s It continues automatically.", who, trouble.line())
         self._runtime.trouble = trouble.line()
         await asyncio.sleep(self._pause_seconds)
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
 
     def _well(self) -> None:
-        """A step of the study has succeeded."""
+        """A step of the study has succeeded, or it waits for silos alone. Not what every try begins with, such as to
+        open the study: its pauses would not grow."""
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         if self._runtime.trouble:
             self._runtime.trouble = ""
             _LOG.info("the system works again: the study continues")
 
     async def _run_next(self) -> StudyRow | None:
-        await self._lifecycle.tidy_up()
+        trouble = await self._lifecycle.tidy_up()
         study = self._ledger.next_study()
         if study is None:
+            if trouble is not None:
+                raise trouble
+            self._well()
             return None
         try:
             await self._run(study)
         except SystemTrouble:
             raise
         except RoundGone:  # while a step of the round was under way; what it gave is of no use
-            _LOG.info("study %s goes back to an earlier round", study.name)
+            _LOG.info("study %s begins again, or goes back to an earlier round", study.name)
         except SemisiloError as error:
             _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
                        study.name)
@@ -232,6 +238,7 @@ class Engine:
         self._labels_alone.begin(study)
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
+            self._well()
         elif (last := self._ledger.last_round(name)) is not None and last.state in ENDED_ROUND:
             # A coordinator that was killed after a commit has not removed what that round needed; after the last
             # round no other would.

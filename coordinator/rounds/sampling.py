@@ -27,14 +27,20 @@ class Availability:
     """The roster, as a study that waits for silos sees it."""
 
     def __init__(self, *, roster: LedgerRoster, runtime: RuntimeState, operator: OperatorRequests, hearing: Hearing,
-                 clock: Callable[[], float], wait: Callable[[float], Awaitable[None]]) -> None:
-        """`wait` returns after so many seconds, or when something has happened."""
+                 clock: Callable[[], float], wait: Callable[[float], Awaitable[None]],
+                 on_wait: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            wait: returns after so many seconds, or when something has happened.
+            on_wait: told that the study waits for silos, and for nothing else.
+        """
         self._roster = roster
         self._runtime = runtime
         self._operator = operator
         self._hearing = hearing
         self._clock = clock
         self._wait = wait
+        self._on_wait = on_wait
 
     async def wait_for_start(self, study: RunningStudy, wanted: int) -> bool:
         """Until `wanted` silos have joined; False when the operator stops the study before.
@@ -93,6 +99,7 @@ class Availability:
 
     def _say(self, text: str) -> None:
         """What the study waits for. Every silo reads it: no other silo's name is in it."""
+        self._on_wait()
         self._runtime.reason, self._runtime.activity, self._runtime.text = StandbyReason.WAITING_FOR_SILOS, "", text
 
     def _why_few(self, members: Collection[str], *, away: Mapping[str, float], silent: Collection[str],

@@ -17,6 +17,7 @@ from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.measures.round_choice import rounds_without_gain
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.text.describe import counted
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.compute.messages import Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (
@@ -219,6 +220,8 @@ class StudyLifecycle:
         self._steps = steps
         self._cleanup = cleanup
         self._studies = studies
+        self._told: dict[str, str] = {}
+        """Stopped study -> what the log last said of the trouble with its model."""
 
     async def write_model(self, name: str) -> None:
         """Writes the model that is handed over, for others to use; the study must be the one that is open, and have
@@ -229,22 +232,40 @@ class StudyLifecycle:
         await self._steps.call(replace(wanted, path=model), activity="writing the model")
         note_model_written(self._ledger, name, wanted.state)
 
-    async def tidy_up(self) -> None:
+    async def tidy_up(self) -> SystemTrouble | None:
         """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
-        model that they hand over.
+        model that they hand over. A model that cannot be written is reported, once; no other study waits for it.
 
-        Raises: SystemTrouble, with nothing lost. A model that cannot be written for another reason is reported, once.
+        Returns: what the system refuses, of the first study where it does; nothing is lost, and the next call tries
+        again. None where all is done.
         """
+        first: SystemTrouble | None = None
         for row in self._ledger.studies():
             if row.state is StudyState.STOPPED:
-                await self._cancel_open_round(row.name)
-                wanted = model_to_write(self._ledger, row.name)
-                if wanted is not None and not is_model_noted(self._ledger, row.name, wanted.state):
-                    await self._write_model_of_stopped(row, wanted.state)
+                try:
+                    await self._cancel_open_round(row.name)
+                    wanted = model_to_write(self._ledger, row.name)
+                    if wanted is not None and not is_model_noted(self._ledger, row.name, wanted.state):
+                        await self._write_model_of_stopped(row, wanted.state)
+                except (SystemTrouble, OSError) as error:
+                    if (trouble := explained(error)) is None:
+                        raise
+                    waiting = self._waiting(row.name, trouble)
+                    first = first or waiting
                 if self._runtime.study == row.name and self._runtime.reason is not StandbyReason.NO_STUDY:
                     _LOG.info("study %s is stopped", row.name)
                     self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {row.name} was stopped", activity="",
                                       phase="")
+        return first
+
+    def _waiting(self, name: str, trouble: SystemTrouble) -> SystemTrouble:
+        """The same trouble, with the study that it is about; said in the log when it is news."""
+        found = type(trouble)(f"The model of the stopped study {name} waits: {trouble.text}", remedy=trouble.remedy)
+        self._runtime.set(activity="")
+        if self._told.get(name) != found.line():
+            self._told[name] = found.line()
+            _LOG.error("%s It is tried again.", found.line())
+        return found
 
     async def _cancel_open_round(self, name: str) -> None:
         row = self._ledger.last_round(name)

@@ -1,7 +1,8 @@
 """On how many of how many silos a study ran, and why not on the others: what is said of it first, everywhere.
 
 A silo takes part when a committed round has an update or an abstention of it. One that has refused every round, or
-given no answer, or was never asked, for example because the operator has set it aside, does not.
+given no answer, or was never asked, for example because the operator has set it aside, does not; nor does one whose
+masked updates came with too few others to be added up.
 
 Tests: tests/coordinator/studies/test_participation.py.
 """
@@ -56,12 +57,13 @@ def participation_of(ledger: Ledger, study: StudyRow) -> ParticipationFacts:
     refusing = tuple(RefusingSilo(silo=silo, rounds=found.rounds, reason=found.reason)
                      for silo, found in silos_that_refused_all(ledger, study.name).items())
     names = {each.silo for each in refusing}
-    others = [part for part in parts if not part.took_part and part.silo not in names]
+    others = [part for part in parts if not (part.took_part or part.not_added) and part.silo not in names]
     why = [_listed("refused every round", [each.silo for each in refusing], _codes(refusing)),
            _listed("no answer in a committed round", [part.silo for part in others if part.asked]),
            _listed("set aside", [part.silo for part in others if not part.asked and part.set_aside]),
            _listed("never asked", [part.silo for part in others if not part.asked and not part.set_aside]),
-           _listed("sent no update", [part.silo for part in parts if part.only_abstained])]
+           _listed("sent no update", [part.silo for part in parts if part.only_abstained]),
+           _listed("update not added up", [part.silo for part in parts if part.not_added])]
     took_part, ran = sum(part.took_part for part in parts), "ran" if study.state in ENDED_STUDY else "has run"
     return ParticipationFacts(
         took_part=took_part, silos=len(parts), refusing=refusing,

@@ -89,6 +89,8 @@ class _Told:
             known = self.studies.get(study)
             config = canonical_json(detail["config"])
             self.studies[study] = _Study(str(StudyState.QUEUED), config, known.facts if known is not None else {})
+            if (first := self.rounds.get((study, 0))) is not None and first.state != RoundState.COMPLETED:
+                del self.rounds[study, 0]  # it begins anew
         elif kind in _STUDY_EVENTS:
             self.studies[study].state = _STUDY_EVENTS[kind]
         elif kind.removeprefix("study_") in _FACTS:

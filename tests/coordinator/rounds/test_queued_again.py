@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.errors import SystemTrouble, TaskClosed
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine as engine_module
 from semisilo.coordinator.rounds.task_service import Standby
 from semisilo.coordinator.studies.describe import describe_study
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
-from tests.coordinator.rounds.test_engine import SILOS, until
+from tests.coordinator.rounds.test_engine import SILOS, run, start, until
 
 
 def life(folder: Path) -> Coordinator:
@@ -209,4 +211,54 @@ def test_an_update_that_has_come_before_another_study_began_is_taken_once_its_ow
         assert (await coordinator.begin(task, content)).resume_offset == len(content)
         await end(engine)
         coordinator.close()
+    asyncio.run(scenario())
+
+
+INSTANTS = [(operation, when) for operation in ("open_study", "prepare") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize(("operation", "when"), [*INSTANTS, ("open_round", "after")])
+def test_a_study_that_was_stopped_before_its_first_commit_begins_anew_once_it_is_queued_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, when: str, noticed: bool) -> None:
+    """Its round 0 was cancelled, and every further try ended in an error that nobody foresaw."""
+    coordinator = start(tmp_path)
+    done: list[str] = []
+
+    def stop(name: str = operation, request: object = None) -> None:
+        if name != operation or done:
+            return
+        done.append(name)
+        operate.stop(coordinator.ledger, "s", origin="command")
+        if not noticed:  # both commands before the engine has looked
+            coordinator.ledger.requeue_study("s", many_rounds)
+
+    many_rounds = {**study_config(), "study": {**study_config()["study"], "rounds": 4}}
+    if (operation, when) in INSTANTS:
+        setattr(coordinator.compute, when, stop)
+    else:
+        original = getattr(coordinator.ledger, operation)
+
+        def around(*args: Any, **options: Any) -> Any:
+            found = original(*args, **options)
+            stop()
+            return found
+
+        monkeypatch.setattr(coordinator.ledger, operation, around)
+
+    async def scenario() -> None:
+        await run(coordinator)
+        assert done
+        if noticed:
+            assert coordinator.ledger.study_state("s") is StudyState.STOPPED
+            coordinator.ledger.requeue_study("s", many_rounds)
+        assert compare_tables(coordinator.ledger, ChainWalk()) == []
+        if not noticed or operation != "prepare":  # a round 0 that is as good as done is committed
+            assert not coordinator.ledger.committed_digest("s")
+            assert coordinator.ledger.study("s").frozen is None, "it was of other settings"
+        await run(coordinator)
+        row = coordinator.ledger.study("s")
+        assert (row.state, row.reason) == (StudyState.COMPLETED, "")
+        assert [each.state for each in coordinator.ledger.rounds("s")] == [RoundState.COMPLETED] * 5
+        assert compare_tables(coordinator.ledger, ChainWalk()) == []
     asyncio.run(scenario())
