@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError, StorageDamaged
-from semisilo.coordinator.ledger.database import explained_by_sqlite
+from semisilo.coordinator.ledger.database import connect_existing, explained_by_sqlite
 
 __all__ = ["copy_ledger", "no_commits"]
-
-_BUSY_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -23,8 +21,7 @@ def no_commits(ledger: Path) -> Iterator[None]:
         when it is no ledger.
     """
     try:
-        db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None,
-                             timeout=_BUSY_SECONDS)
+        db = connect_existing(ledger)
     except sqlite3.Error as error:
         raise explained_by_sqlite(ledger, error) or error from None
     try:
@@ -46,7 +43,7 @@ def copy_ledger(source: Path, target: Path) -> None:
 
     Raises: StorageDamaged when SQLite finds the copy unsound.
     """
-    with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_SECONDS)) as old, \
+    with contextlib.closing(connect_existing(source)) as old, \
             contextlib.closing(sqlite3.connect(target)) as new:
         old.backup(new)
         target.chmod(0o600)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import SemisiloError, StorageDamaged
-from semisilo.coordinator.ledger import snapshot
+from semisilo.coordinator.ledger import database
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.snapshot import copy_ledger, no_commits
 
@@ -30,7 +30,7 @@ def test_nobody_commits_while_the_lock_is_held_and_everybody_afterwards(tmp_path
 
 def test_a_ledger_that_another_program_keeps_locked_is_an_error_with_a_remedy(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.02)
     Ledger(tmp_path / "ledger.sqlite").close()
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
