@@ -32,7 +32,7 @@ from semisilo.coordinator.federation.invitations import authority_of
 from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.federation.tracking_table import check_installed
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
-from semisilo.coordinator.ledger.database import checkpoint
+from semisilo.coordinator.ledger.database import LedgerPlace, checkpoint
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
@@ -125,6 +125,7 @@ class _Server:
     def __init__(self, federation: Federation, ledger: Ledger, console: Console) -> None:
         self._federation = federation
         self._ledger = ledger
+        self._place = LedgerPlace(federation.ledger)
         self._roster = LedgerRoster(ledger)
         self._runtime = RuntimeState()
         self._compute = ProcessCompute("semisilo.coordinator.compute.unmasking:UnmaskingOperations")
@@ -336,11 +337,21 @@ class _Server:
         await self._meter.settle(study=account.study, round=account.round, phase=account.phase)
 
     async def _checkpoint(self) -> None:
+        """Brings commits into the ledger's file, and says so once that has gone: commits do not notice."""
         self._ledger.checkpointed_elsewhere()
+        path, kept = self._federation.ledger, True
         while True:
             await asyncio.sleep(_CHECKPOINT_SECONDS)
-            with contextlib.suppress(SemisiloError):  # commits meet it as well, and say so
-                await asyncio.to_thread(checkpoint, self._federation.ledger)
+            before, kept = kept, await asyncio.to_thread(self._place.is_kept)
+            if kept:
+                with contextlib.suppress(SemisiloError):  # commits meet it as well, and say so
+                    await asyncio.to_thread(checkpoint, path)
+            if before and not kept:
+                _LOG.error("%s: is gone, or another file is in its place. What this coordinator writes goes into the"
+                           " one that it has opened, and is lost when it ends. Stop it, then put the ledger back, or"
+                           " restore the federation: coordinator restore.", path)
+            elif kept and not before:
+                _LOG.info("%s is there again", path)
 
     async def _tidy(self) -> None:
         """Removes what killed compute processes, and a coordinator before this one, have left half-written."""

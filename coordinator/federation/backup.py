@@ -1,9 +1,9 @@
 """`coordinator backup`: one file from which a federation goes on, taken while `serve` runs.
 
-What it must hold follows from the ledger: a copy of the ledger is made, and the files that this copy names. Nobody may
-commit meanwhile, so that nothing of it is collected; hard links keep the files afterwards, and the archive is written
-from those without holding anyone up. Where the disk knows no hard links the files are copied after that, and all is
-begun again when one of them went away.
+What it must hold follows from the ledger: a copy of the ledger is made, as SQLite makes one beside those who write, and
+hard links keep the files that this copy names; the archive is written from those without holding anyone up. Where the
+disk knows no hard links the files are copied. When a file went away meanwhile, as those of a round do that was just
+committed, all is begun again; the last time nobody may commit until the files are linked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from semisilo.coordinator.ledger.records import (
     RoundRow,
     StudyRow,
 )
-from semisilo.coordinator.ledger.snapshot import copy_ledger, no_commits
+from semisilo.coordinator.ledger.snapshot import check_copy, copy_ledger, no_commits
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
@@ -222,9 +222,10 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
 
     Raises: StorageDamaged when a file is missing that a study needs.
     """
-    for _ in range(_ATTEMPTS):
-        with no_commits(federation.ledger):
-            copy = staging / "ledger.sqlite"
+    copy, lacking = staging / "ledger.sqlite", set[str]()
+    for attempt in range(1, _ATTEMPTS + 1):
+        # `serve` waits at its next commit while it may not, on the thread that answers silos.
+        with no_commits(federation.ledger) if attempt == _ATTEMPTS else contextlib.nullcontext():
             copy.unlink(missing_ok=True)
             copy_ledger(federation.ledger, copy)
             ledger = Ledger(copy)
@@ -237,7 +238,9 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
         there = {path: digest for path, digest in every.items()
                  if linked[path] or _copied(federation.folder / path, staging / path, digest)}
         missing = sorted(named.needed.keys() - there.keys())
-        if not missing:
+        before, lacking = lacking, named.awaited.keys() - there.keys()
+        if not missing and (not lacking or lacking == before or attempt == _ATTEMPTS):
+            check_copy(copy, federation.ledger)
             return there, studies
     raise StorageDamaged(f"{federation.folder / missing[0]} is missing or damaged, and a study needs it.",
                          remedy="Restore it from an earlier backup, or end the study.")

@@ -299,10 +299,19 @@ def open_federation(folder: Path) -> Federation:
     federation = Federation(folder.resolve(), FederationConfig(**parts))
     # `serve` makes that key once it has a ledger. An empty one in its place would know no silo and no study, and
     # backups of it would take the places of good ones.
-    if not federation.ledger.exists() and (federation.authority / "audit.key").exists():
-        raise StorageDamaged(f"{federation.ledger}: is gone, and this federation has had one.",
+    # One of no bytes is no ledger either: programs that only look for it may make such a file.
+    if not (size := _size(federation.ledger)) and (federation.authority / "audit.key").exists():
+        what = "is gone" if size is None else "is empty"
+        raise StorageDamaged(f"{federation.ledger}: {what}, and this federation has had one.",
                              remedy="Mount what holds it, or restore the federation: coordinator restore.")
     return federation
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def keep_private(federation: Federation) -> list[str]:

@@ -17,7 +17,8 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
-__all__ = ["EventHead", "LedgerFile", "checkpoint", "event_of", "explained_by_sqlite"]
+__all__ = ["EventHead", "LedgerFile", "LedgerPlace", "checkpoint", "connect_existing", "event_of",
+           "explained_by_sqlite"]
 
 _BUSY_SECONDS = 30.0
 _LATEST_CHECKPOINT_PAGES = 16_384
@@ -42,10 +43,11 @@ class EventHead:
 class LedgerFile:
     """The open SQLite file. `Ledger` says what it holds."""
 
-    def __init__(self, path: Path, *, waits: bool = True) -> None:
+    def __init__(self, path: Path, *, waits: bool = True, makes: bool = True) -> None:
         """Opens or creates the ledger and brings it to this version.
 
         Args:
+            makes: False where one that is not there is an error: an empty one in its place would know nothing.
             waits: False where the last transactions may be lost when the machine stops, as in a simulation; a kill of
                 the process loses nothing either way.
         Raises: StorageDamaged when the file is no ledger or comes from a newer semisilo; DiskFull; SemisiloError when
@@ -56,9 +58,11 @@ class LedgerFile:
         """How often this process has changed the roster; what others change shows in `data_version`."""
         self._inside = False
         """Whether a transaction is under way. SQLite's own word is not enough: it may have gone back already."""
-        _begin_private(path)
+        if makes:
+            _begin_private(path)
         with self._explaining():
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS) if makes \
+                else connect_existing(path)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
             self._waits = waits
@@ -259,13 +263,43 @@ def _begin_private(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
+def connect_existing(path: Path) -> sqlite3.Connection:
+    """A connection to a ledger that is there; SQLite makes none in its place.
+
+    Raises: sqlite3.OperationalError.
+    """
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
+
+
+class LedgerPlace:
+    """Whether a ledger that is open is still the file of its name. One that was removed, or replaced, goes on taking
+    what is written, until the last process closes it: then all of that is lost."""
+
+    def __init__(self, path: Path) -> None:
+        """To be made while it is sure to be."""
+        self._path = path
+        self._opened = _number(path)
+
+    def is_kept(self) -> bool:
+        """Whether it is. Not on the event loop: its disk may be far away."""
+        return _number(self._path) == self._opened
+
+
+def _number(path: Path) -> tuple[int, int] | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
 def checkpoint(path: Path) -> None:
     """Brings what was committed into the file itself, through a connection of its own; nobody waits for it.
 
-    Raises: SemisiloError as any use of the ledger.
+    Raises: SemisiloError as any use of the ledger, also when there is none.
     """
     try:
-        with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)) as db:
+        with closing(connect_existing(path)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
     except sqlite3.Error as error:
         raise explained_by_sqlite(path, error) or error from None

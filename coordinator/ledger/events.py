@@ -27,10 +27,13 @@ def chain_of(ledger: Ledger, number: int) -> str | None:
 def find_events(ledger: Ledger, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,
                 limit: int) -> list[ChainedEvent]:
     """The newest events that fit, newest first; an empty filter fits all, as does `before` 0."""
+    # With both the index has them in this order. With one of them the newest come soonest from the end of the table.
+    by_study, of_study = ("study = ? AND kind = ?", (study, kind)) if study and kind else (
+        "(study = ? OR ? = '') AND (kind = ? OR ? = '')", (study, study, kind, kind))
     return [event_of(row) for row in ledger.query(
-        "SELECT * FROM event WHERE (number < ? OR ? = 0) AND (study = ? OR ? = '') AND (kind = ? OR ? = '')"
+        f"SELECT * FROM event WHERE {by_study} AND (number < ? OR ? = 0)"
         " AND (? = '' OR json_extract(detail_json, '$.silo') = ?) ORDER BY number DESC LIMIT ?",
-        before, before, study, study, kind, kind, silo, silo, limit)]
+        *of_study, before, before, silo, silo, limit)]
 
 
 def event_kinds(ledger: Ledger, study: str) -> tuple[tuple[str, int], ...]:
@@ -105,8 +108,9 @@ def round_ended_event(ledger: Ledger, study: str, number: int) -> int:
 def begun_again_event(ledger: Ledger, study: str) -> int:
     """The number of the event with which a study was last resumed or queued; 0 when there is none."""
     return int(ledger.query(
-        "SELECT coalesce(max(number), 0) AS number FROM event WHERE study = ? AND (kind IN ('study_queued',"
-        " 'study_requeued') OR kind IN (?, ?, ?) AND json_extract(detail_json, '$.before') = ?)", study,
+        "SELECT coalesce(max(number), 0) AS number FROM event WHERE study = ? AND kind IN ('study_queued',"
+        " 'study_requeued', ?, ?, ?) AND (kind IN ('study_queued', 'study_requeued')"
+        " OR json_extract(detail_json, '$.before') = ?)", study,
         f"study_{StudyState.PREPARING}", f"study_{StudyState.WAITING}", f"study_{StudyState.RUNNING}",
         StudyState.PAUSED)[0]["number"])
 

@@ -478,6 +478,12 @@ CREATE INDEX open_round ON round (study, number) WHERE closed_unix IS NULL;
 """
 """What the files of open rounds are found by, in all studies at once: each has one such round at most."""
 
+_EVENTS_BY_STUDY = """
+CREATE INDEX event_by_study ON event (study, kind, number);
+"""
+"""A study of 1,000 silos and 500 rounds leaves some 600,000 events, and questions about one of its events must not hold
+up the answers to silos."""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS)
+                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY)

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError, StorageDamaged
-from semisilo.coordinator.ledger.database import explained_by_sqlite
+from semisilo.coordinator.ledger.database import connect_existing, explained_by_sqlite
 
-__all__ = ["copy_ledger", "no_commits"]
-
-_BUSY_SECONDS = 30.0
+__all__ = ["check_copy", "copy_ledger", "no_commits"]
 
 
 @contextlib.contextmanager
@@ -23,8 +21,7 @@ def no_commits(ledger: Path) -> Iterator[None]:
         when it is no ledger.
     """
     try:
-        db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None,
-                             timeout=_BUSY_SECONDS)
+        db = connect_existing(ledger)
     except sqlite3.Error as error:
         raise explained_by_sqlite(ledger, error) or error from None
     try:
@@ -42,15 +39,29 @@ def no_commits(ledger: Path) -> Iterator[None]:
 
 
 def copy_ledger(source: Path, target: Path) -> None:
-    """SQLite's own copy of a file that others have open; only its owner may read it.
+    """SQLite's own copy of a file that others have open and go on writing: as it was after one of their commits. Only
+    its owner may read it. Whether it is sound, `check_copy` finds out, which takes longer than the copy.
 
-    Raises: StorageDamaged when SQLite finds the copy unsound.
+    Raises: StorageDamaged when the source is no ledger; DiskFull; SystemTrouble.
     """
-    with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_SECONDS)) as old, \
-            contextlib.closing(sqlite3.connect(target)) as new:
-        old.backup(new)
-        target.chmod(0o600)
-        (found,), *_ = new.execute("PRAGMA quick_check").fetchall()
+    try:
+        with contextlib.closing(connect_existing(source)) as old, contextlib.closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+    except sqlite3.Error as error:
+        raise explained_by_sqlite(source, error) or error from None
+    target.chmod(0o600)
+
+
+def check_copy(copy: Path, source: Path) -> None:
+    """Has SQLite look through a copy.
+
+    Raises: StorageDamaged, naming the source, when it is unsound.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(copy)) as db:
+            (found,), *_ = db.execute("PRAGMA quick_check").fetchall()
+    except sqlite3.Error as error:
+        raise explained_by_sqlite(source, error) or error from None
     if found != "ok":
         raise StorageDamaged(f"{source}: SQLite finds it damaged: {found}.",
                              remedy="Check the disk, then restore the file from a backup.")

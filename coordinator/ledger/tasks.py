@@ -151,7 +151,8 @@ def open_tasks(ledger: Ledger) -> dict[str, OpenTask]:
         " JOIN study ON study.name = task.study AND study.state IN (?, ?)"
         " JOIN round ON round.study = task.study AND round.number = task.round AND round.closed_unix IS NULL"
         " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
-        " WHERE task.state = ?", StudyState.RUNNING, StudyState.PAUSED, TaskState.OPEN)
+        # Spelt out: the indexes of open tasks are not used for a value that SQLite does not know when it plans.
+        f" WHERE task.state = '{TaskState.OPEN}'", StudyState.RUNNING, StudyState.PAUSED)
     return {row["silo"]: OpenTask(
         silo=row["silo"], study=row["study"],
         deadline_unix=None if row["study_state"] == StudyState.PAUSED else row["deadline_unix"]) for row in rows}

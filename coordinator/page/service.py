@@ -89,7 +89,7 @@ class PageService:
 
     def _opened(self) -> PageReader:
         if self._reader is None:
-            self._ledger = Ledger(self.source.ledger)
+            self._ledger = Ledger(self.source.ledger, makes=False)
             self._reader = PageReader(self.source, self._ledger)
         return self._reader
 

@@ -152,7 +152,7 @@ async def keep_telling(federation: Federation, *, live: Callable[[], LiveStatus 
 
     def look(status: LiveStatus | None) -> None:
         if not ledgers:
-            ledgers.append(Ledger(federation.ledger))
+            ledgers.append(Ledger(federation.ledger, makes=False))
         now = time.time()
         delivery.look(open_alerts(ledgers[0], status, folder=federation.folder, now_unix=now), now=now)
 

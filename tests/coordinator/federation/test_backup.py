@@ -13,7 +13,6 @@ import os
 import sqlite3
 import stat
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -244,36 +243,78 @@ def test_masked_updates_go_along_until_their_sum_is_made(federation: Federation,
 # Beside a running coordinator -----------------------------------------------------------------------------------------
 
 
-def test_a_commit_waits_for_the_snapshot_and_is_not_lost(
+def may_commit(ledger: Path) -> bool:
+    """Whether another process could commit at this moment."""
+    with contextlib.closing(sqlite3.connect(ledger, isolation_level=None, timeout=0)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        db.execute("ROLLBACK")
+        return True
+
+
+def test_nobody_waits_for_a_snapshot_and_it_is_that_of_one_moment(
         federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While files are linked another process tries to write; it must wait, and then succeed."""
+    """While files are linked another process writes."""
     import semisilo.coordinator.federation.backup as module
 
-    link, began, order = module._link, threading.Event(), []
+    link, check, wrote = module._link, module.check_copy, list[str]()
 
-    def slow(source: Path, target: Path) -> bool:
-        began.set()
-        time.sleep(0.03)
-        order.append("linked")
+    def write(what: str) -> None:
+        with contextlib.closing(Ledger(federation.ledger)) as ledger:
+            ledger.query("PRAGMA busy_timeout = 0")
+            ledger.event(what)
+        wrote.append(what)
+
+    def linking(source: Path, target: Path) -> bool:
+        write("while_files_are_linked")
         return link(source, target)
 
-    def write() -> None:
-        began.wait(300)
-        with contextlib.closing(Ledger(federation.ledger)) as ledger:
-            ledger.event("written_meanwhile")
-        order.append("written")
+    def checking(copy: Path, source: Path) -> None:
+        write("while_the_copy_is_checked")
+        check(copy, source)
 
-    monkeypatch.setattr(module, "_link", slow)
-    writer = threading.Thread(target=write)
-    writer.start()
+    monkeypatch.setattr(module, "_link", linking)
+    monkeypatch.setattr(module, "check_copy", checking)
     archive = back_up(federation, tmp_path / "safe", now=NOW).archive
-    writer.join(300)
-    assert order == ["linked"] * (len(order) - 1) + ["written"]
+    assert wrote[-1] == "while_the_copy_is_checked"
+    assert wrote.count("while_files_are_linked") == len(wrote) - 1 > 4
     restore(Path(archive), tmp_path / "new")
-    kinds = [[row["kind"] for row in Ledger(path / "ledger.sqlite").query("SELECT kind FROM event")]
+    kinds = [{row["kind"] for row in Ledger(path / "ledger.sqlite").query("SELECT kind FROM event")}
              for path in (federation.folder, tmp_path / "new")]
-    assert "written_meanwhile" in kinds[0]
-    assert "written_meanwhile" not in kinds[1]
+    assert set(wrote) <= kinds[0]
+    assert not set(wrote) & kinds[1]
+
+
+def test_a_snapshot_whose_files_went_away_again_and_again_is_taken_while_nobody_commits(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import semisilo.coordinator.federation.backup as module
+
+    link, check, free = module._link, module.check_copy, list[bool]()
+    update, away = federation.spool / digest("update 5"), tmp_path / "away"
+
+    def linking(source: Path, target: Path) -> bool:
+        if source == update:
+            free.append(may_commit(federation.ledger))
+            if free[-1]:  # as a round that was committed in this moment, and whose files are removed
+                update.rename(away)
+                try:
+                    return link(source, target) or module._copied(source, target, digest("update 5"))
+                finally:
+                    away.rename(update)
+        return link(source, target)
+
+    def checking(copy: Path, source: Path) -> None:
+        free.append(may_commit(federation.ledger))
+        check(copy, source)
+
+    monkeypatch.setattr(module, "_link", linking)
+    monkeypatch.setattr(module, "_copied", lambda source, target, digest: False)
+    monkeypatch.setattr(module, "check_copy", checking)
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    assert free == [True] * (module._ATTEMPTS - 1) + [False, True], "the check, too, holds nobody up"
+    assert f"spool/{digest('update 5')}" in _names(archive)
 
 
 def test_what_a_snapshot_has_linked_is_not_written_over_as_a_spare(tmp_path: Path) -> None:

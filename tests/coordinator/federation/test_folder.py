@@ -84,6 +84,9 @@ def test_a_federation_whose_ledger_is_gone_is_not_taken_for_a_new_one(federation
     with pytest.raises(StorageDamaged, match=r"ledger\.sqlite: is gone, and this federation has had one") as caught:
         open_federation(federation.folder)
     assert "coordinator restore" in caught.value.remedy
+    federation.ledger.touch()  # as by a program that looked into it
+    with pytest.raises(StorageDamaged, match=r"ledger\.sqlite: is empty, and this federation has had one"):
+        open_federation(federation.folder)
     Ledger(federation.ledger).close()
     assert open_federation(federation.folder) == federation
 

@@ -83,6 +83,30 @@ def test_a_migration_that_fails_half_way_leaves_the_version_before(tmp_path: Pat
     again.close()
 
 
+def test_a_ledger_that_is_gone_is_made_by_nobody_who_only_goes_on_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    for go_on in (lambda: ledger_file.checkpoint(path), lambda: Ledger(path, makes=False)):
+        with pytest.raises(SemisiloError, match=r"ledger\.sqlite: unable to open"):
+            go_on()
+        assert list(tmp_path.iterdir()) == []
+    opened(tmp_path).close()
+    ledger_file.checkpoint(path)
+    Ledger(path, makes=False).close()
+
+
+def test_a_ledger_that_was_removed_or_replaced_is_noticed_and_so_is_its_return(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    place = ledger_file.LedgerPlace(first.path)
+    assert place.is_kept()
+    first.path.rename(tmp_path / "moved")
+    assert not place.is_kept()
+    first.path.touch()
+    assert not place.is_kept()
+    (tmp_path / "moved").rename(first.path)
+    assert place.is_kept()
+    first.close()
+
+
 def test_processes_that_open_a_new_ledger_at_the_same_time_all_succeed(tmp_path: Path) -> None:
     code = "import sys, pathlib; from semisilo.coordinator.ledger.ledger import Ledger; sys.stdin.read(1);" \
            "print(Ledger(pathlib.Path(sys.argv[1])).check_events())"

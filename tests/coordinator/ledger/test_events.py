@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,20 @@ import pytest
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.events import (
     begun_again_event,
+    event_kinds,
+    find_events,
+    has_paused_itself,
     is_model_noted,
     last_ended_rounds,
+    note_late_answer,
     note_model_not_written,
     note_model_written,
     round_ended_event,
+    study_notes,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import StudyState
-from tests.coordinator.ledger_fixture import Filled, digest, fill_study
+from tests.coordinator.ledger_fixture import Filled, digest, fill_study, query_plan
 
 
 @pytest.fixture
@@ -76,3 +82,45 @@ def test_the_last_event_is_the_end_of_the_chain(tmp_path: Path) -> None:
     assert two is not None
     assert (one.number, two.number) == (1, 2) == (1, ledger.check_events())
     assert one.chain != two.chain
+
+
+# How they are found ---------------------------------------------------------------------------------------------------
+
+
+def note_late(ledger: Ledger) -> None:
+    task = ledger.task("first/3/0-train/hospital-a")
+    assert task is not None
+    note_late_answer(ledger, task)
+
+
+@pytest.mark.parametrize("question", [
+    lambda ledger: is_model_noted(ledger, "first", digest("4")),
+    lambda ledger: has_paused_itself(ledger, "first"),
+    lambda ledger: ledger.paused_since("first"),
+    lambda ledger: begun_again_event(ledger, "first"),
+    lambda ledger: round_ended_event(ledger, "first", 3),
+    note_late,
+    lambda ledger: study_notes(ledger, "first"),
+    lambda ledger: event_kinds(ledger, "first"),
+    lambda ledger: find_events(ledger, study="first", kind="study_note", silo="hospital-a", limit=10)])
+def test_a_question_about_a_study_does_not_read_all_events(
+        filled: Filled, question: Callable[[Ledger], object]) -> None:
+    """They are asked while silos wait for their answers, and a large study leaves more than half a million events."""
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    question(filled.ledger)  # what is noted once is noted now
+    plan = query_plan(filled.ledger, lambda: question(filled.ledger))
+    found = [step for step in plan if "event" in step]
+    assert found
+    assert [step for step in found if "INDEX event_by_study (study=?" not in step] == []
+
+
+def test_what_happened_last_to_a_study_is_found_by_kind_and_silo_in_order(filled: Filled) -> None:
+    kinds = dict(event_kinds(filled.ledger, "first"))
+    assert kinds["round_opened"] == 5
+    opened = find_events(filled.ledger, study="first", kind="round_opened", limit=3)
+    assert [event.detail["round"] for event in opened] == [4, 3, 2]
+    earlier = find_events(filled.ledger, study="first", kind="round_opened", before=opened[-1].number, limit=3)
+    assert [event.detail["round"] for event in earlier] == [1, 0]
+    of_one = find_events(filled.ledger, study="first", kind="task_updated", silo="hospital-b", limit=100)
+    assert {event.detail["silo"] for event in of_one} == {"hospital-b"}
+    assert len(of_one) < kinds["task_updated"]

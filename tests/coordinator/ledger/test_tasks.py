@@ -16,6 +16,7 @@ from semisilo.coordinator.ledger.tasks import (
     has_taken_part,
     is_committed,
     last_refusal,
+    open_tasks,
     site_evaluations,
     sizes_of_last_updates,
     training_seconds,
@@ -29,6 +30,7 @@ from tests.coordinator.ledger_fixture import (
     fill_study,
     open_collecting_round,
     open_federation_with_silos,
+    query_plan,
     study_config,
 )
 
@@ -126,3 +128,10 @@ def test_who_has_taken_part_has_answered_with_an_update_or_an_abstention(filled:
     assert [has_taken_part(filled.ledger, "first", silo) for silo in (*SILOS, "stranger")] == [True] * 3 + [False]
     assert not has_taken_part(filled.ledger, "second", SILOS[0])
     assert [is_committed(filled.ledger, "first", number) for number in (0, 6, 7, 8)] == [True, True, False, False]
+
+
+def test_open_tasks_are_found_without_reading_the_others(filled: Filled) -> None:
+    """A study may have half a million tasks."""
+    plan = [step for step in query_plan(filled.ledger, lambda: open_tasks(filled.ledger)) if " task " in step]
+    assert plan
+    assert all("INDEX open_task_by_" in step for step in plan)

@@ -1,0 +1,59 @@
+"""`coordinator serve` beside what goes wrong with its ledger. `cli/test_main.py` and `tests/test_restart.py` have the
+rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from semisilo.coordinator import serve
+from semisilo.coordinator.federation.folder import create_federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from tests.processes import PATIENCE_SECONDS, free_ports
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[serve._Server]:
+    federation = create_federation(tmp_path / "hub", name="lung", address=f"127.0.0.1:{free_ports()}")
+    ledger = Ledger(federation.ledger, waits=False)
+    yield serve._Server(federation, ledger, Console())
+    ledger.close()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+def test_a_coordinator_whose_ledger_was_removed_says_so_once_and_makes_no_other(
+        server: serve._Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(serve, "_CHECKPOINT_SECONDS", 0.01)
+    path = server._ledger.path
+    caplog.set_level(logging.INFO)
+
+    def told(text: str) -> int:
+        return sum(text in record.getMessage() for record in caplog.records)
+
+    async def scenario() -> None:
+        checkpoints = asyncio.ensure_future(server._checkpoint())
+        for each in path.parent.glob("ledger.sqlite*"):
+            each.rename(each.with_name(f"moved-{each.name}"))
+        await until(lambda: told("is gone") == 1)
+        await asyncio.sleep(0.1)
+        assert not path.exists()
+        assert told("is gone") == 1
+        for each in path.parent.glob("moved-*"):
+            each.rename(each.with_name(each.name.removeprefix("moved-")))
+        await until(lambda: told("is there again") == 1)
+        checkpoints.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await checkpoints
+
+    asyncio.run(scenario())
