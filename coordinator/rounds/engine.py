@@ -496,9 +496,10 @@ class Engine:
         if self._resumed:
             # The coordinator was away: what silos could not deliver meanwhile must not count against them.
             participation, now = study.config.participation, self._clock()
+            ahead = max(0.0, phase.opened_unix - now)  # the clock then was: it would hold the phase open as long
             self._ledger.move_deadline(
-                phase, deadline_unix=max(phase.deadline_unix, now + _timeout_seconds(study, phase.step)),
-                limit_unix=max(phase.limit_unix, now + participation.limit_seconds))
+                phase, deadline_unix=max(phase.deadline_unix - ahead, now + _timeout_seconds(study, phase.step)),
+                limit_unix=max(phase.limit_unix - ahead, now + participation.limit_seconds))
             self._resumed = False
             self._clock_steps.look()
             phase = self._ledger.phase(study.name, row.number, row.phase)

@@ -118,6 +118,27 @@ def test_a_clock_set_ahead_fails_no_round_that_waits_for_its_quorum(tmp_path: Pa
     in_round(tmp_path, scenario, quorum=2)
 
 
+def test_a_phase_opened_while_the_clock_was_ahead_lasts_no_longer_after_a_restart(tmp_path: Path) -> None:
+    """A wrong clock at boot that NTP and a restart set right: nothing saw a step, and the phase waited 40 days."""
+    clock = SettableClock()
+    right = clock.now
+    clock.now += 40 * 24 * HOUR
+
+    async def scenario() -> None:
+        first = start(tmp_path, clock=clock, steady=clock.steady, config=study_config(quorum=1, round_timeout="10m"))
+        engine, _ = await open_round(first)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        clock.now = right
+        second = Coordinator(tmp_path, clock=clock, steady=clock.steady)
+        again = asyncio.ensure_future(second.engine.run_next())
+        await until(second, lambda: second.ledger.phase("s", 1, 0).deadline_unix == right + 600.0)
+        assert second.ledger.phase("s", 1, 0).limit_unix <= right + 2 * 24 * HOUR
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+    asyncio.run(scenario())
+
+
 def test_a_clock_set_during_a_pause_is_counted_once(tmp_path: Path) -> None:
     async def scenario(coordinator: Coordinator, clock: SettableClock, _: dict[str, TaskSpec]) -> None:
         # Of the ledger's own clock, which notes when a study was paused, nothing is simulated here: it stands still.
