@@ -372,7 +372,8 @@ class SimulatedFederation:
         agent = Agent(home=home, silo=name, address="hub:1", federation="f", policy=_POLICY,
                       heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
-                      renew=renew, exit_when_finished=self.schedule.studies == 1, poll_seconds=50.0, clock=lambda: time.time())
+                      renew=renew, exit_when_finished=self.schedule.studies == 1, poll_seconds=50.0,
+                      clock=lambda: time.time())
         self._watch_memory(name, link, agent)
         life.serves = True
         await agent.run()

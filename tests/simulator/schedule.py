@@ -34,8 +34,8 @@ _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "v
 _MASKED_EVERY = 10
 """Every so-manieth family: such a run takes three times as long."""
 _TWO_STUDIES_EVERY, _TWO_STUDIES = 10, 4
-"""Every so-manieth family runs two studies: one fails or is stopped in a round, the other runs meanwhile, and an operator
-queues the first again."""
+"""Every so-manieth family runs two studies: one fails or is stopped in a round, the other runs meanwhile, and an
+operator queues the first again."""
 _SHARE_OF_TWO_PHASES = 0.12
 """Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")

@@ -303,7 +303,8 @@ class CoordinatorWork:
         if self._study is None:  # as the product's: it died while it opened the study, and a silo's update came first
             raise ComputeFailed("No study is open in the compute process.")
         if isinstance(request, Prepare):
-            return Prepared(state=self._states.save(Vector(first_vector(self._study.name).tobytes())), metrics={"accuracy": 0.5})
+            first = Vector(first_vector(self._study.name).tobytes())
+            return Prepared(state=self._states.save(first), metrics={"accuracy": 0.5})
         if isinstance(request, Phases):
             return PhasesOfRound(phases=self._phases)
         if isinstance(request, Tasks):
