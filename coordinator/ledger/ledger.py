@@ -52,7 +52,8 @@ _OPEN = f"state = '{TaskState.OPEN}'"
 
 
 class RoundGone(TaskClosed):
-    """A round is no more the study's: an operator has gone back to an earlier one."""
+    """A round is no more the study's: an operator has gone back to an earlier one, or has stopped the study and queued
+    it again."""
 
 
 class Ledger(LedgerFile):
@@ -72,9 +73,13 @@ class Ledger(LedgerFile):
         """Gives a study that failed or was stopped another try, from where it stood, at the end of the queue.
 
         Before its first commit that is the very beginning: what other settings have measured no longer counts, nor does
-        a round 0 that was begun with them.
+        a round 0 that was begun with them. The open round of one that was stopped is cancelled, as its tasks were;
+        that of one that failed goes on.
         """
         with self.transaction() as db:
+            last = self.last_round(name) if self.study_state(name) is StudyState.STOPPED else None
+            if last is not None and last.state not in ENDED_ROUND:
+                self.cancel_round(last)
             self.set_study_state(name, StudyState.QUEUED)
             self.move_to_end(name)
             db.execute("UPDATE study SET config_json = ? WHERE name = ?", (canonical_json(config), name))
@@ -223,9 +228,14 @@ class Ledger(LedgerFile):
     def set_round_state(self, study: str, number: int, state: RoundState, *, state_digest: str | None = None,
                         metrics: Mapping[str, float] | None = None, phase: int | None = None,
                         reason: str = "") -> None:
-        """Moves a round on, with what the step has produced, in one transaction."""
+        """Moves a round on, with what the step has produced, in one transaction.
+
+        Raises: RoundGone when the round is no more the study's, or was cancelled while the step was under way.
+        """
         with self.part() as db:
             row = self.round(study, number)
+            if row.state is RoundState.CANCELLED:
+                raise RoundGone(f"Round {number} of study '{study}' was cancelled.")
             check_transition(ROUND_TRANSITIONS, row.state, state)
             db.execute("UPDATE round SET state = ?, reason = ? WHERE study = ? AND number = ?",
                        (state, reason, study, number))
@@ -512,6 +522,14 @@ class Ledger(LedgerFile):
                                  reason=reason)
             db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ?",
                        (row.study,))
+
+    def cancel_round(self, row: RoundRow) -> None:
+        """Ends the open round of a study that was stopped."""
+        with self.transaction():
+            for task in self.tasks(row.study, row.number, row.phase):
+                if task.state is TaskState.OPEN:
+                    self.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
+            self.set_round_state(row.study, row.number, RoundState.CANCELLED)
 
     def silo_state(self, study: str, silo: str, *, round: int = 0) -> tuple[int, str | None]:
         """(last folded round or 0, digest of what the strategy keeps or None).

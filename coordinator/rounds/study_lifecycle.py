@@ -271,11 +271,7 @@ class StudyLifecycle:
         row = self._ledger.last_round(name)
         if row is None or row.state in ENDED_ROUND:
             return
-        with self._ledger.transaction():
-            for task in self._ledger.tasks(name, row.number, row.phase):
-                if task.state is TaskState.OPEN:
-                    self._ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
-            self._ledger.set_round_state(name, row.number, RoundState.CANCELLED)
+        self._ledger.cancel_round(row)
         await self._cleanup.remove_updates(name, row.number)
 
     async def _write_model_of_stopped(self, row: StudyRow, digest: str) -> None:

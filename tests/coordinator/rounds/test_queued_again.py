@@ -262,3 +262,47 @@ def test_a_study_that_was_stopped_before_its_first_commit_begins_anew_once_it_is
         assert [each.state for each in coordinator.ledger.rounds("s")] == [RoundState.COMPLETED] * 5
         assert compare_tables(coordinator.ledger, ChainWalk()) == []
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", ["phases", "tasks", "check_update", "aggregate", "evaluate"])
+def test_a_study_that_was_stopped_and_queued_again_before_the_engine_has_looked_gives_up_the_round(
+        tmp_path: Path, operation: str, when: str) -> None:
+    """The round went on with cancelled tasks, so it failed, or was made of the few updates that had come."""
+    coordinator = start(tmp_path)
+    seen: list[str] = []
+
+    def stop_and_queue(name: str, request: object) -> None:
+        if name != operation:
+            return
+        seen.append(name)
+        if len(seen) == 2 + (operation == "check_update"):  # in round 2
+            operate.stop(coordinator.ledger, "s", origin="command")
+            queue_again(coordinator, "s")
+
+    setattr(coordinator.compute, when, stop_and_queue)
+
+    async def scenario() -> None:
+        await run(coordinator)
+        assert coordinator.ledger.study_state("s") is StudyState.QUEUED
+        assert compare_tables(coordinator.ledger, ChainWalk()) == []
+        await run(coordinator)
+        row = coordinator.ledger.study("s")
+        assert (row.state, row.reason) == (StudyState.COMPLETED, "")
+        done, cancelled = RoundState.COMPLETED, RoundState.CANCELLED
+        assert [each.state for each in coordinator.ledger.rounds("s")] == (
+            [done] * 4 if operation == "phases" else [done, done, cancelled, done])
+        assert compare_tables(coordinator.ledger, ChainWalk()) == []
+        assert coordinator.spool.digests() == set()
+    asyncio.run(scenario())
+
+
+def test_the_open_round_of_a_study_that_failed_goes_on_once_it_is_queued_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordinator, engine, task = await one_failed_and_the_next_works(tmp_path)
+        await end(engine)
+        queue_again(coordinator, "s")
+        assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
+        assert coordinator.ledger.task_states("s", 1, 0)[task.silo] is TaskState.OPEN
+        coordinator.close()
+    asyncio.run(scenario())
