@@ -87,7 +87,7 @@ class CardFacts:
     """The study card of a study."""
 
     signed: int
-    """Silos that have signed it."""
+    """Of these silos those that have signed it; others may have, and have left."""
     silos: int
     """Members of the federation; those that no task has reached have not been asked."""
 
@@ -180,9 +180,9 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
 
 
 def _cards(ledger: Ledger, rows: list[StudyRow]) -> dict[str, CardFacts]:
-    members = len(LedgerRoster(ledger).members())
-    return {row.name: CardFacts(signed=count_signatures(ledger, row.name), silos=members) for row in rows
-            if row.ended_unix is None and latest_card(ledger, row.name) is not None}
+    members = LedgerRoster(ledger).members()
+    return {row.name: CardFacts(signed=count_signatures(ledger, row.name, silos=members), silos=len(members))
+            for row in rows if row.ended_unix is None and latest_card(ledger, row.name) is not None}
 
 
 def _notices(ledger: Ledger, row: StudyRow | None) -> tuple[NoticeLine, ...]:

@@ -102,6 +102,16 @@ def test_how_many_have_signed_the_card_of_a_study_until_all_have(running: Filled
     assert "study card" not in text()
 
 
+def test_a_silo_that_is_gone_does_not_count_among_those_that_have_signed(running: Filled) -> None:
+    """Two had signed, one of them was revoked: 2 of 2, while the other one present had not."""
+    digest = note_card(running.ledger, replace(CARD, study="first"), now_unix=1.0)
+    for silo in SILOS[:2]:
+        note_signature(running.ledger, "first", digest, CardSignature(silo=silo, identity=b"", signature=b"", unix=2.0))
+    running.roster.revoke(SILOS[0])
+    text = _text(gather(running.federation, running.ledger, None), width=300)
+    assert "first: 1 of 2 silos have signed its study card" in text
+
+
 def test_silos_are_revoked_connected_away_or_only_enrolled(running: Filled) -> None:
     running.roster.revoke(SILOS[2])
     running.roster.add_invitation(silo="late-one", token_hash=b"t" * 32, expires_unix=time.time() + 3600)
