@@ -87,7 +87,7 @@ class CardFacts:
     """The study card of a study."""
 
     signed: int
-    """Silos that have signed it."""
+    """Of these silos those that have signed it; others may have, and have left."""
     silos: int
     """Members of the federation; those that no task has reached have not been asked."""
 
@@ -145,7 +145,7 @@ class StatusFacts:
     refusals: tuple[RefusalFacts, ...]
     """Of studies that have not ended, by silo."""
     notices: tuple[NoticeLine, ...]
-    """Of the study that runs, and of silos since it was queued."""
+    """Of the study that runs or is next, or else of the last one, and of silos since it was queued."""
     rollbacks: dict[str, str]
     """Study -> when, why and how far it last went back to an earlier round."""
     cards: dict[str, CardFacts]
@@ -159,34 +159,34 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     """Reads the facts; `live` is what `semisilo.coordinator.rounds.live_file.read` gave, None when `serve` is not
     running."""
     now = time.time() if now_unix is None else now_unix
-    rows = ledger.studies()
+    rows, runs = ledger.studies(), ledger.next_study()
     studies, costs = [], []
     current: RoundFacts | None = None
     for row in rows:
         rounds = round_heads(ledger, row.name)
         studies.append(study_facts(row, rounds, participation_of(ledger, row), now_unix=now, live=live,
                                    first_update=first_update(ledger, row.name)))
-        current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
+        if runs is not None and row.name == runs.name and rounds:
+            current = _round_facts(ledger, row, rounds[-1])
         if rounds:
             costs.append(_status_cost(ledger, row))
     return StatusFacts(
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
         running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
         invitations=open_invitations(ledger, now), refusals=_refusals(ledger),
-        notices=_notices(ledger, rows), cards=_cards(ledger, rows), rollbacks={
+        notices=_notices(ledger, runs or (rows[-1] if rows else None)), cards=_cards(ledger, rows), rollbacks={
             row.name: found[-1].text for row in rows if (found := rollbacks_of(ledger, row.name))},
         current_round=current, costs=tuple(costs))
 
 
 def _cards(ledger: Ledger, rows: list[StudyRow]) -> dict[str, CardFacts]:
-    members = len(LedgerRoster(ledger).members())
-    return {row.name: CardFacts(signed=count_signatures(ledger, row.name), silos=members) for row in rows
-            if row.ended_unix is None and latest_card(ledger, row.name) is not None}
+    members = LedgerRoster(ledger).members()
+    return {row.name: CardFacts(signed=count_signatures(ledger, row.name, silos=members), silos=len(members))
+            for row in rows if row.ended_unix is None and latest_card(ledger, row.name) is not None}
 
 
-def _notices(ledger: Ledger, rows: list[StudyRow]) -> tuple[NoticeLine, ...]:
-    """Of the study that runs, or else of the last one; without any of what silos have announced."""
-    row = next((each for each in rows if each.ended_unix is None), rows[-1] if rows else None)
+def _notices(ledger: Ledger, row: StudyRow | None) -> tuple[NoticeLine, ...]:
+    """Of a study; without any of what silos have announced."""
     found = notices_of(ledger, "", since_unix=0.0) if row is None else \
         notices_of(ledger, row.name, since_unix=row.queued_unix)
     return tuple(NoticeLine(silo=each.silo, kind=str(each.kind), study=each.study, round=each.round, text=each.text,

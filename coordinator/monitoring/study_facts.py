@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import last_phase
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
-from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
 from semisilo.coordinator.monitoring.summary import (
     MeasureBeside,
@@ -118,8 +118,9 @@ def study_facts(row: StudyRow, rounds: Sequence[RoundHead], participation: Parti
 
 
 def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundHead | None) -> OpenRoundFacts | None:
-    """The facts of the last round of a study, if that is under way."""
-    if last is None or last.closed_unix is not None or study.ended_unix is not None:
+    """The facts of the last round of a study, if that is under way: while the study is in the queue again it is not."""
+    if last is None or last.closed_unix is not None or study.ended_unix is not None \
+            or study.state is StudyState.QUEUED:
         return None
     phase = last_phase(ledger, study.name, last.number)
     if phase is not None and phase.number != last.phase:  # that one is over, and the next is being prepared

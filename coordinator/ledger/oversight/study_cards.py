@@ -5,7 +5,8 @@ Tests: tests/coordinator/federation/test_study_cards.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from semisilo.common.methods.study_card import StudyCard, card_from_text
@@ -64,8 +65,9 @@ def signatures(ledger: Ledger, study: str, digest: str) -> Sequence[CardSignatur
                           unix=row["signed_unix"]) for row in sorted(rows, key=lambda row: row["silo"].encode())]
 
 
-def count_signatures(ledger: Ledger, study: str) -> int:
-    """How many silos have signed the card of a study that was made last."""
+def count_signatures(ledger: Ledger, study: str, *, silos: Collection[str]) -> int:
+    """How many of some silos have signed the card of a study that was made last."""
     rows = ledger.query("SELECT count(*) AS count FROM card_signature WHERE study = ? AND digest = (SELECT digest FROM"
-                        " study_card WHERE study = ? ORDER BY made_unix DESC, rowid DESC LIMIT 1)", study, study)
+                        " study_card WHERE study = ? ORDER BY made_unix DESC, rowid DESC LIMIT 1) AND silo IN (SELECT"
+                        " value FROM json_each(?))", study, study, json.dumps(list(silos)))
     return int(rows[0]["count"])

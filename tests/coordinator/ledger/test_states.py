@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
 from semisilo.coordinator.ledger.states import (
     ROUND_TRANSITIONS,
     STUDY_TRANSITIONS,
@@ -101,7 +101,8 @@ def test_the_ledger_refuses_every_illegal_move_of_a_round_and_changes_nothing(le
             continue
         forced(ledger, "round", before)
         row, events = ledger.round("s", 0), ledger.check_events()
-        with pytest.raises(AssertionError):
+        # An operator may cancel a round while a step of it is under way; every other move is a mistake of ours.
+        with pytest.raises(RoundGone if before is RoundState.CANCELLED else AssertionError):
             ledger.set_round_state("s", 0, after, state_digest="f" * 64, metrics={"accuracy": 1.0}, phase=7)
         assert ledger.round("s", 0) == row
         assert ledger.check_events() == events

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from semisilo.common.config import to_dict
 from semisilo.coordinator.cli.status import render
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.oversight.study_cards import CardSignature, note_card, note_signature
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.status import StatusFacts, gather
+from semisilo.coordinator.monitoring.study_facts import open_round_facts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.studies.queue import create_study
@@ -28,6 +30,7 @@ from tests.coordinator.ledger_fixture import (
     Filled,
     accuracy_after,
     fill_study,
+    open_collecting_round,
     open_federation_with_silos,
     study_config,
     uneven_after,
@@ -99,6 +102,16 @@ def test_how_many_have_signed_the_card_of_a_study_until_all_have(running: Filled
     assert "study card" not in text()
 
 
+def test_a_silo_that_is_gone_does_not_count_among_those_that_have_signed(running: Filled) -> None:
+    """Two had signed, one of them was revoked: 2 of 2, while the other one present had not."""
+    digest = note_card(running.ledger, replace(CARD, study="first"), now_unix=1.0)
+    for silo in SILOS[:2]:
+        note_signature(running.ledger, "first", digest, CardSignature(silo=silo, identity=b"", signature=b"", unix=2.0))
+    running.roster.revoke(SILOS[0])
+    text = _text(gather(running.federation, running.ledger, None), width=300)
+    assert "first: 1 of 2 silos have signed its study card" in text
+
+
 def test_silos_are_revoked_connected_away_or_only_enrolled(running: Filled) -> None:
     running.roster.revoke(SILOS[2])
     running.roster.add_invitation(silo="late-one", token_hash=b"t" * 32, expires_unix=time.time() + 3600)
@@ -129,6 +142,30 @@ def test_how_far_labels_alone_are_is_said_below_the_studies(running: Filled) -> 
     runtime = RuntimeState(study="first", labels_alone="12 of 400 epochs, about 40 min 0 s left")
     facts = gather(running.federation, running.ledger, LiveStatus.from_runtime(runtime))
     assert "first: labels alone: 12 of 400 epochs, about 40 min 0 s left\n" in _text(facts)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_study_that_waits_in_the_queue_with_an_open_round_is_not_shown_as_the_one_that_runs(
+        running: Filled, ahead: bool) -> None:
+    """It failed in the middle of a round and was queued again while the next one ran."""
+    ledger = running.ledger
+    add_notice(ledger, NoticeKind.STANDS_OUT, study="first", round=5, silo=SILOS[0], text="in the first")
+    ledger.set_study_state("first", StudyState.FAILED, reason="of the test")
+    ledger.queue_study("second", study_config(rounds=3))
+    for state in (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING):
+        ledger.set_study_state("second", state)
+    open_collecting_round(ledger, "second", 1, SILOS)
+    add_notice(ledger, NoticeKind.STANDS_OUT, study="second", round=1, silo=SILOS[0], text="in the second")
+    ledger.requeue_study("first", ledger.study("first").config)
+    if ahead:  # an earlier version left its place in the queue
+        ledger.query("UPDATE study SET position = 0 WHERE name = 'first'")
+    facts = gather(running.federation, ledger, None)
+    assert facts.current_round is not None
+    assert (facts.current_round.study, facts.current_round.number) == ("second", 1)
+    assert [each.text for each in facts.notices] == ["in the second"]
+    assert open_round_facts(ledger, ledger.study("first"), ledger.last_round("first")) is None
+    ledger.fail_round(ledger.round("second", 1), reason="of the test")
+    assert gather(running.federation, ledger, None).current_round is None
 
 
 def test_costs_are_compared_with_dense_transfers(running: Filled) -> None:
