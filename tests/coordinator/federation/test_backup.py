@@ -369,6 +369,34 @@ def test_the_newest_archives_of_this_federation_are_kept(federation: Federation,
     assert {path.name for path in safe.iterdir()} == others | set(made[2:])
 
 
+def test_an_archive_made_while_the_clock_was_ahead_pushes_no_newer_one_out(
+        federation: Federation, tmp_path: Path) -> None:
+    safe, day = tmp_path / "safe", 86400.0
+
+    def backup(now: float, *, keep: int) -> Path:
+        archive = Path(back_up(federation, safe, now=now, keep=keep).archive)
+        os.utime(archive, (now, now))  # the disk goes by the same clock
+        return archive
+
+    ahead = backup(NOW + 400 * day, keep=1)
+    first = backup(NOW, keep=1)
+    assert list(safe.iterdir()) == [first]
+    ahead = backup(NOW + 400 * day, keep=2)
+    second, third = backup(NOW + day, keep=3), backup(NOW + 2 * day, keep=3)
+    assert set(safe.iterdir()) == {ahead, second, third}
+    fourth = backup(NOW + 3 * day, keep=3)
+    assert set(safe.iterdir()) == {ahead, third, fourth}
+    fifth = backup(NOW + 4 * day, keep=3)
+    assert set(safe.iterdir()) == {third, fourth, fifth}, "it has grown old as the others have"
+
+
+def test_what_only_looks_like_an_archive_stays(federation: Federation, tmp_path: Path) -> None:
+    odd = tmp_path / "safe" / "lung-federation-20269999T999999Z.tar.zst"
+    _put(odd, "a name without a date")
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW, keep=1).archive)
+    assert set((tmp_path / "safe").iterdir()) == {odd, archive}
+
+
 def test_two_backups_of_one_second_are_two_files(federation: Federation, tmp_path: Path) -> None:
     archives = {back_up(federation, tmp_path / "safe", now=NOW).archive for _ in range(2)}
     assert len(archives) == 2
