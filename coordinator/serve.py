@@ -201,7 +201,7 @@ class _Server:
                 self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
-            await self._settle_once()
+            await self._settle_at_the_end()
 
     def _page_service(self) -> PageService:
         federation = self._federation
@@ -331,6 +331,13 @@ class _Server:
             with contextlib.suppress(SemisiloError):  # such as a full disk; what was counted waits for the next time
                 await self._settle_once()
             await asyncio.sleep(max(_SETTLE_SECONDS, len(self._runtime.held) * _SETTLE_SECONDS_PER_SILO))
+
+    async def _settle_at_the_end(self) -> None:
+        """With a full disk too the command ends as it was told to: the last counts are all that is lost."""
+        try:
+            await self._settle_once()
+        except SemisiloError as error:
+            _LOG.warning("what crossed the network last is not written to the costs of the study: %s", error.line())
 
     async def _settle_once(self) -> None:
         account = self._runtime.account()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -175,6 +178,34 @@ def test_serve_that_is_told_to_end_while_it_starts_ends_with_0(tmp_path: Path) -
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_serve_that_is_told_to_end_while_nothing_can_be_written_ends_with_the_same_status(
+        number: int, status: int, tmp_path: Path) -> None:
+    """As on a full disk. What has crossed the network last is still to be written to the ledger then."""
+    hub, port = tmp_path / "hub", free_ports()
+    assert run_cli(coordinator_app, ["init", "lung", "--folder", str(hub), "--address", f"127.0.0.1:{port}"],
+                   name="coordinator") == 0
+    shutil.rmtree(hub / "studies" / "first")
+    process = subprocess.Popen([sys.executable, "-m", "semisilo.coordinator.cli.main", "serve", "--page", "",
+                                "--folder", str(hub)], stderr=subprocess.PIPE, cwd=tmp_path, env=environment())
+    assert process.stderr is not None
+    said = b""
+    while b"serving silos" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(bytes([22, 3, 1, 2, 0]) + bytes(100))  # a TLS record that never becomes whole
+        time.sleep(2.5)  # it has been counted then, and could not be written
+        process.send_signal(number)
+        _, more = process.communicate(timeout=300)
+    said += more
+    assert process.returncode == status, said
+    assert b"Traceback" not in said
+    assert b"what crossed the network last is not written" in said
 
 
 def catches(pid: int, number: int) -> bool:

@@ -131,9 +131,10 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
         finally:
             part.unlink(missing_ok=True)
         _sync(destination)
-        removed = _rotate(destination, federation.name, keep) if keep else []
+        archive_bytes = target.stat().st_size
+        removed = _rotate(target, federation.name, keep, now=now) if keep else []
         return BackupFacts(archive=str(target), federation=federation.name, made_unix=now,
-                           archive_bytes=target.stat().st_size, files=len(manifest.files),
+                           archive_bytes=archive_bytes, files=len(manifest.files),
                            content_bytes=manifest.total_bytes,
                            studies=study_facts(staging / "ledger.sqlite"), left_out=manifest.left_out,
                            removed=tuple(removed))
@@ -352,15 +353,31 @@ def _free_name(destination: Path, federation: str, now: float) -> Path:
         now += 1.0  # two within one second
 
 
-def _rotate(destination: Path, federation: str, keep: int) -> list[str]:
-    """Removes the oldest archives of this federation, by their names; returns what is gone."""
-    ours = re.compile(rf"{re.escape(federation)}-\d{{8}}T\d{{6}}Z{re.escape(_ENDING)}")
-    found = sorted(path for path in destination.iterdir() if ours.fullmatch(path.name) and path.is_file())
-    gone = found[:-keep]
+def _rotate(new: Path, federation: str, keep: int, *, now: float) -> list[str]:
+    """Removes the oldest archives of this federation beside the one that was just written; returns what is gone."""
+    ours = re.compile(rf"{re.escape(federation)}-(\d{{8}}T\d{{6}}Z){re.escape(_ENDING)}")
+    found = list[tuple[float, str]]()
+    for path in new.parent.iterdir():
+        named = ours.fullmatch(path.name)
+        if named is not None and path != new and path.is_file():
+            with contextlib.suppress(ValueError):  # no date: not ours
+                made = datetime.strptime(named[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+                found.append((made if made <= now else _seen(path, now), path.name))
+    gone = [new.with_name(name) for _, name in sorted(found)[:max(0, len(found) + 1 - keep)]]
     for path in gone:
-        path.unlink()
-    _sync(destination)
+        path.unlink(missing_ok=True)
+    _sync(new.parent)
     return [str(path) for path in gone]
+
+
+def _seen(path: Path, now: float) -> float:
+    """For an archive that says to be made later than now, as one made while the clock was ahead: when it was first
+    found here, in Unix seconds. From then on it grows old as the others do. Its file keeps that time."""
+    if (found := path.stat().st_mtime) <= now:
+        return found
+    with contextlib.suppress(OSError):
+        os.utime(path, (now, now))
+    return now
 
 
 def _sync(folder: Path) -> None:

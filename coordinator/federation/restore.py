@@ -6,15 +6,18 @@ Tests: tests/coordinator/federation/test_backup.py.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from semisilo.common.audit.chain import RESTORED
 from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
-from semisilo.common.storage.durable import sync_folder
+from semisilo.common.storage.durable import sync_folder, write_durably
 from semisilo.coordinator.federation.authority import load_authority
 from semisilo.coordinator.federation.backup import StudyFacts, named_files, study_facts
 from semisilo.coordinator.federation.backup_archive import BackupManifest, read_archive
@@ -25,8 +28,14 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 __all__ = ["RestoreFacts", "restore"]
 
 _STAGING = ".restoring"
+_MOVED = ".moving"
+"""In that folder: the names of what is moved out of it at the end, as JSON."""
+_PARTS = ("payloads", "spool", "studies")
 _MAY_BE_THERE = ("lost+found",)
 """An empty disk has it."""
+
+
+_ELSEWHERE = "Restore into a new folder, and move it when coordinator status says what you expect."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +59,7 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
     """Makes `folder` the federation that was backed up.
 
     Open invitations end, since one may have been used after the backup; the ledger's events say that it was restored.
+    What a restore has left that was killed is removed first, and nothing else.
 
     Args:
         by: who does it, for the audit trail.
@@ -58,32 +68,73 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
     """
     if not archive.is_file():
         raise UsageError(f"{archive}: no such file.", remedy="Name the archive that coordinator backup has written.")
-    if folder.exists() and (not folder.is_dir() or any(entry.name not in _MAY_BE_THERE for entry in folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not an empty folder.",
-                         remedy="Restore into a new folder, and move it when coordinator status says what you expect.")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} exists and is not an empty folder.", remedy=_ELSEWHERE)
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     staging = folder / _STAGING
-    try:
-        staging.mkdir(mode=0o700)
-        manifest = read_archive(archive, into=staging)
-        _check(staging, manifest, archive)
-        withdrawn = _note(staging, manifest, by)
-        for entry in sorted(staging.iterdir(), key=lambda path: path.name == "federation.toml"):
-            os.replace(entry, folder / entry.name)
-        staging.rmdir()
-        for part in ("payloads", "spool", "studies"):
-            (folder / part).mkdir(exist_ok=True)
-        sync_folder(folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
+    with _alone(folder):
+        if not (folder / "federation.toml").exists():
+            _take_back(folder)  # what a restore that was killed has left
+        if any(entry.name not in _MAY_BE_THERE for entry in folder.iterdir()):
+            raise UsageError(f"{folder} exists and is not an empty folder.", remedy=_ELSEWHERE)
+        try:
+            staging.mkdir(mode=0o700)
+            manifest = read_archive(archive, into=staging)
+            _check(staging, manifest, archive)
+            withdrawn = _note(staging, manifest, by)
+            for part in _PARTS:
+                (staging / part).mkdir(exist_ok=True)
+            names = sorted(path.name for path in staging.iterdir() if path.name != "federation.toml")
+            write_durably(staging / _MOVED, json.dumps(names).encode())
+            for name in names:
+                os.replace(staging / name, folder / name)
+            sync_folder(folder)
+            os.replace(staging / "federation.toml", folder / "federation.toml")
+            sync_folder(folder)
+            shutil.rmtree(staging)
+        except BaseException:
+            if not (folder / "federation.toml").exists():
+                _take_back(folder)
+                if new and not any(folder.iterdir()):
+                    folder.rmdir()
+            raise
     return RestoreFacts(folder=str(folder), federation=manifest.federation, made_unix=manifest.made_unix,
                         files=len(manifest.files), content_bytes=manifest.total_bytes,
                         studies=study_facts(folder / "ledger.sqlite"), left_out=manifest.left_out,
                         withdrawn_invitations=withdrawn)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """So that no restore takes another one, which is under way, for one that was killed."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SemisiloError(f"Another 'coordinator restore' into {folder} is running.",
+                                remedy="Wait for it to end.") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _take_back(folder: Path) -> None:
+    """Removes what an unfinished restore has put into a folder: `federation.toml`, which comes last, is not there."""
+    staging = folder / _STAGING
+    try:
+        names = json.loads((staging / _MOVED).read_bytes())
+    except (OSError, ValueError):  # it has moved nothing yet
+        names = []
+    for name in names if isinstance(names, list) else []:
+        path = folder / str(name)
+        if path.parent == folder and not (staging / path.name).exists():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check(folder: Path, manifest: BackupManifest, archive: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
 
 from semisilo.common.rpc.meter import ConnectionMeter, Direction, MessageMeter, MessageUse, WireMeter, WireUse
 from semisilo.coordinator.ledger.costs import Cost, add_costs
@@ -31,8 +32,9 @@ class RoundMeter:
         self._ledger = ledger
         self._messages = MessageMeter()
         self._connections = connections(port) if connections is not None else ConnectionMeter(local_port=port)
-        self._unwritten: deque[tuple[str, int, str, MessageUse | WireUse]] = deque()
-        """(study, round, phase, what was counted), oldest first."""
+        self._unwritten: dict[tuple[object, ...], Cost] = {}
+        """What was counted, by all that says of what, oldest first: while the ledger cannot be written, as on a full
+        disk, it grows with what silos do, not with how long that lasts."""
         self._wire = WireMeter(self._connections, side="coordinator", messages=self._messages)
 
     def bind(self, peer: str, silo: str) -> None:
@@ -60,14 +62,22 @@ class RoundMeter:
         """
         for _ in self._connections.reading():
             await asyncio.sleep(0)
-        self._unwritten.extend((study, round, phase, use) for use in self._messages.take())
-        self._unwritten.extend((study, round, phase, use) for use in self._wire.take(phase, fresh=False))
+        self._keep(_cost(study, round, phase, use) for use in self._messages.take())
+        self._keep(_cost(study, round, phase, use) for use in self._wire.take(phase, fresh=False))
         while self._unwritten:
-            rows = [self._unwritten[number] for number in range(min(_ROWS_AT_ONCE, len(self._unwritten)))]
-            add_costs(self._ledger, [_cost(*row) for row in rows])
-            for _ in rows:
-                self._unwritten.popleft()
+            rows = list(islice(self._unwritten.items(), _ROWS_AT_ONCE))
+            add_costs(self._ledger, [row for _, row in rows])
+            for key, _ in rows:
+                del self._unwritten[key]
             await asyncio.sleep(0)
+
+    def _keep(self, costs: Iterable[Cost]) -> None:
+        for cost in costs:
+            key = cost.study, cost.round, cost.phase, cost.silo, cost.direction, cost.kind, cost.item
+            before = self._unwritten.get(key)
+            self._unwritten[key] = cost if before is None else replace(
+                before, bytes=before.bytes + cost.bytes, count=before.count + cost.count,
+                estimated=before.estimated or cost.estimated)
 
 
 def _cost(study: str, round: int, phase: str, use: MessageUse | WireUse) -> Cost:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import tarfile
@@ -369,6 +370,34 @@ def test_the_newest_archives_of_this_federation_are_kept(federation: Federation,
     assert {path.name for path in safe.iterdir()} == others | set(made[2:])
 
 
+def test_an_archive_made_while_the_clock_was_ahead_pushes_no_newer_one_out(
+        federation: Federation, tmp_path: Path) -> None:
+    safe, day = tmp_path / "safe", 86400.0
+
+    def backup(now: float, *, keep: int) -> Path:
+        archive = Path(back_up(federation, safe, now=now, keep=keep).archive)
+        os.utime(archive, (now, now))  # the disk goes by the same clock
+        return archive
+
+    ahead = backup(NOW + 400 * day, keep=1)
+    first = backup(NOW, keep=1)
+    assert list(safe.iterdir()) == [first]
+    ahead = backup(NOW + 400 * day, keep=2)
+    second, third = backup(NOW + day, keep=3), backup(NOW + 2 * day, keep=3)
+    assert set(safe.iterdir()) == {ahead, second, third}
+    fourth = backup(NOW + 3 * day, keep=3)
+    assert set(safe.iterdir()) == {ahead, third, fourth}
+    fifth = backup(NOW + 4 * day, keep=3)
+    assert set(safe.iterdir()) == {third, fourth, fifth}, "it has grown old as the others have"
+
+
+def test_what_only_looks_like_an_archive_stays(federation: Federation, tmp_path: Path) -> None:
+    odd = tmp_path / "safe" / "lung-federation-20269999T999999Z.tar.zst"
+    _put(odd, "a name without a date")
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW, keep=1).archive)
+    assert set((tmp_path / "safe").iterdir()) == {odd, archive}
+
+
 def test_two_backups_of_one_second_are_two_files(federation: Federation, tmp_path: Path) -> None:
     archives = {back_up(federation, tmp_path / "safe", now=NOW).archive for _ in range(2)}
     assert len(archives) == 2
@@ -414,6 +443,92 @@ def test_a_folder_in_use_is_refused_and_an_empty_disk_is_not(federation: Federat
     (disk / "lost+found").mkdir(parents=True)
     restore(archive, disk)
     assert (disk / "federation.toml").exists()
+
+
+def _killed_at(rename: int, archive: Path, folder: Path) -> bool:
+    """Restores in a process that is gone at its n-th rename, counted from 0; whether it had got there."""
+    child = os.fork()
+    if child == 0:
+        replace, status, left = os.replace, 1, [rename]
+
+        def dying(source: Any, target: Any) -> None:
+            if not left[0]:
+                os._exit(9)
+            left[0] -= 1
+            replace(source, target)
+
+        try:
+            os.replace = dying
+            restore(archive, folder)
+            status = 0
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9)
+    return status == 9
+
+
+def test_a_restore_that_was_killed_at_any_moment_can_be_repeated(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    folder = tmp_path / "new"
+    renames = 0
+    while _killed_at(renames, archive, folder):
+        assert (folder / ".restoring").is_dir()
+        assert not (folder / "federation.toml").exists()
+        assert restore(archive, folder).federation == "lung-federation"
+        assert not (folder / ".restoring").exists()
+        whole = {path.relative_to(folder) for path in folder.rglob("*")}
+        assert {Path(path) for path in _names(archive)} | {Path("payloads"), Path("spool"), Path("studies")} <= whole
+        shutil.rmtree(folder)
+        renames += 1
+    assert renames > 5
+
+
+def test_what_somebody_has_put_beside_a_killed_restore_stays(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    folder = tmp_path / "new"
+    assert _killed_at(3, archive, folder)
+    _put(folder / "notes" / "mine.txt", "kept")
+    with pytest.raises(UsageError, match="not an empty folder"):
+        restore(archive, folder)
+    assert [path.relative_to(folder) for path in folder.rglob("*")] == [Path("notes"), Path("notes/mine.txt")]
+
+
+def test_a_list_of_moved_names_leads_nowhere_else(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    folder = tmp_path / "new"
+    _put(folder / ".restoring" / ".moving", json.dumps(["../safe", str(tmp_path / "safe"), "..", "", 7]))
+    restore(archive, folder)
+    assert archive.is_file()
+
+
+def test_a_restore_that_fails_while_it_moves_leaves_the_folder_as_it_was(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    replace, disk = os.replace, tmp_path / "disk"
+    (disk / "lost+found").mkdir(parents=True)
+
+    def failing(source: Any, target: Any) -> None:
+        if Path(target) == disk / "federation.toml":
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            restore(archive, disk)
+    assert [path.name for path in disk.iterdir()] == ["lost+found"]
+    restore(archive, disk)
+
+
+def test_a_second_restore_at_the_same_time_is_refused(federation: Federation, tmp_path: Path) -> None:
+    import semisilo.coordinator.federation.restore as module
+
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    (tmp_path / "new" / ".restoring").mkdir(parents=True)
+    with module._alone(tmp_path / "new"), pytest.raises(SemisiloError, match="Another"):
+        restore(archive, tmp_path / "new")
+    assert (tmp_path / "new" / ".restoring").exists()
 
 
 def test_an_archive_without_what_its_ledger_names_is_refused(federation: Federation, tmp_path: Path) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.common.errors import DiskFull
 from semisilo.common.rpc.meter import ConnectionMeter
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.costs import Cost, costs_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.rpc import metering
 from semisilo.coordinator.rpc.metering import RoundMeter
 from tests.coordinator.hub_over_tls import Hub, hub
 
@@ -133,3 +136,37 @@ def test_a_settlement_that_is_cut_off_loses_nothing_and_counts_nothing_twice(
             assert sorted(row.silo for row in rows) == names
             assert {(row.round, row.phase, row.bytes) for row in rows} == {(9, "train", 100)}
     asyncio.run(scenario())
+
+
+def test_what_cannot_be_written_is_added_up_however_long_that_lasts(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weekend with a full disk has a hundred thousand settlements."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    meter = RoundMeter(ledger, port=1)
+
+    def full(*_: object) -> None:
+        raise DiskFull("no space")
+
+    async def settle(number: int) -> None:
+        for silo in ("alpha", "beta"):
+            meter.message("AwaitTask", silo, "up", 100 + number)
+        meter.message("AwaitTask", "alpha", "down", 7)
+        await meter.settle(study="s", round=1, phase="train")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(metering, "add_costs", full)
+            for number in range(50):
+                with pytest.raises(DiskFull):
+                    await settle(number)
+            assert len(meter._unwritten) == 3
+        await settle(50)
+        assert not meter._unwritten
+        await settle(51)
+
+    asyncio.run(scenario())
+    found = {(row.silo, row.direction): (row.bytes, row.count) for row in costs_of(ledger, "s")}
+    up = sum(100 + number for number in range(52)), 52
+    assert found == {("alpha", "up"): up, ("beta", "up"): up, ("alpha", "down"): (7 * 52, 52)}
+    assert len(ledger.query("SELECT 1 FROM cost")) == 6
+    ledger.close()
