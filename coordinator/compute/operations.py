@@ -436,7 +436,8 @@ class Operations:
         study, now, step = self._opened(), self._load(request.state), request.phase
         state, round = request.state, request.round
         counts = capped_counts([update.header.num_examples for update in updates],
-                               study.config.participation.largest_share)
+                               study.config.participation.largest_share,
+                               together=study.config.robust.capped_together)
         headers = tuple(replace(update.header, num_examples=count)
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)

@@ -927,3 +927,21 @@ def test_no_silo_weighs_more_than_the_study_lets_it(federation: Path) -> None:
             states[share, count] = found.state
     assert states["50%", 10] == states["50%", 10**9]
     assert states["100%", 10] != states["100%", 10**9]
+
+
+def test_as_many_silos_as_may_lie_have_no_more_than_the_share_together(federation: Path) -> None:
+    """Two of ten move by 1 and announce a billion images: each has less than half, both together had 0.9999996."""
+    moved = {}
+    for may_lie in (0, 2):
+        operations, _ = opened(federation, method={"coordinator_epochs": 0, "weighting": "size"},
+                               robust={"byzantine_silos": may_lie})
+        state = prepare(operations).state
+        model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+        updates = [SpooledUpdate(header=UpdateHeader(silo, 10**9 if silo in "ij" else 100), kept=None,
+                                 path=spool(federation, model, shift=1.0 if silo in "ij" else 0.0))
+                   for silo in "abcdefghij"]
+        before = operations._load(state).w
+        after = operations._load(aggregate(operations, state, 1, updates).state).w
+        moved[may_lie] = max(float((after[name] - before[name]).abs().max()) for name in before)
+    assert moved[0] > 0.999, "the default bounds each silo alone"
+    assert moved[2] == pytest.approx(0.5, abs=1e-3)
