@@ -37,7 +37,8 @@ from semisilo.common.methods.contract import (
 from semisilo.common.methods.parts.imbalance import check_class_prior
 from semisilo.common.methods.parts.label_task import check_class_weights
 from semisilo.common.methods.parts.privacy import SiloNoise
-from semisilo.common.methods.spec import FROZEN
+from semisilo.common.methods.parts.secure_sum import sums_per_step
+from semisilo.common.methods.spec import FROZEN, MEASURING
 from semisilo.common.models.factory import initial_model
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
@@ -380,13 +381,17 @@ class Operations:
                 return False
             return True
 
-        left_out = fewest_left_out(suspects(found), works)
+        by_steps = sums_per_step(study.config.method.settings) and request.phase.name not in MEASURING
+        steps = {update.header.silo: update.header.metrics["steps"] for update in request.updates if by_steps}
+        left_out = fewest_left_out(suspects(found, weights=measures.weights, steps=steps), works)
         if left_out is None:
             raise reason
         middle = median(each.norm for each in found.values())
+        also = {silo: f"; it says that it has taken {count:.0f} steps, the median is {median(steps.values()):.0f}"
+                for silo, count in steps.items()}
         return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
-            f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
+            f" the round {middle:.3g}{also.get(silo, '')}") for silo in sorted(left_out, key=str.encode)})
 
     def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
         """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the
@@ -442,6 +447,8 @@ class Operations:
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
+        if measures is not None:
+            measures.weights = getattr(tally, "weights", {})
         appraised: Mapping[str, float] = {}
         if (appraise := getattr(study.strategy, "appraise", None)) is not None:
             with SpooledUpdates(headers, partial(self._read_again, request, updates), norms=self._norms_of(updates),

@@ -53,6 +53,7 @@ from semisilo.coordinator.strategies.parts.labelled_training import model_at_coo
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
 from semisilo.coordinator.strategies.parts.robust import CUT
 from semisilo.coordinator.strategies.parts.served import ServedState
+from semisilo.coordinator.strategies.parts.step_cap import counted_steps
 from semisilo.coordinator.strategies.parts.weights import size_weights
 
 __all__ = ["FedSHVRSiloState", "FedSHVRState", "FedSHVRStrategy", "FedSHVRTally"]
@@ -164,17 +165,19 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
                                              "correction_round": state.members.get(silo, {}).get("round", 0)})
 
     def train_begin(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
-        """Fixes p_k by size and tau_bar, and whether the sum of control variates can go on."""
+        """Fixes p_k by size and tau_bar, on which no silo has much say, and whether the sum of control variates can go
+        on."""
         if not headers:
             return FedSHVRTally(round=round)
         if self._environment.summed:
             return self._begin_sums(state, headers, round=round)
         sizes, steps = [_examples(header) for header in headers], [_steps(header) for header in headers]
+        counted = counted_steps(self._environment.robust, headers, steps, round=round)
         plain = self._settings.variant == "fed_svr"
-        factors = size_weights(sizes) if plain else normalised_factors(sizes, steps)
+        factors = size_weights(sizes) if plain else normalised_factors(sizes, steps, counted=counted)
         silos = [header.silo for header in headers]
         return FedSHVRTally(
-            round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, steps),
+            round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, counted),
             c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
             renew=self._reason_to_renew(state, headers))
 
@@ -284,11 +287,13 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
     def _begin_sums(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
         """`train_begin` where each update is that of several silos, which took their mean number of steps together."""
         sizes, steps = [_examples(header) for header in headers], [header.metrics[STEPS] for header in headers]
-        factors = normalised_factors(sizes, steps) if self._settings.sums_per_step else size_weights(sizes)
+        counted = counted_steps(self._environment.robust, headers, steps, round=round)
+        factors = (normalised_factors(sizes, steps, counted=counted) if self._settings.sums_per_step
+                   else size_weights(sizes))
         lost = any(header.metrics.get(LOST, 0.0) > 0 for header in headers)
         return FedSHVRTally(
             round=round, weights=dict(zip([header.silo for header in headers], factors, strict=True)),
-            tau_bar=mean_steps(sizes, steps), c_sum=state.c_sum, mass=state.mass, members=state.members,
+            tau_bar=mean_steps(sizes, counted), c_sum=state.c_sum, mass=state.mass, members=state.members,
             renew="a silo has lost its control variate, or its images have changed" if lost else "")
 
     def _fold_sum(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,

@@ -50,7 +50,8 @@ class RobustSettings:
     norm_bound: float = 5.0
     """No update counts with more than so many times the median length (Euclidean norm) of the round's updates; a longer
     one is shortened to that. Acts from three updates on. 0 turns it off. "norm_clipping" and "judge" always shorten to
-    the median."""
+    the median. Numbers of steps count likewise where updates are multiplied by their mean ("fednova", "fed_shvr"): with
+    no more than so many times the median, with a rule than the median."""
 
     def __post_init__(self) -> None:
         if self.byzantine_silos < 0:
@@ -62,6 +63,16 @@ class RobustSettings:
         if self.rule == "fltrust" and self.byzantine_silos:
             raise ValueError(f'byzantine_silos = {self.byzantine_silos} has no effect on rule = "{self.rule}": leave it'
                              " out, or choose another rule.")
+
+    @property
+    def length_bound(self) -> float:
+        """Times the median length that an update counts with at most; 0 for no limit."""
+        return 1.0 if self.rule in ("norm_clipping", "judge") else self.norm_bound
+
+    @property
+    def steps_bound(self) -> float:
+        """Times the median number of steps that one counts with at most in their mean; 0 for no limit."""
+        return self.norm_bound if self.rule == "none" else 1.0
 
     @property
     def capped_together(self) -> int:

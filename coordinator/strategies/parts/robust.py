@@ -77,7 +77,7 @@ def bounded(settings: RobustSettings, updates: Updates, group: str, *, stretches
         own: length of the coordinator's own step, where it has made one.
     """
     to_median = settings.rule in ("norm_clipping", "judge")
-    factor = 1.0 if to_median else settings.norm_bound
+    factor = settings.length_bound
     norms = tuple(updates.norms(group))
     if stretches_N is not None:
         norms = tuple(norm * stretch for norm, stretch in zip(norms, stretches_N, strict=True))

@@ -889,6 +889,23 @@ def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path,
     assert all(each.cosine == pytest.approx(1.0) for each in found.measures.values()), "all shift all weights alike"
 
 
+def test_steps_that_break_the_model_are_laid_to_the_silo_that_says_them(federation: Path) -> None:
+    """Without a bound, all updates are stretched by 10^9 steps of one silo, whose own is the shortest. Four honest
+    silos were refused."""
+    operations, _ = opened(federation, method={"name": "fednova", "scenario": "labels-at-silo", "lr": 0.05}, data={
+        "labelled": "", "test": "", "classes": DIGITS,
+        "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}},
+        model={"name": "small_cnn", "normalisation": "none"}, robust={"norm_bound": 0.0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [SpooledUpdate(
+        header=UpdateHeader(silo, 10, {"steps": 1e9 if silo == "c" else 50.0}), kept=None,
+        path=spool(federation, model, shift=1e-4 if silo == "c" else 1e4)) for silo in "abcde"]
+    found = aggregate(operations, state, 1, updates)
+    assert list(found.left_out) == ["c"]
+    assert "it says that it has taken 1000000000 steps, the median is 50" in found.left_out["c"]
+
+
 def test_training_that_diverges_without_any_update_is_nobodys_fault(
         federation: Path, monkeypatch: pytest.MonkeyPatch, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, written = round_one
