@@ -421,8 +421,11 @@ class Strategy(Protocol[State]):
     order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
     is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
-    A strategy may have three more methods:
+    A strategy may have four more methods:
 
+        leave(phase, tally, silos: tuple[str, ...]) -> Tally
+            after `begin`, of silos that the coordinator asks nothing any more, where there are any: nothing that they
+            have left in a sum is to stay in it. Not where updates are added up behind masks
         appraise(state, phase, tally, updates: Updates, *, round) -> tuple[Tally, Mapping[str, float]]
             looks at all accepted updates after `begin` and before the first `fold`, and may weigh them anew; also
             numbers about that, which stand among the round's metrics

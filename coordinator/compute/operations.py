@@ -447,6 +447,8 @@ class Operations:
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
+        if request.gone and (leave := getattr(study.strategy, "leave", None)) is not None:
+            tally = leave(step, tally, request.gone)
         if measures is not None:
             measures.weights = getattr(tally, "weights", {})
         appraised: Mapping[str, float] = {}

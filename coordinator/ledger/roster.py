@@ -311,6 +311,12 @@ class LedgerRoster:
         return {row["name"]: row["set_aside_reason"] for row in self._ledger.query(
             "SELECT name, set_aside_reason FROM silo WHERE set_aside_unix IS NOT NULL")}
 
+    def gone(self) -> tuple[str, ...]:
+        """Silos that are asked nothing any more: set aside, revoked, or gone by themselves; by name."""
+        return tuple(row["name"] for row in self._ledger.query(
+            "SELECT name FROM silo WHERE set_aside_unix IS NOT NULL OR revoked_unix IS NOT NULL"
+            " OR left_unix IS NOT NULL ORDER BY name"))
+
     def _row(self, silo: str) -> sqlite3.Row:
         rows = self._ledger.query("SELECT * FROM silo WHERE name = ?", silo)
         if not rows:

@@ -582,8 +582,8 @@ class Engine:
             header=update.header(task.silo), path=self._spool.path(update.digest),
             kept=states[task.silo][1]) for task, update in accepted)
         folded = await self._steps.call(Aggregate(
-            state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates),
-            activity=f"aggregating {len(accepted)} updates")
+            state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates,
+            gone=self._roster.gone()), activity=f"aggregating {len(accepted)} updates")
         metrics = {**row.metrics, **folded.metrics}
         with self._ledger.transaction(lasting=False):
             self._note_measures(row, {task.silo: task for task, _ in accepted}, folded)

@@ -12,6 +12,7 @@ Symbols and rules are in `semisilo.common.learning.averaging.normalised`.
 n_k = N_k + M_k is a silo's number of images; p_k is n_k over the sum of the accepted silos'. The sums of C go over the
 silos in `members`, those that have contributed since the sum was last begun. A member that stays away leaves its last
 c_k in the sum, so that C stays the mean over all who ever took part, as in SAGA; its own d_k is made of it on return.
+Where a member is set aside, revoked or gone the sum is begun anew.
 
 **Who keeps c_k.** At the silo: c_k never crosses; the coordinator follows it by the difference it makes to the sum.
 What it cannot do is to take out a c_k that a silo has lost, or whose weight has changed (the silo has more images now):
@@ -45,13 +46,14 @@ from semisilo.common.learning.averaging.normalised import (
 )
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import check_finite
-from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader, Updates
+from semisilo.common.methods.contract import Environment, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.fed_shvr import JOINS, LOST, FedSHVRSettings
 from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
+from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
-from semisilo.coordinator.strategies.parts.robust import CUT
+from semisilo.coordinator.strategies.parts.robust import CUT, GONE
 from semisilo.coordinator.strategies.parts.served import ServedState
 from semisilo.coordinator.strategies.parts.step_cap import counted_steps
 from semisilo.coordinator.strategies.parts.weights import size_weights
@@ -180,6 +182,13 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, counted),
             c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
             renew=self._reason_to_renew(state, headers))
+
+    def leave(self, phase: Phase, tally: FedSHVRTally | StatisticsTally, silos: tuple[str, ...]
+              ) -> FedSHVRTally | StatisticsTally:
+        """The sum is begun anew where a control variate of theirs is in it."""
+        if not isinstance(tally, FedSHVRTally) or not (gone := sorted(tally.members.keys() & set(silos))):
+            return tally
+        return replace(tally, renew=tally.renew or GONE.format(gone[0]))
 
     def train_appraise(self, state: FedSHVRState, tally: FedSHVRTally, updates: Updates, *,
                        round: int) -> tuple[FedSHVRTally, Mapping[str, float]]:

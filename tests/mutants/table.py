@@ -648,6 +648,13 @@ _ALONE = _mutants(
     ("corrections-go-on-after-a-cut", "coordinator/strategies/scaffold.py", "renew=tally.renew or CUT",
      "renew=tally.renew",
      f"{_ROBUST}::test_a_cut_begins_the_sum_of_control_variates_anew"),
+    ("claimed-steps-make-a-correction", "coordinator/strategies/scaffold.py",
+     "if tally.renew or header.silo in tally.apart:", "if tally.renew:",
+     "tests/coordinator/strategies/test_scaffold.py::"
+     "test_a_newcomer_whose_steps_are_not_believed_costs_the_others_no_correction"),
+    ("who-is-set-aside-stays-in-the-sum", "coordinator/strategies/fed_shvr.py",
+     "renew=tally.renew or GONE.format(gone[0])", "renew=tally.renew",
+     "tests/coordinator/strategies/test_fed_shvr.py::test_what_a_silo_has_left_in_the_sum_goes_with_it"),
     ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/parts/batch_norm.py",
      'if robust.rule in ("none", "norm_clipping") or not updates.headers:', "if True:",
      "tests/coordinator/strategies/parts/test_batch_norm.py::"

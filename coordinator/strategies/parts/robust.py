@@ -33,13 +33,14 @@ from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.parts.judge import Judge
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator, train_on_labels
 
-__all__ = ["CUT", "Bounded", "RobustAveraging", "bounded"]
+__all__ = ["CUT", "GONE", "Bounded", "RobustAveraging", "bounded"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
 _LITTLE = 0.1
 """Of its plain share: an update that the judge lets count less is left out as far as anybody is told."""
 CUT = "an update was shortened to the bound of [robust]"
+GONE = "silo {} takes no part any more"
 """Why a sum of control variates is begun anew."""
 
 T = TypeVar("T", bound=AverageTally)

@@ -906,6 +906,21 @@ def test_steps_that_break_the_model_are_laid_to_the_silo_that_says_them(federati
     assert "it says that it has taken 1000000000 steps, the median is 50" in found.left_out["c"]
 
 
+def test_what_silos_that_take_no_part_any_more_have_left_in_a_sum_goes_with_them(federation: Path) -> None:
+    operations, _ = opened(federation, method={"name": "scaffold", "scenario": "labels-at-silo", "lr": 0.05}, data={
+        "labelled": "", "test": "", "classes": DIGITS,
+        "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}},
+        model={"name": "small_cnn", "normalisation": "none"})
+    state, members = prepare(operations).state, {}
+    for round, gone in ((1, ()), (2, ()), (3, ("c",))):
+        model = received(federation, tasks_of(operations, state, round, {"a": None}).tasks["a"])["model"]
+        updates = tuple(SpooledUpdate(header=UpdateHeader(silo, 10, {"steps": 5.0}), kept=None,
+                                      path=spool(federation, model, shift=1e-4)) for silo in "abc"[:4 - round])
+        state = operations.aggregate(Aggregate(state=state, round=round, phase=PHASE, updates=updates, gone=gone)).state
+        members[round] = operations._load(state).members
+    assert members == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 2, "c": 1}, 3: {}}
+
+
 def test_training_that_diverges_without_any_update_is_nobodys_fault(
         federation: Path, monkeypatch: pytest.MonkeyPatch, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, written = round_one

@@ -313,6 +313,27 @@ def test_a_round_whose_silos_are_all_set_aside_fails_and_the_model_stays(tmp_pat
     asyncio.run(scenario())
 
 
+def test_a_strategy_hears_of_silos_that_take_no_part_any_more(tmp_path: Path) -> None:
+    """They may have left something in a sum of the study."""
+    coordinator, heard = start(tmp_path), list[tuple[str, ...]]()
+    original = coordinator.compute._aggregate
+
+    def aggregate(request: Aggregate) -> Aggregated:
+        heard.append(request.gone)
+        return original(request)
+
+    coordinator.compute._aggregate = aggregate  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:
+            operate.set_aside(coordinator.ledger, "gamma", origin="command")
+            operate.revoke(coordinator.ledger, "beta", origin="command")
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            await until(coordinator, lambda: bool(heard))
+    asyncio.run(scenario())
+    assert heard[0] == ("beta", "gamma")
+
+
 @pytest.mark.parametrize(("act", "says"), [
     (lambda ledger: operate.set_aside(ledger, "alpha", origin="page"), "is set aside already"),
     (lambda ledger: operate.take_back(ledger, "beta", origin="page"), "is not set aside"),
