@@ -397,6 +397,9 @@ class Environment:
     progress: Any = None
     robust: RobustSettings = field(default_factory=RobustSettings)
     """Table [robust] of the study."""
+    largest_weight: float = 1.0
+    """The largest share that one update, or `robust.capped_together` of them, may have in an average whose weights
+    silos have a say in; 1 for no limit. Counts of images are cut to it before a strategy sees them."""
     summed: bool = False
     """Whether updates are added up behind masks: the strategy then gets means of several silos' updates, each as the
     update of one silo, and what it asks must be the same for all silos."""

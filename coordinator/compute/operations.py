@@ -161,6 +161,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         build_model=data.build_model, image=data.frozen.image,
         augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
+        largest_weight=config.participation.largest_share,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
         summed=config.privacy.secure_aggregation)
     return environment, load_strategy(config.method.name)(config.method.settings, environment)

@@ -221,6 +221,8 @@ _AVERAGING = _mutants(
     ("fedfreq-favours-who-came-often", "coordinator/strategies/parts/weights.py",
      "(1.0 - count / total) / (len(counts) - 1)",
      "count / total", _WEIGHTS),
+    ("who-abstains-owns-the-round", "coordinator/strategies/parts/weights.py",
+     "return capped if capped == list(weights) else share_weights(capped)", "return list(weights)", _WEIGHTS),
     ("participation-is-not-counted", "coordinator/strategies/parts/weights.py",
      "participation.get(silo, 0) + 1 for silo in silos",
      "participation.get(silo, 1) for silo in silos", _WEIGHTS),

@@ -889,6 +889,11 @@ def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path,
     assert all(each.cosine == pytest.approx(1.0) for each in found.measures.values()), "all shift all weights alike"
 
 
+def test_a_strategy_knows_how_much_one_silo_weighs_at_most(federation: Path) -> None:
+    operations, _ = opened(federation, participation={"largest_weight": "30%"})
+    assert operations._opened().environment.largest_weight == pytest.approx(0.3)
+
+
 def test_steps_that_break_the_model_are_laid_to_the_silo_that_says_them(federation: Path) -> None:
     """Without a bound, all updates are stretched by 10^9 steps of one silo, whose own is the shortest. Four honest
     silos were refused."""
