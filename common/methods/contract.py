@@ -286,6 +286,11 @@ ALL_SILOS = "*"
 """In the place of a silo's name, which is none: the mean of all updates that were added up behind masks."""
 
 
+NUM_LABELLED = "num_labelled"
+"""Metric of methods that average a part of the model over silos with labels alone: from how many labelled images an
+update is. It counts as no more than its silo has announced."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateHeader:
     """What is known of an accepted update before its tensors are read."""

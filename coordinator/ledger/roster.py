@@ -329,6 +329,10 @@ class LedgerRoster:
         hold what silos could say before that was refused."""
         return min(MAX_COUNT, sum(self._announced(silo)))
 
+    def announced_labelled(self, silo: str) -> int:
+        """Images with a label among those that a silo last said to have."""
+        return min(MAX_COUNT, self._announced(silo)[0])
+
     def announced_by(self, silos: Collection[str]) -> dict[str, int]:
         """`announced` of these silos, in one look."""
         return {row["name"]: min(MAX_COUNT, int(row["labelled_count"]) + int(row["unlabelled_count"]))

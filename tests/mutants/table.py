@@ -784,6 +784,13 @@ _OWN_TEST_IMAGES = _mutants(
 
 _INSIDERS = _mutants(
     "insiders",
+    ("claimed-labels-are-believed", "coordinator/rounds/task_service.py",
+     "return {**metrics, NUM_LABELLED: float(announced)}", "return metrics",
+     f"{_OVER_SILOS}::test_an_update_is_from_no_more_labelled_images_than_its_silo_has_announced"),
+    ("a-share-of-all-is-a-share-of-those-with-labels", "coordinator/strategies/fedmatch/strategy.py",
+     "return {**weights, **dict(", "return {**dict(weights)} or {**dict(",
+     "tests/coordinator/strategies/fedmatch/test_strategy.py::"
+     "test_a_count_that_is_within_its_share_of_all_silos_is_so_of_those_that_have_labels_too"),
     ("a-count-is-believed", "coordinator/rounds/task_service.py",
      "if declaration.example_count <= announced:", "if True:",
      f"{_OVER_SILOS}::test_an_update_counts_as_from_no_more_images_than_its_silo_has_announced"),
