@@ -286,6 +286,11 @@ ALL_SILOS = "*"
 """In the place of a silo's name, which is none: the mean of all updates that were added up behind masks."""
 
 
+NUM_LABELLED = "num_labelled"
+"""Metric of methods that average a part of the model over silos with labels alone: from how many labelled images an
+update is. It counts as no more than its silo has announced."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateHeader:
     """What is known of an accepted update before its tensors are read."""
@@ -397,6 +402,9 @@ class Environment:
     progress: Any = None
     robust: RobustSettings = field(default_factory=RobustSettings)
     """Table [robust] of the study."""
+    largest_weight: float = 1.0
+    """The largest share that one update, or `robust.capped_together` of them, may have in an average whose weights
+    silos have a say in; 1 for no limit. Counts of images are cut to it before a strategy sees them."""
     summed: bool = False
     """Whether updates are added up behind masks: the strategy then gets means of several silos' updates, each as the
     update of one silo, and what it asks must be the same for all silos."""
@@ -421,8 +429,11 @@ class Strategy(Protocol[State]):
     order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
     is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
-    A strategy may have three more methods:
+    A strategy may have four more methods:
 
+        leave(phase, tally, silos: tuple[str, ...]) -> Tally
+            after `begin`, of silos that the coordinator asks nothing any more, where there are any: nothing that they
+            have left in a sum is to stay in it. Not where updates are added up behind masks
         appraise(state, phase, tally, updates: Updates, *, round) -> tuple[Tally, Mapping[str, float]]
             looks at all accepted updates after `begin` and before the first `fold`, and may weigh them anew; also
             numbers about that, which stand among the round's metrics

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -22,9 +23,26 @@ __all__ = ["answers_finitely", "fewest_left_out", "not_finite_in", "suspects"]
 _TRIED_IMAGES = 2
 
 
-def suspects(measures: Mapping[str, UpdateMeasure]) -> tuple[str, ...]:
-    """Silos in the order in which their updates are left out: the largest norm first, of equals by name."""
-    return tuple(sorted(measures, key=lambda silo: (-measures[silo].norm, silo.encode())))
+def suspects(measures: Mapping[str, UpdateMeasure], *, weights: Mapping[str, float] | None = None,
+             steps: Mapping[str, float] | None = None) -> tuple[str, ...]:
+    """Silos in the order in which their updates are left out: who is furthest above the middle of the others first, by
+    the length with which its update counts or by the number of steps that it says, of equals by name.
+
+    Args:
+        weights: p_k by silo, what the method multiplies each update by; where none is given all count alike.
+        steps: by silo, where updates are multiplied by the mean of all of them: such a number may do the harm however
+            short the update is.
+    """
+    lengths = _times_the_middle({silo: each.norm * (weights or {}).get(silo, 1.0) for silo, each in measures.items()})
+    stretch = _times_the_middle({silo: (steps or {}).get(silo, 0.0) for silo in measures})
+    above = {silo: max(lengths[silo], stretch[silo]) for silo in measures}
+    return tuple(sorted(measures, key=lambda silo: (-above[silo], silo.encode())))
+
+
+def _times_the_middle(values: Mapping[str, float]) -> dict[str, float]:
+    """Each over the lower median of those above 0."""
+    middle = median_low([value for value in values.values() if value > 0] or [1.0])
+    return {silo: value / middle for silo, value in values.items()}
 
 
 def fewest_left_out(names: Sequence[str], works: Callable[[frozenset[str]], bool]) -> frozenset[str] | None:

@@ -265,6 +265,8 @@ class Aggregate(Request[Aggregated]):
     """In byte order of the names of silos; may be empty."""
     masked: MaskedSum | None = None
     """None for updates in the clear."""
+    gone: tuple[str, ...] = ()
+    """Silos that were set aside or revoked, or have left."""
 
 
 # Models ---------------------------------------------------------------------------------------------------------------

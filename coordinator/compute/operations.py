@@ -37,7 +37,8 @@ from semisilo.common.methods.contract import (
 from semisilo.common.methods.parts.imbalance import check_class_prior
 from semisilo.common.methods.parts.label_task import check_class_weights
 from semisilo.common.methods.parts.privacy import SiloNoise
-from semisilo.common.methods.spec import FROZEN
+from semisilo.common.methods.parts.secure_sum import sums_per_step
+from semisilo.common.methods.spec import FROZEN, MEASURING
 from semisilo.common.models.factory import initial_model
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
@@ -160,6 +161,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         build_model=data.build_model, image=data.frozen.image,
         augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
+        largest_weight=config.participation.largest_share,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
         summed=config.privacy.secure_aggregation)
     return environment, load_strategy(config.method.name)(config.method.settings, environment)
@@ -380,13 +382,17 @@ class Operations:
                 return False
             return True
 
-        left_out = fewest_left_out(suspects(found), works)
+        by_steps = sums_per_step(study.config.method.settings) and request.phase.name not in MEASURING
+        steps = {update.header.silo: update.header.metrics["steps"] for update in request.updates if by_steps}
+        left_out = fewest_left_out(suspects(found, weights=measures.weights, steps=steps), works)
         if left_out is None:
             raise reason
         middle = median(each.norm for each in found.values())
+        also = {silo: f"; it says that it has taken {count:.0f} steps, the median is {median(steps.values()):.0f}"
+                for silo, count in steps.items()}
         return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
-            f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
+            f" the round {middle:.3g}{also.get(silo, '')}") for silo in sorted(left_out, key=str.encode)})
 
     def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
         """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the
@@ -436,11 +442,16 @@ class Operations:
         study, now, step = self._opened(), self._load(request.state), request.phase
         state, round = request.state, request.round
         counts = capped_counts([update.header.num_examples for update in updates],
-                               study.config.participation.largest_share)
+                               study.config.participation.largest_share,
+                               together=study.config.robust.capped_together)
         headers = tuple(replace(update.header, num_examples=count)
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
+        if request.gone and (leave := getattr(study.strategy, "leave", None)) is not None:
+            tally = leave(step, tally, request.gone)
+        if measures is not None:
+            measures.weights = getattr(tally, "weights", {})
         appraised: Mapping[str, float] = {}
         if (appraise := getattr(study.strategy, "appraise", None)) is not None:
             with SpooledUpdates(headers, partial(self._read_again, request, updates), norms=self._norms_of(updates),

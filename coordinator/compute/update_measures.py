@@ -56,6 +56,8 @@ class UpdateMeasures:
     def __init__(self, *, seed: int, round: int, num_updates: int) -> None:
         self._seed, self._round = seed, round
         self._sampled = min(_MOST_SAMPLED, max(_LEAST_SAMPLED, _ELEMENTS_IN_MEMORY // max(1, num_updates)))
+        self.weights: Mapping[str, float] = {}
+        """What the strategy multiplies each update by, where it says so: set by who folds them."""
         self._norms: dict[str, float] = {}
         self._samples: dict[str, Tensor] = {}
         self._index: Tensor | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -311,6 +311,12 @@ class LedgerRoster:
         return {row["name"]: row["set_aside_reason"] for row in self._ledger.query(
             "SELECT name, set_aside_reason FROM silo WHERE set_aside_unix IS NOT NULL")}
 
+    def gone(self) -> tuple[str, ...]:
+        """Silos that are asked nothing any more: set aside, revoked, or gone by themselves; by name."""
+        return tuple(row["name"] for row in self._ledger.query(
+            "SELECT name FROM silo WHERE set_aside_unix IS NOT NULL OR revoked_unix IS NOT NULL"
+            " OR left_unix IS NOT NULL ORDER BY name"))
+
     def _row(self, silo: str) -> sqlite3.Row:
         rows = self._ledger.query("SELECT * FROM silo WHERE name = ?", silo)
         if not rows:
@@ -322,6 +328,16 @@ class LedgerRoster:
         """Images with and without a label that a silo last said to have; no more than anything may count, for ledgers
         hold what silos could say before that was refused."""
         return min(MAX_COUNT, sum(self._announced(silo)))
+
+    def announced_labelled(self, silo: str) -> int:
+        """Images with a label among those that a silo last said to have."""
+        return min(MAX_COUNT, self._announced(silo)[0])
+
+    def announced_by(self, silos: Collection[str]) -> dict[str, int]:
+        """`announced` of these silos, in one look."""
+        return {row["name"]: min(MAX_COUNT, int(row["labelled_count"]) + int(row["unlabelled_count"]))
+                for row in self._ledger.query("SELECT name, labelled_count, unlabelled_count FROM silo")
+                if row["name"] in silos}
 
     def announced_at_least(self, silo: str) -> int:
         """Images that an update of a silo is from at least: a method learns from those with a label, from those

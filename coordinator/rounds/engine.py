@@ -41,7 +41,7 @@ from semisilo.coordinator.compute.messages import (
 )
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
-from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice, has_notice
 from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.oversight.study_cards import note_card
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
@@ -62,7 +62,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     pause_when_refused,
     stopped_early,
 )
-from semisilo.coordinator.strategies.parts.count_cap import capped_counts
+from semisilo.coordinator.strategies.parts.count_cap import capped_counts, far_above
 from semisilo.coordinator.studies.card import card_of
 from semisilo.coordinator.studies.model_choice import choice_of, next_command
 from semisilo.coordinator.studies.participation import participation_of
@@ -352,8 +352,24 @@ class Engine:
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
-        return self._ledger.open_round(study.name, number, start_digest=start, sample=sample,
-                                       phases=self._sums.phases(planned.phases))
+        row = self._ledger.open_round(study.name, number, start_digest=start, sample=sample,
+                                      phases=self._sums.phases(planned.phases))
+        self._note_large_counts(row)
+        return row
+
+    def _note_large_counts(self, row: RoundRow) -> None:
+        """Tells the operator, once in a study, of silos that announce far more images than the others of a round: what
+        they announce first is no jump."""
+        counts = self._roster.announced_by(frozenset(row.sample))
+        for silo, middle in far_above(counts).items():
+            if has_notice(self._ledger, NoticeKind.COUNT_LARGE, silo=silo, study=row.study):
+                continue
+            text = (f"it announces {counts[silo]} images, and half of the others of the round {middle} at most: where"
+                    " counts are weights, its update may weigh so")
+            _LOG.warning("%s, round %d: %s: %s", row.study, row.number, silo, text)
+            with self._ledger.transaction():
+                add_notice(self._ledger, NoticeKind.COUNT_LARGE, study=row.study, round=row.number, silo=silo,
+                           text=text)
 
     async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
         phase = row.phases[row.phase]
@@ -464,10 +480,11 @@ class Engine:
                 return WrittenTasks(tasks=dict.fromkeys(asked, plain), expects={}), questions
             measures = method_phase(phase).name in MEASURING
             by_size = measures or getattr(settings, "weighting", "uniform") == "size"
-            # As in the clear no silo has more than its share, whatever it announces: the others would weigh next to
-            # nothing beside it.
+            # As in the clear no silo has more than its share, nor as many as may lie together, whatever they announce:
+            # the others would weigh next to nothing beside them.
             counts = capped_counts([self._roster.announced(silo) for silo in asked],
-                                   study.config.participation.largest_share)
+                                   study.config.participation.largest_share,
+                                   together=study.config.robust.capped_together)
             reference = max(counts, default=0) if by_size else 0
             images, contribution = _of_one_step(study, written)
             form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
@@ -582,8 +599,8 @@ class Engine:
             header=update.header(task.silo), path=self._spool.path(update.digest),
             kept=states[task.silo][1]) for task, update in accepted)
         folded = await self._steps.call(Aggregate(
-            state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates),
-            activity=f"aggregating {len(accepted)} updates")
+            state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates,
+            gone=self._roster.gone()), activity=f"aggregating {len(accepted)} updates")
         metrics = {**row.metrics, **folded.metrics}
         with self._ledger.transaction(lasting=False):
             self._note_measures(row, {task.silo: task for task, _ in accepted}, folded)

@@ -30,7 +30,7 @@ from semisilo.common.errors import (
 )
 from semisilo.common.measures.site_evaluation import SiteEvaluation
 from semisilo.common.methods import check_metrics, find_method
-from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.contract import NUM_LABELLED, TaskSpec
 from semisilo.common.methods.parts.capabilities import CAPABILITIES, lacking
 from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.conversion import answer_from_proto, answer_to_proto, question_from_hex
@@ -149,8 +149,8 @@ class TaskService:
         """Of which the audit trail says that an answer came late."""
         self.warnings = SiloWarnings(ledger)
         """What silos should hear beside the answers to their calls for a task."""
-        self._above: dict[str, str] = {}
-        """Silo -> the task whose update last claimed more images than the silo has announced."""
+        self._above: dict[str, dict[str, str]] = {}
+        """Silo -> of what its update last claimed more than the silo has announced -> the task of it."""
         self._refused_identities: dict[str, float] = {}
         """Silo -> when the log last said that its key for secure sums is not taken; of `time.monotonic`."""
         self._told_aside: dict[str, str] = {}
@@ -352,7 +352,8 @@ class TaskService:
             replaced = self._ledger.declare_update(DeclaredUpdate(
                 update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
                 groups={group.name: group.encoded_bytes for group in declaration.groups},
-                example_count=self._credible_count(task, declaration), metrics=dict(declaration.metrics),
+                example_count=self._credible_count(task, declaration),
+                metrics=self._credible_metrics(task, declaration),
                 training_seconds=declaration.training_seconds, declared_unix=self._clock(), accepted_unix=None,
                 folded=False))
             if replaced:  # a silo that trained again; what came of the first attempt is of no use
@@ -398,14 +399,28 @@ class TaskService:
         announced = self._roster.announced(task.silo)
         if declaration.example_count <= announced:
             return declaration.example_count
-        text = (f"its update says that it is from {declaration.example_count} images, and it has announced {announced}:"
-                f" it counts as from {announced}")
-        if self._above.get(task.silo) != task.task_id:
-            self._above[task.silo] = task.task_id
-            _LOG.warning("%s, round %d: %s: %s", task.study, task.round, task.silo, text)
-            add_notice(self._ledger, NoticeKind.COUNT_ABOVE, study=task.study, round=task.round, silo=task.silo,
-                       text=text)
+        self._tell_above(task, "images", declaration.example_count, announced)
         return announced
+
+    def _credible_metrics(self, task: TaskRow, declaration: UpdateDeclaration) -> dict[str, float]:
+        """Its metrics, with no more images with a label than its silo has announced: whether an update counts among
+        those that have any may hang on them."""
+        metrics = dict(declaration.metrics)
+        if NUM_LABELLED not in metrics or metrics[NUM_LABELLED] <= (
+                announced := self._roster.announced_labelled(task.silo)):
+            return metrics
+        self._tell_above(task, "images with a label", metrics[NUM_LABELLED], announced)
+        return {**metrics, NUM_LABELLED: float(announced)}
+
+    def _tell_above(self, task: TaskRow, what: str, claimed: float, announced: int) -> None:
+        told = self._above.setdefault(task.silo, {})
+        if told.get(what) == task.task_id:
+            return
+        told[what] = task.task_id
+        text = (f"its update says that it is from {claimed:.0f} {what}, and it has announced {announced}: it counts as"
+                f" from {announced}")
+        _LOG.warning("%s, round %d: %s: %s", task.study, task.round, task.silo, text)
+        add_notice(self._ledger, NoticeKind.COUNT_ABOVE, study=task.study, round=task.round, silo=task.silo, text=text)
 
     def answer_step(self, silo: str, task_id: str, answer: SecureAnswer) -> BeginAnswer:
         """An answer to a step of a secure sum. Safe to repeat; another answer to the same step is not looked at.

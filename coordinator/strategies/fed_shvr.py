@@ -12,6 +12,7 @@ Symbols and rules are in `semisilo.common.learning.averaging.normalised`.
 n_k = N_k + M_k is a silo's number of images; p_k is n_k over the sum of the accepted silos'. The sums of C go over the
 silos in `members`, those that have contributed since the sum was last begun. A member that stays away leaves its last
 c_k in the sum, so that C stays the mean over all who ever took part, as in SAGA; its own d_k is made of it on return.
+Where a member is set aside, revoked or gone the sum is begun anew.
 
 **Who keeps c_k.** At the silo: c_k never crosses; the coordinator follows it by the difference it makes to the sum.
 What it cannot do is to take out a c_k that a silo has lost, or whose weight has changed (the silo has more images now):
@@ -45,14 +46,16 @@ from semisilo.common.learning.averaging.normalised import (
 )
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import check_finite
-from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader, Updates
+from semisilo.common.methods.contract import Environment, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.fed_shvr import JOINS, LOST, FedSHVRSettings
 from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
+from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
-from semisilo.coordinator.strategies.parts.robust import CUT
+from semisilo.coordinator.strategies.parts.robust import CUT, GONE
 from semisilo.coordinator.strategies.parts.served import ServedState
+from semisilo.coordinator.strategies.parts.step_cap import counted_steps
 from semisilo.coordinator.strategies.parts.weights import size_weights
 
 __all__ = ["FedSHVRSiloState", "FedSHVRState", "FedSHVRStrategy", "FedSHVRTally"]
@@ -164,19 +167,28 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
                                              "correction_round": state.members.get(silo, {}).get("round", 0)})
 
     def train_begin(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
-        """Fixes p_k by size and tau_bar, and whether the sum of control variates can go on."""
+        """Fixes p_k by size and tau_bar, on which no silo has much say, and whether the sum of control variates can go
+        on."""
         if not headers:
             return FedSHVRTally(round=round)
         if self._environment.summed:
             return self._begin_sums(state, headers, round=round)
         sizes, steps = [_examples(header) for header in headers], [_steps(header) for header in headers]
+        counted = counted_steps(self._environment.robust, headers, steps, round=round)
         plain = self._settings.variant == "fed_svr"
-        factors = size_weights(sizes) if plain else normalised_factors(sizes, steps)
+        factors = size_weights(sizes) if plain else normalised_factors(sizes, steps, counted=counted)
         silos = [header.silo for header in headers]
         return FedSHVRTally(
-            round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, steps),
+            round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, counted),
             c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
             renew=self._reason_to_renew(state, headers))
+
+    def leave(self, phase: Phase, tally: FedSHVRTally | StatisticsTally, silos: tuple[str, ...]
+              ) -> FedSHVRTally | StatisticsTally:
+        """The sum is begun anew where a control variate of theirs is in it."""
+        if not isinstance(tally, FedSHVRTally) or not (gone := sorted(tally.members.keys() & set(silos))):
+            return tally
+        return replace(tally, renew=tally.renew or GONE.format(gone[0]))
 
     def train_appraise(self, state: FedSHVRState, tally: FedSHVRTally, updates: Updates, *,
                        round: int) -> tuple[FedSHVRTally, Mapping[str, float]]:
@@ -284,11 +296,13 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
     def _begin_sums(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
         """`train_begin` where each update is that of several silos, which took their mean number of steps together."""
         sizes, steps = [_examples(header) for header in headers], [header.metrics[STEPS] for header in headers]
-        factors = normalised_factors(sizes, steps) if self._settings.sums_per_step else size_weights(sizes)
+        counted = counted_steps(self._environment.robust, headers, steps, round=round)
+        factors = (normalised_factors(sizes, steps, counted=counted) if self._settings.sums_per_step
+                   else size_weights(sizes))
         lost = any(header.metrics.get(LOST, 0.0) > 0 for header in headers)
         return FedSHVRTally(
             round=round, weights=dict(zip([header.silo for header in headers], factors, strict=True)),
-            tau_bar=mean_steps(sizes, steps), c_sum=state.c_sum, mass=state.mass, members=state.members,
+            tau_bar=mean_steps(sizes, counted), c_sum=state.c_sum, mass=state.mass, members=state.members,
             renew="a silo has lost its control variate, or its images have changed" if lost else "")
 
     def _fold_sum(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,

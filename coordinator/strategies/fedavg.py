@@ -110,7 +110,7 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
 
     def train_begin(self, state: FedAvgState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
         """Weights by the settings' rule."""
-        return weighed(self._settings.weighting, headers, state.participation)
+        return weighed(self._settings.weighting, headers, state.participation, environment=self._environment)
 
     def train_fold(self, state: FedAvgState, tally: AverageTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:

@@ -109,7 +109,8 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
 
     def train_begin(self, state: FedMixState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
         """Counts the accepted silos and weighs them."""
-        return weighed(self._settings.weighting, headers, state.counts, self._settings.fedfreq_rule)
+        return weighed(self._settings.weighting, headers, state.counts, self._settings.fedfreq_rule,
+                       environment=self._environment)
 
     def train_fold(self, state: FedMixState, tally: AverageTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:

@@ -13,6 +13,7 @@ from semisilo.common.methods.contract import UpdateHeader, Updates
 from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.parts.step_cap import counted_steps
 
 __all__ = ["FedNovaStrategy"]
 
@@ -21,11 +22,14 @@ class FedNovaStrategy(FedAvgStrategy):
     """The coordinator half of FedNova."""
 
     def train_begin(self, state: FedAvgState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
-        """As FedAvg's, with p_k tau_eff / tau_k for p_k."""
+        """As FedAvg's, with p_k tau_eff / tau_k for p_k. tau_eff is what all updates are multiplied by, so no silo has
+        much say in it."""
         tally = super().train_begin(state, headers, round=round)
         if not headers:
             return tally
-        factors = normalised_factors([tally.weights[header.silo] for header in headers], self._steps(headers))
+        steps = self._steps(headers)
+        factors = normalised_factors([tally.weights[header.silo] for header in headers], steps, counted=counted_steps(
+            self._environment.robust, headers, steps, round=round))
         return replace(tally, weights={header.silo: factor for header, factor in zip(headers, factors, strict=True)})
 
     def stretches(self, tally: AverageTally, updates: Updates) -> list[float]:

@@ -86,7 +86,7 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
 
     def train_begin(self, state: FedSGDState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
         """Weights by the settings' rule."""
-        return weighed(self._settings.weighting, headers, {})
+        return weighed(self._settings.weighting, headers, {}, environment=self._environment)
 
     def train_fold(self, state: FedSGDState, tally: AverageTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:

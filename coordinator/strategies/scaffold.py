@@ -6,8 +6,12 @@ m silos took part; K is the number of silos in the study, of which those that ha
 c_k = 0. The change of c_k follows from the difference w_k - w alone (Delta_k = (w - w_k) / (lr tau_k)), so nothing but
 the model goes up. Symbols are those of `semisilo.common.learning.averaging.normalised`.
 
-What the coordinator cannot do is to take out a c_k that its silo has lost. Then it raises `correction_epoch`, all
-control variates are 0 again, and one round goes without correction (ours; the paper's silos lose nothing).
+What the coordinator cannot do is to take out a c_k that its silo has lost, or that of a silo that was set aside. Then
+it raises `correction_epoch`, all control variates are 0 again, and one round goes without correction (ours; the paper's
+silos lose nothing).
+
+Delta_k is as long as a silo likes: it says tau_k. One that is longer than `norm_bound` medians of the round is
+therefore not believed: a newcomer's c_k stays 0, and where the silo has one in the sum that is begun anew.
 
 Source: SCAFFOLD, Karimireddy et al. (ICML 2020), Algorithm 1 with option II.
 """
@@ -22,12 +26,14 @@ from torch import Tensor
 
 from semisilo.common.learning import tensors
 from semisilo.common.learning.averaging.normalised import control_increment, mean_gradient
-from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader, Updates
+from semisilo.common.learning.robust.norms import norm_limit
+from semisilo.common.methods.contract import Environment, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.scaffold import ScaffoldSettings
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
-from semisilo.coordinator.strategies.parts.robust import CUT
+from semisilo.coordinator.strategies.parts.robust import CUT, GONE
 
 __all__ = ["ScaffoldState", "ScaffoldStrategy", "ScaffoldTally"]
 
@@ -53,6 +59,8 @@ class ScaffoldTally(AverageTally):
     round: int = 0
     c_sum: dict[str, Tensor] | None = None
     members: dict[str, int] = field(default_factory=dict)
+    apart: list[str] = field(default_factory=list)
+    """Silos whose Delta_k is too long for the sum."""
     renew: str = ""
     """Why the sum must be begun anew; empty when it need not."""
 
@@ -93,19 +101,47 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
             participation=tally.participation, round=round, c_sum=state.c_sum, members=state.members,
             renew=f"silo {lost[0]} has lost its control variate" if lost else "")
 
+    def leave(self, phase: Phase, tally: ScaffoldTally | StatisticsTally, silos: tuple[str, ...]
+              ) -> ScaffoldTally | StatisticsTally:
+        """The sum is begun anew where a c_k of theirs is in it."""
+        if not isinstance(tally, ScaffoldTally) or not (gone := sorted(tally.members.keys() & set(silos))):
+            return tally
+        return replace(tally, renew=tally.renew or GONE.format(gone[0]))
+
     def train_appraise(self, state: ScaffoldState, tally: ScaffoldTally, updates: Updates, *,
                        round: int) -> tuple[ScaffoldTally, Mapping[str, float]]:
-        """The bound alone. A silo whose update is shortened keeps a c_k that the coordinator does not count so, and
-        therefore the sum is begun anew."""
+        """The bound alone, of the differences and of what they come to a step. A silo whose update is shortened keeps a
+        c_k that the coordinator does not count so, and therefore the sum is begun anew."""
         after, told = super().train_appraise(state, tally, updates, round=round)
-        return (after, told) if after is tally else (replace(after, renew=tally.renew or CUT), told)
+        if after is not tally:
+            after = replace(after, renew=tally.renew or CUT)
+        apart = self._too_long(updates, round=round)
+        if apart:
+            lost = sorted(tally.members.keys() & set(apart))
+            after = replace(after, apart=apart, renew=after.renew or (
+                f"what silo {lost[0]} says of its gradient is not believed" if lost else ""))
+        return after, told
+
+    def _too_long(self, updates: Updates, *, round: int) -> list[str]:
+        """Silos whose mean gradient, by the steps that they say, is longer than the bound of [robust]."""
+        steps = [int(header.metrics["steps"]) for header in updates.headers]
+        lengths = [norm / count for norm, count in zip(updates.norms("model"), steps, strict=True)]
+        factor = self._environment.robust.length_bound
+        if not factor or (limit := norm_limit(lengths, factor=factor)) is None:
+            return []
+        found = [(header.silo, count, length) for header, count, length in zip(updates.headers, steps, lengths,
+                                                                               strict=True) if length > limit]
+        for silo, count, length in found:
+            _LOG.warning("round %d: by the %d steps that silo %s says, its mean gradient is %.1f times as long as the"
+                         " median one: no correction is made of it", round, count, silo, length / limit * factor)
+        return [silo for silo, _, _ in found]
 
     def train_fold(self, state: ScaffoldState, tally: ScaffoldTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[ScaffoldTally, None]:
         """As FedAvg's; adds c_k' - c_k = Delta_k - c to the sum, for a newcomer with c_k = 0 as well."""
         difference = groups["model"].tensors
         tally = tally.plus(header.silo, difference, like=state.w)
-        if tally.renew:
+        if tally.renew or header.silo in tally.apart:
             return tally, None
         followed = mean_gradient(difference, lr=self._average.lr(tally.round), steps=int(header.metrics["steps"]))
         control = self._control(state)

@@ -104,7 +104,7 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
 
     def train_begin(self, state: SelfTrainingState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
         """Weights 1/m', or by another rule."""
-        return weighed(self._settings.weighting, headers, state.participation)
+        return weighed(self._settings.weighting, headers, state.participation, environment=self._environment)
 
     def train_fold(self, state: SelfTrainingState, tally: AverageTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:

@@ -100,7 +100,7 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
 
     def train_begin(self, state: SemiFLState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
         """Weights 1/m', or by another rule."""
-        return weighed(self._settings.weighting, headers, state.participation)
+        return weighed(self._settings.weighting, headers, state.participation, environment=self._environment)
 
     def train_fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:

@@ -256,7 +256,8 @@ class ParticipationSettings:
     """Longest wait for the quorum; then the round fails and the model stays."""
     largest_weight: str = "50%"
     """Largest share that one silo may have in an average that weighs by counts of images (docs/methods.md says which
-    do): a larger count is lowered. With half no silo outweighs all others together; "100%" lets counts stand."""
+    do), or that `[robust] byzantine_silos` have together: a larger count is lowered. With half no silo outweighs all
+    others together; "100%" lets counts stand."""
 
     def __post_init__(self) -> None:
         if isinstance(self.silos_per_round, str):

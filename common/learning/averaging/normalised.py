@@ -60,7 +60,8 @@ def effective_steps(steps: int, *, momentum: float) -> float:
     return (steps - momentum * (1.0 - momentum**steps) / (1.0 - momentum)) / (1.0 - momentum)
 
 
-def normalised_factors(weights: Sequence[float], steps: Sequence[float]) -> list[float]:
+def normalised_factors(weights: Sequence[float], steps: Sequence[float], *,
+                       counted: Sequence[float] | None = None) -> list[float]:
     """p_k tau_bar / tau_k: what each difference w_k - w_t is multiplied by to get w_{t+1} - w_t. Oracle V8.
 
     With equal steps these are exactly the weights, over their sum.
@@ -68,10 +69,11 @@ def normalised_factors(weights: Sequence[float], steps: Sequence[float]) -> list
     Args:
         weights: whole numbers (of examples) or shares, not negative; they need not sum to 1, but not to 0.
         steps: tau_k >= 1; whole numbers, or FedNova's for steps with momentum.
+        counted: what tau_bar is the mean of, where some tau_k are not to stretch it for all; None for `steps`.
     Source: Fed-SHVR Eq. 14; FedNova Eq. 6.
     """
     total = sum(weights)
-    together = sum(weight * count for weight, count in zip(weights, steps, strict=True))
+    together = sum(weight * count for weight, count in zip(weights, steps if counted is None else counted, strict=True))
     return [weight / total * (together / (total * count)) for weight, count in zip(weights, steps, strict=True)]
 
 

@@ -44,12 +44,14 @@ class RobustSettings:
     byzantine_silos: int = 0
     """f: how many of the silos of a round may lie. A round with fewer than 2 f + 1 updates ("multi_krum": 2 f + 3)
     takes nothing over: silos that honestly abstain must not leave it to those that lie. "trimmed_mean" leaves out the f
-    largest and the f smallest values of every number, "multi_krum" f updates; both must be told. Not for "none", nor
-    for "fltrust", which compares no silo with others."""
+    largest and the f smallest values of every number, "multi_krum" f updates; both must be told. Where counts of images
+    are weights, the f largest together have no more than `largest_weight`: "none" uses it for that alone. Not for
+    "fltrust", which compares no silo with others."""
     norm_bound: float = 5.0
     """No update counts with more than so many times the median length (Euclidean norm) of the round's updates; a longer
     one is shortened to that. Acts from three updates on. 0 turns it off. "norm_clipping" and "judge" always shorten to
-    the median."""
+    the median. Numbers of steps count likewise where updates are multiplied by their mean ("fednova", "fed_shvr"): with
+    no more than so many times the median, with a rule than the median."""
 
     def __post_init__(self) -> None:
         if self.byzantine_silos < 0:
@@ -58,9 +60,24 @@ class RobustSettings:
             raise ValueError(f"norm_bound = {self.norm_bound}: must be at least 1, or 0 for none.")
         if self.rule in NEEDS_BYZANTINE and not self.byzantine_silos:
             raise ValueError(f'rule = "{self.rule}" needs byzantine_silos: how many silos may lie, 1 or more.')
-        if self.rule in ("none", "fltrust") and self.byzantine_silos:
+        if self.rule == "fltrust" and self.byzantine_silos:
             raise ValueError(f'byzantine_silos = {self.byzantine_silos} has no effect on rule = "{self.rule}": leave it'
                              " out, or choose another rule.")
+
+    @property
+    def length_bound(self) -> float:
+        """Times the median length that an update counts with at most; 0 for no limit."""
+        return 1.0 if self.rule in ("norm_clipping", "judge") else self.norm_bound
+
+    @property
+    def steps_bound(self) -> float:
+        """Times the median number of steps that one counts with at most in their mean; 0 for no limit."""
+        return self.norm_bound if self.rule == "none" else 1.0
+
+    @property
+    def capped_together(self) -> int:
+        """How many silos together have no more than `largest_weight` in an average by counts; 1 where f is not said."""
+        return max(1, self.byzantine_silos)
 
     @property
     def looks_at_images(self) -> bool:

@@ -1,5 +1,5 @@
-"""What an operator should hear of a silo: counts that cannot be or that jump, updates that were left out or stand out,
-an identity that was copied, a memory that was lost.
+"""What an operator should hear of a silo: counts that cannot be, that jump or that are far above those of others,
+updates that were left out or stand out, an identity that was copied, a memory that was lost.
 
 A notice is an event of the audit trail and a row of its own table, from which readers take the last of each kind.
 
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["NoticeKind", "SiloNotice", "add_notice", "count_notices", "notices_of"]
+__all__ = ["NoticeKind", "SiloNotice", "add_notice", "count_notices", "has_notice", "notices_of"]
 
 
 class NoticeKind(StrEnum):
@@ -22,6 +22,8 @@ class NoticeKind(StrEnum):
 
     COUNT_JUMP = "count_jump"
     """The images that a silo announces have become twice as many, or half as many, from one call to the next."""
+    COUNT_LARGE = "count_large"
+    """It announces far more images than the others of its round: where counts are weights, its update may weigh so."""
     COUNT_ABOVE = "count_above"
     """An update says that it is from more images than its silo has announced; it counts as from these."""
     LEFT_OUT = "left_out"
@@ -75,6 +77,12 @@ def notices_of(ledger: Ledger, study: str, *, since_unix: float | None = None) -
         " GROUP BY silo, kind, study ORDER BY silo, kind", study, 9e18 if since_unix is None else since_unix)
     return tuple(SiloNotice(silo=row["silo"], kind=NoticeKind(row["kind"]), study=row["study"], round=row["round"],
                             unix=row["unix"], text=row["text"], times=row["times"]) for row in rows)
+
+
+def has_notice(ledger: Ledger, kind: NoticeKind, *, silo: str, study: str) -> bool:
+    """Whether there is a notice of this kind about a silo in a study."""
+    return bool(ledger.query("SELECT 1 FROM notice WHERE study = ? AND silo = ? AND kind = ? LIMIT 1", study, silo,
+                             kind))
 
 
 def count_notices(ledger: Ledger, study: str) -> dict[NoticeKind, int]:

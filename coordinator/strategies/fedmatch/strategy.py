@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -39,6 +39,7 @@ from semisilo.common.learning.sparse_transfer import comm_cost, density, nonzero
 from semisilo.common.learning.training import check_finite
 from semisilo.common.methods.contract import (
     FROM_TASK,
+    NUM_LABELLED,
     Environment,
     GroupLayout,
     Meaning,
@@ -63,7 +64,9 @@ from semisilo.coordinator.strategies.fedmatch.scoring import (
     validation_images,
 )
 from semisilo.coordinator.strategies.fedmatch.shadow_downlink import SparseDownlink
+from semisilo.coordinator.strategies.parts.averaging import WeightLimits, weight_limits
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.count_cap import capped_weights
 from semisilo.coordinator.strategies.parts.labelled_training import labelled_images
 from semisilo.coordinator.strategies.parts.phases import TRAIN, TrainAndMeasure
 from semisilo.coordinator.strategies.parts.plateau import Plateau, plateau_lr
@@ -127,8 +130,10 @@ class FedMatchTally:
 
     round: int
     weights: dict[str, float]
-    """p_k by silo; empty where the weight is the score, which is known only when the silo is folded."""
+    """p_k by silo in psi; empty where the weight is the score, which is known only when the silo is folded."""
     participation: dict[str, int]
+    sigma_weights: dict[str, float] = field(default_factory=dict)
+    """p_k by silo in sigma. Here and there they are shares of those that count, over their sum."""
     psi_total: dict[str, Tensor] | None = None
     psi_weight: float = 0.0
     psi_count: int = 0
@@ -205,13 +210,18 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         return {name: GroupLayout(Meaning.OVERWRITE, FROM_TASK, tensors.specs(state.psi)) for name in names}
 
     def train_begin(self, state: FedMatchState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedMatchTally:
-        """Weights, where they do not depend on scores."""
+        """Weights, where they do not depend on scores. Those of psi and sigma are of other silos, so a silo that is
+        within its share of all may be far above it of those that have labels."""
         silos = [header.silo for header in headers]
         participation = counted(state.participation, silos)
-        rule, weights = self._settings.aggregation, {}
-        if rule != "reliability":
-            weights = weights_of(rule, silos, [header.num_examples for header in headers], participation)
-        return FedMatchTally(round=round, weights=weights, participation=participation)
+        rule, tally = self._settings.aggregation, FedMatchTally(round=round, weights={}, participation=participation)
+        if rule == "reliability":
+            return tally
+        limits = weight_limits(self._environment)
+        weights = weights_of(rule, silos, [header.num_examples for header in headers], participation, **limits)
+        psi, sigma = (_capped_among([header.silo for header in headers if counts(header)], weights, limits)
+                      for counts in (self._has_unlabelled, self._has_labelled))
+        return replace(tally, weights=psi, sigma_weights=sigma)
 
     def train_fold(self, state: FedMatchState, tally: FedMatchTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: FedMatchShadow | None
@@ -221,14 +231,14 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         psi = dict(groups["psi"].tensors)
         sigma = dict(groups["sigma"].tensors if at_silo else received.sigma)
         tally = self._compared(state, tally, silo, theta(sigma if at_silo else state.sigma, psi))
-        weight = tally.scores[silo] if self._settings.aggregation == "reliability" else tally.weights[silo]
-        if not at_silo or header.metrics.get("num_unlabelled", 0) >= 1:
+        by_score = self._settings.aggregation == "reliability"
+        if self._has_unlabelled(header):
             mean = WeightedMean(tally.psi_total, tally.psi_weight, tally.psi_count).plus(
-                tensors.subtract(psi, state.psi), weight)
+                tensors.subtract(psi, state.psi), tally.scores[silo] if by_score else tally.weights[silo])
             tally = replace(tally, psi_total=mean.total, psi_weight=mean.weight, psi_count=mean.count)
-        if at_silo and header.metrics.get("num_labelled", 0) >= 1:
+        if self._has_labelled(header):
             mean = WeightedMean(tally.sigma_total, tally.sigma_weight, tally.sigma_count).plus(
-                tensors.subtract(sigma, state.sigma), weight)
+                tensors.subtract(sigma, state.sigma), tally.scores[silo] if by_score else tally.sigma_weights[silo])
             tally = replace(tally, sigma_total=mean.total, sigma_weight=mean.weight, sigma_count=mean.count)
         size = num_elements(state.psi)
         helpers = self._helpers_of(state, silo, round=tally.round)
@@ -239,6 +249,14 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
             s2c_percent=tally.s2c_percent + comm_cost(size, received.values_sent, *(
                 nonzero_count(pool_psi(state.pool, helper)) for helper in helpers)))
         return tally, FedMatchShadow(sigma=sigma, psi=psi)
+
+    def _has_unlabelled(self, header: UpdateHeader) -> bool:
+        """Whether the silo's psi counts."""
+        return not self._at_silo or header.metrics.get("num_unlabelled", 0) >= 1
+
+    def _has_labelled(self, header: UpdateHeader) -> bool:
+        """Whether the silo's sigma counts."""
+        return self._at_silo and header.metrics.get(NUM_LABELLED, 0) >= 1
 
     def train_finish(self, state: FedMatchState, tally: FedMatchTally, *, round: int) -> FedMatchState:
         """The means, then sigma's pass over the labels; where no silo measures, validation loss and learning rate too.
@@ -385,6 +403,12 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                 numbers["plateau_loss"] = loss
         return replace(state, lr=plateau.lr, best_loss=plateau.best, patience_left=plateau.left, unjudged=False,
                        numbers={**numbers, "lr": plateau.lr})
+
+
+def _capped_among(silos: Sequence[str], weights: Mapping[str, float], limits: WeightLimits) -> dict[str, float]:
+    """The weights, those of some silos cut so that none of these has more than its share of them; the very same numbers
+    where none has."""
+    return {**weights, **dict(zip(silos, capped_weights([weights[silo] for silo in silos], **limits), strict=True))}
 
 
 def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, TypedDict
 
 from torch import Tensor
 
 from semisilo.common.learning import tensors
-from semisilo.common.methods.contract import GroupLayout, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import Environment, GroupLayout, Meaning, TensorGroup, UpdateHeader
 from semisilo.coordinator.strategies.parts.weights import FedFreqRule, Weighting, counted, weights_of
 
-__all__ = ["AverageTally", "apply_global_momentum", "difference_to", "own_model", "weighed"]
+__all__ = ["AverageTally", "WeightLimits", "apply_global_momentum", "difference_to", "own_model", "weighed",
+           "weight_limits"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +47,30 @@ class AverageTally:
         return replace(self, delta=tensors.add(so_far, returned, factor=self.weights[silo]))
 
 
+class WeightLimits(TypedDict, total=False):
+    """What `weights_of` and `capped_weights` are told."""
+
+    largest_share: float
+    together: int
+
+
+def weight_limits(environment: Environment) -> WeightLimits:
+    """How much one silo, or as many as may lie, weigh in a study at most."""
+    return {"largest_share": environment.largest_weight, "together": environment.robust.capped_together}
+
+
 def weighed(rule: Weighting, headers: tuple[UpdateHeader, ...], participation: Mapping[str, int],
-            fedfreq_rule: FedFreqRule = "share") -> AverageTally:
+            fedfreq_rule: FedFreqRule = "share", *, environment: Environment | None = None) -> AverageTally:
     """The tally that a training phase begins with: weights of the accepted updates, and who has taken part how often.
 
     Args:
         participation: q_k before this phase.
+        environment: says what no weight is larger than; None for no limit.
     """
     silos = [header.silo for header in headers]
     counts = counted(participation, silos)
-    weights = weights_of(rule, silos, [header.num_examples for header in headers], counts, fedfreq_rule)
+    limits: WeightLimits = {} if environment is None else weight_limits(environment)
+    weights = weights_of(rule, silos, [header.num_examples for header in headers], counts, fedfreq_rule, **limits)
     return AverageTally(weights=weights, participation=counts)
 
 

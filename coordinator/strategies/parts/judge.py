@@ -3,7 +3,7 @@
 1. Alone. Each update is added to the model that was sent, and left out when that raises the loss on the coordinator's
    images more than the other updates do, beyond their spread.
 2. Together. Silos that see few classes all make these images worse alone, and then a lie does not stand out. So the
-   weights of those that are left are learned: those of the mean that makes the loss smallest, near the plain ones
+   weights of those that are left are learned: those of the mean that makes the loss smallest, near equal ones
    (`semisilo.common.learning.robust.learned_weights`). What counts less than its share then fades.
 
 The images are the validation images. Where there are none, they are the labelled ones with weak views of them: the
@@ -94,7 +94,7 @@ class Judge:
             w: what was sent.
             group: of differences to it.
             scales: what each update is multiplied by, the bound on lengths among it.
-            plain: weights of the method.
+            plain: weights to stay near, sum 1; an update without any counts nothing.
         """
         judged = _Round(model=model_at_coordinator(self._environment, w, round=round), w=w, updates=updates,
                         group=group, scales=scales, round=round)

@@ -1,7 +1,8 @@
 """How the updates of a round are weighed when some may lie: the bound on their lengths and the rules of table [robust].
 
 Every rule but two gives each update one weight, which then takes the place of the method's own in its weighted sum.
-Median and trimmed mean are no such sum: their result stands in the tally, and folding adds nothing to it.
+Median and trimmed mean are no such sum: their result stands in the tally, and folding adds nothing to it. None of them
+knows the method's weights: silos count alike, whatever number of images they announce.
 
 Tests: tests/coordinator/strategies/parts/test_robust.py.
 """
@@ -9,7 +10,6 @@ Tests: tests/coordinator/strategies/parts/test_robust.py.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -33,13 +33,14 @@ from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.parts.judge import Judge
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator, train_on_labels
 
-__all__ = ["CUT", "Bounded", "RobustAveraging", "bounded"]
+__all__ = ["CUT", "GONE", "Bounded", "RobustAveraging", "bounded"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
 _LITTLE = 0.1
 """Of its plain share: an update that the judge lets count less is left out as far as anybody is told."""
 CUT = "an update was shortened to the bound of [robust]"
+GONE = "silo {} takes no part any more"
 """Why a sum of control variates is begun anew."""
 
 T = TypeVar("T", bound=AverageTally)
@@ -77,7 +78,7 @@ def bounded(settings: RobustSettings, updates: Updates, group: str, *, stretches
         own: length of the coordinator's own step, where it has made one.
     """
     to_median = settings.rule in ("norm_clipping", "judge")
-    factor = 1.0 if to_median else settings.norm_bound
+    factor = settings.length_bound
     norms = tuple(updates.norms(group))
     if stretches_N is not None:
         norms = tuple(norm * stretch for norm, stretch in zip(norms, stretches_N, strict=True))
@@ -145,9 +146,8 @@ class RobustAveraging:
         if settings.rule in ("coordinate_median", "trimmed_mean"):
             trim = settings.byzantine_silos if settings.rule == "trimmed_mean" else (count - 1) // 2
             return _settled(tally, self._by_coordinate(updates, group, scales, trim=trim, like=w)), bound.metrics()
-        plain = [tally.weights[header.silo] / stretch for header, stretch
-                 in zip(updates.headers, stretches, strict=True)]
-        weights_N, told = self._weights(updates, group, bound, scales=scales, plain=plain, w=w, own=own, round=round)
+        weights_N, told = self._weights(updates, group, bound, scales=scales, w=w, own=own, round=round,
+                                        voices=_voices([tally.weights[header.silo] for header in updates.headers]))
         if not any(weights_N):
             _LOG.warning('round %d: nothing of %d updates is taken over: rule = "%s" trusts none of them', round, count,
                          settings.rule)
@@ -157,13 +157,13 @@ class RobustAveraging:
         return replace(tally, weights=weights), {**bound.metrics(), **told}
 
     def _weights(self, updates: Updates, group: str, bound: Bounded, *, scales: Sequence[float],
-                 plain: Sequence[float], w: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, round: int
+                 voices: Sequence[float], w: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, round: int
                  ) -> tuple[list[float], dict[str, float]]:
         """What each scaled update is multiplied by, and numbers about it."""
         settings, count = self._settings, len(scales)
         if self._judge is not None:
-            found = self._judge.weights(w, updates, group, scales=scales, plain=plain, round=round)
-            little = [weight < _LITTLE * share for weight, share in zip(found, _shares(plain), strict=True)]
+            found = self._judge.weights(w, updates, group, scales=scales, plain=voices, round=round)
+            little = [weight < _LITTLE * share for weight, share in zip(found, voices, strict=True)]
             for header, weight, few in zip(updates.headers, found, little, strict=True):
                 if few and weight:
                     _LOG.warning("round %d: the update of silo %s counts less than a tenth of its share: the mean is"
@@ -178,7 +178,7 @@ class RobustAveraging:
         scale_N = torch.tensor(scales, dtype=torch.float64)
         products_NN = inner_products(updates.blocks(group)) * scale_N[:, None] * scale_N[None, :]
         if settings.rule == "geometric_median":
-            return geometric_median_weights(products_NN, _shares(plain)), {}
+            return geometric_median_weights(products_NN, voices), {}
         chosen = multi_krum(squared_distances(products_NN), settings.byzantine_silos)
         return ([1.0 / len(chosen) if index in chosen else 0.0 for index in range(count)],
                 {"updates_left_out": float(count - len(chosen))})
@@ -212,9 +212,11 @@ def _settled(tally: T, delta: dict[str, Tensor] | None) -> T:
     return replace(tally, delta=delta, settled=True)
 
 
-def _shares(weights: Sequence[float]) -> list[float]:
-    total = math.fsum(weights)
-    return [weight / total for weight in weights] if total else [1.0 / len(weights)] * len(weights)
+def _voices(weights: Sequence[float]) -> list[float]:
+    """What rules that start from weights start from: the same of every update that has any weight, sum 1. From the
+    method's own, three silos that announce a billion images would have all of the start, and learning ends near it."""
+    there = sum(weight > 0 for weight in weights)
+    return [(1.0 / there if weight > 0 else 0.0) if there else 1.0 / len(weights) for weight in weights]
 
 
 def _products_with(updates: Updates, group: str, own: Mapping[str, Tensor]) -> list[float]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-__all__ = ["FedFreqRule", "Weighting", "counted", "fedfreq_weights", "share_weights", "size_weights", "uniform_weights",
-           "weights_of"]
+from semisilo.coordinator.strategies.parts.count_cap import capped_weights
+
+__all__ = ["FedFreqRule", "Weighting", "counted", "fedfreq_weights", "no_larger", "share_weights", "size_weights",
+           "uniform_weights", "weights_of"]
 
 Weighting = Literal["uniform", "size", "fedfreq"]
 FedFreqRule = Literal["share", "inverse"]
@@ -59,17 +61,31 @@ def counted(participation: Mapping[str, int], silos: Sequence[str]) -> dict[str,
     return {silo: counts[silo] for silo in sorted(counts, key=str.encode)}
 
 
+def no_larger(weights: Sequence[float], largest_share: float, *, together: int = 1) -> list[float]:
+    """p_k whose sum is 1 and of which none, or no so many together, have more than their share: the very same numbers
+    where none has, else min(p_k, c) over their sum.
+
+    Args: as of `capped_weights`.
+    """
+    capped = capped_weights(weights, largest_share, together=together)
+    return capped if capped == list(weights) else share_weights(capped)
+
+
 def weights_of(rule: Weighting, silos: Sequence[str], num_examples: Sequence[int], participation: Mapping[str, int],
-               fedfreq_rule: FedFreqRule = "share") -> dict[str, float]:
+               fedfreq_rule: FedFreqRule = "share", *, largest_share: float = 1.0, together: int = 1
+               ) -> dict[str, float]:
     """p_k by silo under a rule.
 
     Args:
         participation: q after this round, see `counted`; needed for "fedfreq" alone.
+        largest_share, together: bound what "fedfreq" gives, for a silo may abstain as often as it likes. Counts of
+            images are cut before.
     """
     if not silos:
         return {}
     if rule == "fedfreq":
-        weights = fedfreq_weights([participation[silo] for silo in silos], fedfreq_rule)
+        weights = no_larger(fedfreq_weights([participation[silo] for silo in silos], fedfreq_rule), largest_share,
+                            together=together)
     else:
         weights = uniform_weights(len(silos)) if rule == "uniform" else size_weights(num_examples)
     return dict(zip(silos, weights, strict=True))

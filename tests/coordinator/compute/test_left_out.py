@@ -42,6 +42,21 @@ def test_the_largest_update_is_suspected_first() -> None:
     assert suspects({"b": measure(1.0), "a": measure(1.0), "c": measure(5.0)}) == ("c", "a", "b")
 
 
+def test_who_stretches_the_updates_of_all_is_suspected_before_those_whose_updates_are_stretched() -> None:
+    """Half as long an update as the others', and 10^9 steps; and what is short and counts much goes before what is long
+    and counts little."""
+    def measure(norm: float) -> UpdateMeasure:
+        return UpdateMeasure(norm=norm, cosine=None)
+
+    measures = {**{f"silo-{index}": measure(1.0) for index in range(9)}, "silo-9": measure(0.5)}
+    steps = {**dict.fromkeys(measures, 50.0), "silo-9": 1e9}
+    assert suspects(measures)[-1] == "silo-9"
+    assert suspects(measures, steps=steps)[0] == "silo-9"
+    assert suspects({**measures, "silo-3": measure(1e12)}, steps=steps)[:2] == ("silo-3", "silo-9")
+    weights = {**dict.fromkeys(measures, 0.1), "silo-9": 5.0}
+    assert suspects(measures, weights=weights)[0] == "silo-9"
+
+
 @dataclass(frozen=True)
 class _State:
     w: dict[str, Tensor]

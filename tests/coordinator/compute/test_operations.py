@@ -889,6 +889,43 @@ def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path,
     assert all(each.cosine == pytest.approx(1.0) for each in found.measures.values()), "all shift all weights alike"
 
 
+def test_a_strategy_knows_how_much_one_silo_weighs_at_most(federation: Path) -> None:
+    operations, _ = opened(federation, participation={"largest_weight": "30%"})
+    assert operations._opened().environment.largest_weight == pytest.approx(0.3)
+
+
+def test_steps_that_break_the_model_are_laid_to_the_silo_that_says_them(federation: Path) -> None:
+    """Without a bound, all updates are stretched by 10^9 steps of one silo, whose own is the shortest. Four honest
+    silos were refused."""
+    operations, _ = opened(federation, method={"name": "fednova", "scenario": "labels-at-silo", "lr": 0.05}, data={
+        "labelled": "", "test": "", "classes": DIGITS,
+        "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}},
+        model={"name": "small_cnn", "normalisation": "none"}, robust={"norm_bound": 0.0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [SpooledUpdate(
+        header=UpdateHeader(silo, 10, {"steps": 1e9 if silo == "c" else 50.0}), kept=None,
+        path=spool(federation, model, shift=1e-4 if silo == "c" else 1e4)) for silo in "abcde"]
+    found = aggregate(operations, state, 1, updates)
+    assert list(found.left_out) == ["c"]
+    assert "it says that it has taken 1000000000 steps, the median is 50" in found.left_out["c"]
+
+
+def test_what_silos_that_take_no_part_any_more_have_left_in_a_sum_goes_with_them(federation: Path) -> None:
+    operations, _ = opened(federation, method={"name": "scaffold", "scenario": "labels-at-silo", "lr": 0.05}, data={
+        "labelled": "", "test": "", "classes": DIGITS,
+        "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}},
+        model={"name": "small_cnn", "normalisation": "none"})
+    state, members = prepare(operations).state, {}
+    for round, gone in ((1, ()), (2, ()), (3, ("c",))):
+        model = received(federation, tasks_of(operations, state, round, {"a": None}).tasks["a"])["model"]
+        updates = tuple(SpooledUpdate(header=UpdateHeader(silo, 10, {"steps": 5.0}), kept=None,
+                                      path=spool(federation, model, shift=1e-4)) for silo in "abc"[:4 - round])
+        state = operations.aggregate(Aggregate(state=state, round=round, phase=PHASE, updates=updates, gone=gone)).state
+        members[round] = operations._load(state).members
+    assert members == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 2, "c": 1}, 3: {}}
+
+
 def test_training_that_diverges_without_any_update_is_nobodys_fault(
         federation: Path, monkeypatch: pytest.MonkeyPatch, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, written = round_one
@@ -927,3 +964,21 @@ def test_no_silo_weighs_more_than_the_study_lets_it(federation: Path) -> None:
             states[share, count] = found.state
     assert states["50%", 10] == states["50%", 10**9]
     assert states["100%", 10] != states["100%", 10**9]
+
+
+def test_as_many_silos_as_may_lie_have_no_more_than_the_share_together(federation: Path) -> None:
+    """Two of ten move by 1 and announce a billion images: each has less than half, both together had 0.9999996."""
+    moved = {}
+    for may_lie in (0, 2):
+        operations, _ = opened(federation, method={"coordinator_epochs": 0, "weighting": "size"},
+                               robust={"byzantine_silos": may_lie})
+        state = prepare(operations).state
+        model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+        updates = [SpooledUpdate(header=UpdateHeader(silo, 10**9 if silo in "ij" else 100), kept=None,
+                                 path=spool(federation, model, shift=1.0 if silo in "ij" else 0.0))
+                   for silo in "abcdefghij"]
+        before = operations._load(state).w
+        after = operations._load(aggregate(operations, state, 1, updates).state).w
+        moved[may_lie] = max(float((after[name] - before[name]).abs().max()) for name in before)
+    assert moved[0] > 0.999, "the default bounds each silo alone"
+    assert moved[2] == pytest.approx(0.5, abs=1e-3)

@@ -17,6 +17,7 @@ from semisilo.common.methods.contract import Phase, TaskSpec
 from semisilo.common.secure_aggregation.mask_form import weight_of
 from semisilo.coordinator.compute.messages import CheckUpdate
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, notices_of
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
@@ -553,6 +554,32 @@ def test_the_size_that_silos_weigh_by_in_a_sum_gives_none_of_them_more_than_its_
     if share != "100%":
         weights = [weight_of(form, count) for count in counts]
         assert max(weights) <= float(share.rstrip("%")) / 100 * sum(weights) * 1.01
+
+
+def test_a_silo_that_announces_far_more_images_than_the_others_is_told_of_once(tmp_path: Path) -> None:
+    """What a silo announces first is no jump."""
+    coordinator = Coordinator(tmp_path)
+    coordinator.enroll(*"abcd")
+    coordinator.ledger.queue_study("s", study_config())
+
+    async def scenario() -> None:
+        for silo in "abcd":
+            hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=10**9 if silo == "d" else 100)
+            await coordinator.task_service.await_task(silo, hello, timeout_seconds=0)
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not coordinator.ledger.open_tasks("s", 1, 0):
+                assert not engine.done()
+                await asyncio.sleep(0.01)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+
+    asyncio.run(scenario())
+    (found,) = notices_of(coordinator.ledger, "s")
+    assert (found.silo, found.kind, found.round, found.times) == ("d", NoticeKind.COUNT_LARGE, 1, 1)
+    assert "it announces 1000000000 images, and half of the others of the round 100 at most" in found.text
+    coordinator.engine._note_large_counts(coordinator.ledger.round("s", 1))
+    assert [each.times for each in notices_of(coordinator.ledger, "s")] == [1], "once in a study"
 
 
 # Several studies ------------------------------------------------------------------------------------------------------

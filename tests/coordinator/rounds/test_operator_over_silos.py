@@ -21,9 +21,10 @@ from semisilo.coordinator.ledger.oversight.rollback import past_answers, rollbac
 from semisilo.coordinator.ledger.progress import round_outcomes, silo_totals
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.monitoring.study_book import StudyBook
+from semisilo.coordinator.rounds import task_service
 from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.rounds.task_service import Standby
-from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
+from tests.coordinator.federation_in_memory import Coordinator, content_of, id_of, study_config
 
 SILOS = ("alpha", "beta", "gamma")
 
@@ -313,6 +314,27 @@ def test_a_round_whose_silos_are_all_set_aside_fails_and_the_model_stays(tmp_pat
     asyncio.run(scenario())
 
 
+def test_a_strategy_hears_of_silos_that_take_no_part_any_more(tmp_path: Path) -> None:
+    """They may have left something in a sum of the study."""
+    coordinator, heard = start(tmp_path), list[tuple[str, ...]]()
+    original = coordinator.compute._aggregate
+
+    def aggregate(request: Aggregate) -> Aggregated:
+        heard.append(request.gone)
+        return original(request)
+
+    coordinator.compute._aggregate = aggregate  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:
+            operate.set_aside(coordinator.ledger, "gamma", origin="command")
+            operate.revoke(coordinator.ledger, "beta", origin="command")
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            await until(coordinator, lambda: bool(heard))
+    asyncio.run(scenario())
+    assert heard[0] == ("beta", "gamma")
+
+
 @pytest.mark.parametrize(("act", "says"), [
     (lambda ledger: operate.set_aside(ledger, "alpha", origin="page"), "is set aside already"),
     (lambda ledger: operate.take_back(ledger, "beta", origin="page"), "is not set aside"),
@@ -346,6 +368,31 @@ def test_an_update_counts_as_from_no_more_images_than_its_silo_has_announced(tmp
     asyncio.run(scenario())
 
 
+def test_an_update_is_from_no_more_labelled_images_than_its_silo_has_announced(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside nobody else with labels, one that it claims would give it all of FedMatch's sigma."""
+    monkeypatch.setattr(task_service, "check_declaration", lambda *args, **kwargs: None)  # semifl has no such metric
+    coordinator = start(tmp_path)
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:  # all have announced 10 without a label
+            for labelled in (1.0, 7.0, 0.0):
+                metrics = {"num_labelled": labelled, "loss": 0.5}
+                await coordinator.begin(tasks["beta"], b"%d" % labelled, metrics=metrics)
+                update = coordinator.ledger.declared_update(id_of(tasks["beta"], b"%d" % labelled))
+                assert update is not None
+                assert update.metrics == {"num_labelled": 0.0, "loss": 0.5}
+            (found,) = notices_of(coordinator.ledger, "s")
+            assert (found.silo, found.kind, found.times) == ("beta", NoticeKind.COUNT_ABOVE, 1)
+            assert "from 1 images with a label, and it has announced 0" in found.text
+            coordinator.task_service._roster.joined("alpha", version="0", methods=(), labelled_count=3,
+                                                    unlabelled_count=7, memory_study="", memory_round=0)
+            await coordinator.begin(tasks["alpha"], b"x", metrics={"num_labelled": 3.0})
+            update = coordinator.ledger.declared_update(id_of(tasks["alpha"], b"x"))
+            assert update is not None
+            assert update.metrics == {"num_labelled": 3.0}
+            assert len(notices_of(coordinator.ledger, "s")) == 1
+    asyncio.run(scenario())
 def test_whose_update_was_left_out_is_named_and_the_round_goes_on(tmp_path: Path) -> None:
     coordinator = start(tmp_path)
     fold = coordinator.compute._aggregate

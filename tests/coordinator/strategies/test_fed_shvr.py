@@ -92,8 +92,10 @@ class Quadratics:
                                                   steps=self.tau[k])
         return result
 
-    def round(self, silos: Sequence[int] | None = None) -> tuple[float, list[float], list[float]]:
-        """One round with these silos. Returns: w_{t+1}, the d_k that were used and the w_k."""
+    def round(self, silos: Sequence[int] | None = None, *,
+              gone: tuple[str, ...] = ()) -> tuple[float, list[float], list[float]]:
+        """One round with these silos; others may be gone for good. Returns: w_{t+1}, the d_k that were used and the
+        w_k."""
         asked = self.corrections(silos)
         self.round_number += 1
         answers, used, ends = {}, [], []
@@ -116,7 +118,9 @@ class Quadratics:
             self.memories |= {k: memory for k, (_, _, memory) in answers.items()}
             self._fold_sums({k: (answers[k][1], asked[k][1].totals(self.tau[k])) for k in answers})
             return float(self.state.w["w"]), used, ends
-        tally = self.strategy.begin(self.state, TRAIN, tuple(answers[k][0] for k in answers), round=self.round_number)
+        tally: Any = self.strategy.begin(self.state, TRAIN, tuple(answers[k][0] for k in answers),
+                                         round=self.round_number)
+        tally = self.strategy.leave(TRAIN, tally, gone)
         for k, (header, difference, memory) in answers.items():
             groups = {"model": TensorGroup(difference, Meaning.DIFFERENCE)}
             tally, self.kept[k] = self.strategy.fold(self.state, tally, header, groups, self.kept.get(k))
@@ -176,6 +180,21 @@ def test_oracle_v10_two_rounds_on_quadratics(at: Any) -> None:
     controls = [(kept.c if at == "coordinator" else memory.c)["w"].item()  # type: ignore[union-attr]
                 for kept, memory in zip(world.kept.values(), world.memories.values(), strict=True)]
     assert controls == pytest.approx([1.225333, -3.283769], abs=1e-5)
+
+
+@AT
+def test_what_a_silo_has_left_in_the_sum_goes_with_it(at: Any) -> None:
+    """Minimum of the first two: 2. The third stays in the sum as long as it is a member, and its gradient of before."""
+    ends = {}
+    for gone in ((), ("2",)):
+        world = Quadratics([1.0, 2.0, 1.0], [0.0, 3.0, -30.0], [1, 3, 2], sizes=(50, 50, 50),
+                           settings=FedSHVRSettings(lr=0.1, correction_at=at))
+        world.round()
+        for _ in range(300):
+            ends[gone], _, _ = world.round([0, 1], gone=gone)
+    assert abs(ends[()] - 2.0) > 0.5, "a control"
+    assert ends["2",] == pytest.approx(2.0, abs=1e-5)
+    assert (world.state.correction_epoch, sorted(world.state.members)) == (2, ["0", "1"])
 
 
 @pytest.mark.parametrize(("settings", "ignores", "w", "d", "ends"), [

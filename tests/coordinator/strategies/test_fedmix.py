@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,18 @@ def test_other_weightings_and_the_inverse_rule() -> None:
     assert found["uniform"] == {"a": 0.5, "b": 0.5}
     assert found["size"] == {"a": 0.25, "b": 0.75}
     assert found["inverse"] == pytest.approx({"a": 1 / 3, "b": 2 / 3})
+
+
+def test_a_silo_that_abstains_until_it_is_worth_it_has_its_share_and_no_more() -> None:
+    """Nine silos have taken part in 50 rounds."""
+    state = replace(_started(_strategy()), counts=dict.fromkeys("abcdefghi", 49))
+    headers = tuple(UpdateHeader(silo, 10) for silo in "abcdefghij")
+    weights = {}
+    for limit in (0.5, 1.0):
+        strategy = _strategy(_environment(largest_weight=limit), fedfreq_rule="inverse")
+        weights[limit] = strategy.begin(state, TRAIN, headers, round=50).weights  # type: ignore[union-attr]
+    assert weights[1.0]["j"] == pytest.approx(0.8475, abs=1e-4)
+    assert weights[0.5]["j"] == pytest.approx(0.5)
 
 
 def test_one_accepted_silo_has_the_whole_weight() -> None:

@@ -5,7 +5,7 @@ The silos' gradients are a quadratic's; control variates and corrections are tho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from semisilo.common.methods.contract import CoordinatorData, Environment, Meani
 from semisilo.common.methods.fed_shvr import FedSHVRSettings
 from semisilo.common.methods.scaffold import SCAFFOLD, ScaffoldSettings
 from semisilo.common.storage import checkpoint
+from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.fedavg import FedAvgStrategy
 from semisilo.coordinator.strategies.parts.phases import TRAIN
@@ -50,8 +51,13 @@ class World:
         self.memories: dict[int, ScaffoldMemory] = {}
         self.number = 0
 
-    def round(self, silos: Sequence[int] | None = None, *, refused: Sequence[int] = ()) -> dict[int, float]:
-        """One round with these silos; returns the corrections that they used. A refused update's memory is dropped."""
+    def round(self, silos: Sequence[int] | None = None, *, refused: Sequence[int] = (),
+              says: Mapping[int, float] | None = None, gone: tuple[str, ...] = ()) -> dict[int, float]:
+        """One round with these silos; returns the corrections that they used. A refused update's memory is dropped.
+
+        Args:
+            says: numbers of steps that silos say and have not taken. Silos that are gone are told to the strategy.
+        """
         self.number += 1
         answers, used_d = {}, {}
         for k in range(len(self.a)) if silos is None else silos:
@@ -72,12 +78,17 @@ class World:
                 continue
             memory = ScaffoldMemory(c=control_to_keep(work, used, difference, steps=self.tau[k]),
                                     epoch=work.settings.correction_epoch, round=self.number)
-            metrics = {"steps": float(self.tau[k]), "correction_lost": float(used.lost)}
+            metrics = {"steps": float((says or {}).get(k, self.tau[k])), "correction_lost": float(used.lost)}
             answers[k] = UpdateHeader(str(k), 7 + k, metrics), difference, memory
         tally: Any = self.strategy.begin(self.state, TRAIN, tuple(each[0] for each in answers.values()),
                                          round=self.number)
-        for k, (header, difference, memory) in answers.items():
-            groups = {"model": TensorGroup(difference, Meaning.DIFFERENCE)}
+        if gone:
+            tally = self.strategy.leave(TRAIN, tally, gone)
+        updates = [{"model": TensorGroup(difference, Meaning.DIFFERENCE)} for _, difference, _ in answers.values()]
+        with SpooledUpdates(tuple(each[0] for each in answers.values()), lambda index: updates[index],
+                            norms=[None] * len(answers), scratch=Path()) as spooled:
+            tally, _ = self.strategy.appraise(self.state, TRAIN, tally, spooled, round=self.number)
+        for groups, (k, (header, _, memory)) in zip(updates, answers.items(), strict=True):
             tally, _ = self.strategy.fold(self.state, tally, header, groups, None)
             self.memories[k] = memory
         self.state = self.strategy.finish(self.state, TRAIN, tally, round=self.number)
@@ -176,6 +187,53 @@ def test_a_newcomer_cannot_have_lost_anything() -> None:
     header = UpdateHeader("0", 5, {"steps": 1.0, "correction_lost": 1.0})
     tally: Any = world.strategy.begin(world.state, TRAIN, (header,), round=2)
     assert tally.renew == ""
+
+
+TEN: dict[str, Any] = {"a": [1.0] * 10, "b": [k - 4.5 for k in range(10)], "tau": [50] * 10}
+"""The optimum of the first nine is -0.5."""
+
+
+def test_one_update_that_says_one_step_for_fifty_does_not_bend_the_model_for_good() -> None:
+    """Silo 9 sends an ordinary difference, once, and never answers again. The model came to rest at 2.87."""
+    world = World(**TEN)
+    for number in range(1, 60):
+        world.round(range(10 if number <= 3 else 9), says={9: 1} if number == 3 else None)
+        if number == 3:
+            assert (world.state.members, world.state.correction_epoch) == ({}, 2), "its c_k of before is in the sum"
+    assert world.w == pytest.approx(-0.5, abs=1e-6)
+
+
+def test_a_newcomer_whose_steps_are_not_believed_costs_the_others_no_correction() -> None:
+    world = World([0.02] * 10, [float(k) for k in range(20, 30)], [50] * 10)
+    for _ in range(9):
+        used = world.round(says={9: 1})
+        assert (sorted(world.state.members), world.state.correction_epoch) == (list("012345678"), 1)
+    assert sum(used.values()) == pytest.approx(0.0, abs=1e-9), "for the coordinator its c_k is 0, and so it is for it"
+    assert min(map(abs, used.values())) > 1e-3
+
+
+def test_a_round_within_the_bound_has_the_bits_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded, free = (World([0.05, 0.1, 0.05], [9.0, 10.0, 11.0], [1, 3, 2]) for _ in range(2))
+    monkeypatch.setattr(free.strategy, "train_appraise", lambda state, tally, updates, *, round: (tally, {}))
+    for _ in range(9):
+        assert bounded.round() == free.round()
+    assert tensors.digest(bounded.state.w) == tensors.digest(free.state.w)
+    assert tensors.digest(bounded.state.c_sum) == tensors.digest(free.state.c_sum)
+
+
+def test_what_a_silo_has_left_in_the_sum_goes_with_it() -> None:
+    """It lies within the bound, says 25 steps for 50, and is set aside."""
+    ends = {}
+    for gone in ((), ("9",)):
+        world = World(**TEN)
+        for number in range(1, 60):
+            world.round(range(10 if number <= 3 else 9), says={9: 25} if number == 3 else None,
+                        gone=gone if number > 3 else ())
+        ends[gone] = world.w
+    assert abs(ends[()] + 0.5) > 0.05, "a control"
+    assert ends["9",] == pytest.approx(-0.5, abs=1e-6)
+    tally = world.strategy.begin(world.state, TRAIN, (), round=60)
+    assert world.strategy.leave(TRAIN, tally, ("9", "somebody")) is tally, "once is enough"
 
 
 def test_without_updates_no_bit_changes() -> None:

@@ -18,7 +18,6 @@ def _study(**robust: object) -> dict[str, object]:
 
 @each_of(("settings", "said"), [
     ({"rule": "trimmed_mean"}, "needs byzantine_silos"), ({"rule": "multi_krum"}, "needs byzantine_silos"),
-    ({"byzantine_silos": 2}, 'no effect on rule = "none"'),
     ({"rule": "fltrust", "byzantine_silos": 2}, 'no effect on rule = "fltrust"'),
     ({"rule": "judge", "byzantine_silos": -1}, "at least 0"), ({"norm_bound": 0.5}, "at least 1, or 0"),
     ({"norm_bound": float("inf")}, "at least 1, or 0"), ({"rule": "krum"}, "rule")])
@@ -31,6 +30,12 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, object]
 def test_the_default_is_the_plain_mean_with_a_bound() -> None:
     robust = config_from_dict(_study(), where="study.toml").robust
     assert (robust.rule, robust.norm_bound) == ("none", 5.0)
+
+
+def test_the_plain_mean_is_told_for_its_counts_alone_how_many_may_lie() -> None:
+    robust = config_from_dict(_study(byzantine_silos=2), where="study.toml").robust
+    assert (robust.capped_together, RobustSettings().capped_together) == (2, 1)
+    assert fewest_updates(robust) == 1
 
 
 @each_of("method", ["fedmatch", "scaffold", "fed_shvr", "fedrgd", "local"])

@@ -283,6 +283,44 @@ def test_weights_by_size_count_a_silos_images() -> None:
     assert tally.weights == {"a": 0.75, "b": 0.25}  # type: ignore[union-attr]
 
 
+def _weights(counts: dict[str, tuple[int, int, int]], **settings: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of psi and sigma. Args: counts: by silo the update's images, those with and those without a label."""
+    strategy = _strategy(SILO, **PLAIN, **settings)
+    strategy._environment = replace(strategy._environment, largest_weight=0.5)
+    headers = tuple(UpdateHeader(silo, count, {"num_labelled": float(labelled), "num_unlabelled": float(unlabelled)})
+                    for silo, (count, labelled, unlabelled) in counts.items())
+    tally: Any = strategy.begin(_started(strategy), TRAIN, headers, round=1)
+    found = []
+    for weights, index in ((tally.weights, 2), (tally.sigma_weights, 1)):
+        there = {silo: weights[silo] for silo in counts if counts[silo][index]}
+        found.append({silo: weight / sum(there.values()) for silo, weight in there.items()})
+    return found[0], found[1]
+
+
+def test_a_count_that_is_within_its_share_of_all_silos_is_so_of_those_that_have_labels_too() -> None:
+    """Nine silos of 100 and one that says a million, which is 900 beside them; with two that have labels it had 0.9 of
+    sigma."""
+    counts = {f"silo-{index}": (100, 0, 100) for index in range(8)}
+    counts |= {"silo-8": (100, 50, 50), "silo-9": (900, 1, 899)}
+    psi, sigma = _weights(counts, aggregation="size")
+    assert psi["silo-9"] == pytest.approx(0.5)
+    assert sigma == pytest.approx({"silo-8": 0.5, "silo-9": 0.5})
+    _, even = _weights({**counts, "silo-7": (100, 50, 50)}, aggregation="size")
+    assert even == pytest.approx({"silo-7": 0.25, "silo-8": 0.25, "silo-9": 0.5})
+
+
+@pytest.mark.parametrize("rule", ["size", "uniform", "fedfreq"])
+def test_weights_that_are_within_the_limit_are_the_same_in_both_means(rule: Any) -> None:
+    strategy = _strategy(SILO, **PLAIN, aggregation=rule)
+    strategy._environment = replace(strategy._environment, largest_weight=0.5)
+    headers = tuple(UpdateHeader(silo, count, {"num_labelled": 1.0, "num_unlabelled": 1.0})
+                    for silo, count in (("a", 30), ("b", 10), ("c", 23)))
+    tally: Any = strategy.begin(_started(strategy), TRAIN, headers, round=1)
+    expected = {"size": {"a": 30 / 63, "b": 10 / 63, "c": 23 / 63}, "uniform": dict.fromkeys("abc", 1 / 3),
+                "fedfreq": dict.fromkeys("abc", (1 - 1 / 3) / 2)}
+    assert tally.weights == tally.sigma_weights == expected[rule]
+
+
 def test_fedfreq_weighs_those_less_who_took_part_often() -> None:
     """Counts after round 2: a 2, b 1, so p = (1 - 2/3, 1 - 1/3) = (1/3, 2/3)."""
     silos = _silos(aggregation="fedfreq")

@@ -77,10 +77,11 @@ class _Round:
     """A training phase of a strategy: begun, appraised, folded, finished."""
 
     def __init__(self, strategy: Any, vectors: Sequence[Mapping[str, Tensor]], *, group: str = "model",
-                 metrics: Sequence[Mapping[str, float]] | None = None, appraise: bool = True) -> None:
+                 metrics: Sequence[Mapping[str, float]] | None = None, appraise: bool = True,
+                 counts: Sequence[int] | None = None) -> None:
         self.strategy, self.before = strategy, strategy.start(initial_model(_net, 1))
-        headers = tuple(UpdateHeader(f"silo-{index}", 10, {} if metrics is None else metrics[index])
-                        for index in range(len(vectors)))
+        headers = tuple(UpdateHeader(f"silo-{index}", 10 if counts is None else counts[index],
+                                     {} if metrics is None else metrics[index]) for index in range(len(vectors)))
         updates = [{group: TensorGroup(each, Meaning.DIFFERENCE)} for each in vectors]
         tally = strategy.begin(self.before, TRAIN, headers, round=1)
         self.told: Mapping[str, float] = {}
@@ -149,6 +150,32 @@ def test_a_gradient_is_averaged_by_the_same_rules(robust: RobustSettings, refere
     vectors = _vectors(1.0, 2.0, 1000.0, 1.5, 0.5)
     found = _Round(FedSGDStrategy(settings, _environment(robust)), vectors, group="gradient")
     torch.testing.assert_close(-found.step, reference(_flat(vectors)).float(), atol=1e-5, rtol=1e-4)
+
+
+@each_of("rule", ["geometric_median", "judge"])
+def test_three_liars_of_ten_do_not_own_a_rule_by_announcing_a_billion_images(rule: Any) -> None:
+    """They send the opposite of what the others do. From weights by counts they had 1.0 of the geometric median, and
+    more than half of what the judge learns."""
+    images = _images()
+    strategy = FedAvgStrategy(FedAvgSettings(weighting="size"), _environment(
+        RobustSettings(rule=rule, byzantine_silos=3), data=CoordinatorData(validation=images)))
+    pixels_MD = images.images_NCHW.flatten(1).float() / 255
+    wanted_MK = torch.nn.functional.one_hot(images.labels_N, 3).float() - 1 / 3
+    better = {"1.weight": wanted_MK.T @ pixels_MD, "1.bias": torch.zeros(3)}
+    generator = torch.Generator().manual_seed(3)
+    honest = [{name: 0.005 * (tensor + 0.2 * torch.randn(tensor.shape, generator=generator))
+               for name, tensor in better.items()} for _ in range(7)]
+    found = _Round(strategy, [*honest, *[tensors.scale(each, -1.0) for each in honest[:3]]],
+                   counts=[100] * 7 + [10**9] * 3)
+    assert sum(found.tally.weights[f"silo-{index}"] for index in range(7, 10)) < 0.2
+    assert float(found.step @ _flat([better])[0]) > 0
+
+
+def test_an_update_of_no_images_has_no_voice_in_a_rule() -> None:
+    robust = RobustSettings(rule="geometric_median")
+    found = _Round(FedAvgStrategy(FedAvgSettings(weighting="size"), _environment(robust)), _vectors(1, 1, 1, 1),
+                   counts=[10, 10, 10, 0])
+    assert found.tally.weights["silo-3"] == 0.0
 
 
 @each_of("robust", [

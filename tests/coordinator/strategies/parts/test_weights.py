@@ -13,6 +13,7 @@ from semisilo.coordinator.strategies.parts.weights import (
     FedFreqRule,
     counted,
     fedfreq_weights,
+    no_larger,
     share_weights,
     size_weights,
     uniform_weights,
@@ -131,6 +132,30 @@ def test_weights_are_chosen_by_rule() -> None:
     assert weights_of("size", silos, sizes, counts) == {"a": 0.25, "b": 0.75}
     assert weights_of("fedfreq", silos, sizes, counts) == {"a": 0.75, "b": 0.25}
     assert weights_of("fedfreq", silos, sizes, counts, "inverse") == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+def test_a_silo_that_has_abstained_so_far_does_not_own_a_round() -> None:
+    """Of ten it had 0.85 under "inverse", and of two 0.98 under "share"."""
+    silos = list("abcdefghij")
+    counts = {**dict.fromkeys(silos, 50), "j": 1}
+    bare = weights_of("fedfreq", silos, [1] * 10, counts, "inverse")
+    assert bare["j"] == pytest.approx(0.8475, abs=1e-4)
+    found = weights_of("fedfreq", silos, [1] * 10, counts, "inverse", largest_share=0.5)
+    assert found["j"] == pytest.approx(0.5)
+    assert found["a"] == pytest.approx(0.5 / 9)
+    assert weights_of("fedfreq", ["a", "j"], [1, 1], counts)["j"] == pytest.approx(50 / 51)
+    assert weights_of("fedfreq", ["a", "j"], [1, 1], counts, largest_share=0.5) == {"a": 0.5, "j": 0.5}
+    two = {**counts, "i": 1}
+    liars = weights_of("fedfreq", silos, [1] * 10, two, "inverse", largest_share=0.5, together=2)
+    assert liars["i"] + liars["j"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(counts=st.lists(st.integers(40, 60), min_size=3, max_size=10))
+def test_weights_that_none_has_too_much_of_keep_their_bits(rule: FedFreqRule, counts: list[int]) -> None:
+    """FedMix's ten silos take part about as often."""
+    weights = fedfreq_weights(counts, rule)
+    assert no_larger(weights, 0.5) == weights
 
 
 def test_nobody_with_an_image_weighs_like_everybody() -> None:
