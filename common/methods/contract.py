@@ -450,7 +450,10 @@ class Strategy(Protocol[State]):
 
     def fold(self, state: State, tally: Tally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
              kept: SiloState) -> tuple[Tally, SiloState]:
-        """Adds one silo's decoded update."""
+        """Adds one silo's decoded update.
+
+        Raises: BadPayload or ComputeFailed where that cannot be done; the phase is then closed without it, by name.
+        """
 
     def finish(self, state: State, phase: Phase, tally: Tally, *, round: int) -> State:
         """Closes a phase; coordinator training happens here."""

@@ -9,7 +9,8 @@ the files it names, so that a process that died may be replaced and the operatio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -136,11 +137,27 @@ class _Opened:
 
 
 class _NotFinite(Exception):
-    """A phase with these updates ends with a model that nobody can use."""
+    """A phase with these updates ends with a model that nobody can use, or does not get so far."""
 
-    def __init__(self, reason: SemisiloError) -> None:
+    def __init__(self, reason: SemisiloError, *, before_end: bool = False) -> None:
+        """Args:
+            before_end: whether an update could not be weighed or folded.
+        """
         super().__init__(reason.line())
         self.reason = reason
+        self.before_end = before_end
+
+
+@contextmanager
+def _guarded(*, before_end: bool = True) -> Iterator[None]:
+    """Around what a strategy computes with what silos have sent. What cannot be read back from the disk passes.
+
+    Raises: _NotFinite where it fails.
+    """
+    try:
+        yield
+    except (ComputeFailed, BadPayload) as error:
+        raise _NotFinite(error, before_end=before_end) from error
 
 
 def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos: int, device: str,
@@ -348,8 +365,9 @@ class Operations:
     def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
 
-        Updates with which the phase does not end with a finite model are left out, as few as will do, the largest
-        first: each of their values is finite, and still one silo could break the model of all.
+        Updates with which the phase does not end with a finite model are left out, as few as will do: first those that
+        cannot be folded even alone, then the largest. Each of their values is finite, and still one silo could break
+        the model of all.
 
         Raises: StorageDamaged when a spooled file is not what was accepted; ComputeFailed when the model is not finite
         without them either.
@@ -368,8 +386,10 @@ class Operations:
                 raise error.reason from None
             _LOG.warning("round %d: with all %d updates the model is not finite: %s Looking for whose fault it is.",
                          request.round, len(names), error.reason.line())
-            reason = error.reason
-        found = measures.result()
+            failure = error
+        found, alone = measures.result(), dict[str, str]()
+        if failure.before_end:
+            found, alone = self._each_alone(request)
         tried: dict[frozenset[str], Aggregated] = {}
 
         def works(without: frozenset[str]) -> bool:
@@ -380,13 +400,35 @@ class Operations:
                 return False
             return True
 
-        left_out = fewest_left_out(suspects(found), works)
+        left_out = fewest_left_out((*alone, *(silo for silo in suspects(found) if silo not in alone)), works)
         if left_out is None:
-            raise reason
-        middle = median(each.norm for each in found.values())
+            raise failure.reason
+        middle = median(each.norm for each in found.values()) if found else 0.0
         return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
+            f"not accepted: it cannot be folded. {alone[silo]}" if silo in alone else
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
             f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
+
+    def _each_alone(self, request: Aggregate) -> tuple[dict[str, UpdateMeasure], dict[str, str]]:
+        """All updates of a phase that could not be folded together, one after another.
+
+        Returns: their measures; and by the silo of each that cannot be folded even alone, why.
+        """
+        study, now, step = self._opened(), self._load(request.state), request.phase
+        measures = UpdateMeasures(seed=study.config.study.seed, round=request.round, num_updates=len(request.updates))
+        failed: dict[str, str] = {}
+        for update in request.updates:
+            header, before = update.header, self._kept(update.kept)
+            expected = self._expected_of(request.state, step, request.round, header.silo, before)
+            groups = self._sound.read(update.path, header.silo, expected, again=True)
+            measures.add(header.silo, change_of(groups, expected.bases))
+            try:
+                with _guarded():
+                    tally = study.strategy.begin(now, step, (header,), round=request.round)
+                    study.strategy.fold(now, tally, header, groups, before)
+            except _NotFinite as error:
+                failed[header.silo] = error.reason.line()
+        return measures.result(), failed
 
     def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
         """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the
@@ -431,7 +473,8 @@ class Operations:
                 measures: UpdateMeasures | None = None) -> Aggregated:
         """The phase with some of its updates; `measures` takes them all in before the phase is finished.
 
-        Raises: _NotFinite when the state after it is not finite, or its model's answers are not.
+        Raises: _NotFinite when the state after it is not finite, its model's answers are not, or the strategy cannot
+            compute with an update.
         """
         study, now, step = self._opened(), self._load(request.state), request.phase
         state, round = request.state, request.round
@@ -440,11 +483,12 @@ class Operations:
         headers = tuple(replace(update.header, num_examples=count)
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
-        tally = study.strategy.begin(now, step, headers, round=round)
+        with _guarded():
+            tally = study.strategy.begin(now, step, headers, round=round)
         appraised: Mapping[str, float] = {}
         if (appraise := getattr(study.strategy, "appraise", None)) is not None:
             with SpooledUpdates(headers, partial(self._read_again, request, updates), norms=self._norms_of(updates),
-                                scratch=study.folder) as spooled:
+                                scratch=study.folder) as spooled, _guarded():
                 tally, appraised = appraise(now, step, tally, spooled, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
@@ -453,7 +497,8 @@ class Operations:
             groups = self._sound.read(update.path, header.silo, expected)
             if measures is not None:
                 measures.add(header.silo, change_of(groups, expected.bases))
-            tally, after = study.strategy.fold(now, tally, header, groups, before)
+            with _guarded():
+                tally, after = study.strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
             for observer in observers:
                 observer.measure(header.silo, now, groups, before)
@@ -463,10 +508,8 @@ class Operations:
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
-        try:
+        with _guarded(before_end=False):
             finished = study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)
-        except (ComputeFailed, BadPayload) as error:
-            raise _NotFinite(error) from error
         if field := not_finite_in(finished):
             raise _NotFinite(ComputeFailed(f"The model of round {round} is not finite: {field}."))
         if updates and not self._answers_finitely(finished):

@@ -25,7 +25,7 @@ class NoticeKind(StrEnum):
     COUNT_ABOVE = "count_above"
     """An update says that it is from more images than its silo has announced; it counts as from these."""
     LEFT_OUT = "left_out"
-    """With its update the model was not finite: the update was not folded."""
+    """With its update the model was not finite, or it could not be folded: it was left out."""
     STANDS_OUT = "stands_out"
     """The norm of its update, or the cosine to the mean, is far from those of the others."""
     USED_TWICE = "used_twice"

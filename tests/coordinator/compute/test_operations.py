@@ -76,6 +76,7 @@ from semisilo.coordinator.ledger.records import (
     FrozenStudy,
     LabelledOnlyResult,
 )
+from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -887,6 +888,90 @@ def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path,
     assert {silo: each.norm for silo, each in found.measures.items()} == pytest.approx(
         {"a": 0.001 * elements**0.5, "b": 9e11 * elements**0.5, "c": 0.002 * elements**0.5}, rel=1e-5)
     assert all(each.cosine == pytest.approx(1.0) for each in found.measures.values()), "all shift all weights alike"
+
+
+def _fedmatch_paths(federation: Path, operations: Operations, state: str, moved: Mapping[str, Mapping[str, float]]
+                    ) -> dict[str, Path]:
+    """Updates of silos that add numbers to tensors of the psi that they were sent; "" stands for all others."""
+    task = tasks_of(operations, state, 1, dict.fromkeys(moved)).tasks["a"]
+    sent = received(federation, task)["psi"].tensors
+    store = PayloadStore(federation / "spool")
+    return {silo: store.path(encode_groups(store, {"psi": TensorGroup(
+        {name: tensor + add.get(name, add.get("", 0.0)) for name, tensor in sent.items()}, Meaning.OVERWRITE,
+        tensors.digest(sent))}).digest) for silo, add in moved.items()}
+
+
+@pytest.mark.parametrize(("rules", "left_out"), [
+    ({"aggregation": "uniform", "helpers": "similarity", "lambda_l2": 0.0}, ["b"]),
+    ({"aggregation": "reliability"}, [])], ids=["similarity", "reliability"])
+def test_a_model_that_is_too_large_for_batch_norm_statistics_fails_no_study(
+        federation: Path, caplog: pytest.LogCaptureFixture, rules: dict[str, Any], left_out: list[str]) -> None:
+    """FedMatch scores and embeds each silo's own model with statistics of its own, and those are not finite."""
+    operations, _ = opened(federation, method={"name": "fedmatch", "lr": 0.001, **rules}, model={"name": "small_cnn"},
+                           data={"validation": "test.npz#test", "test": ""})
+    state = prepare(operations).state
+    paths = _fedmatch_paths(federation, operations, state, {"a": {"": 0.001}, "b": {"": 9e11}, "c": {"": 0.002}})
+    assert check(operations, state, paths["b"], {"num_unlabelled": 10.0}).held
+    updates = [SpooledUpdate(header=UpdateHeader(silo, 10, {"num_unlabelled": 10.0}), path=path, kept=None)
+               for silo, path in paths.items()]
+    found = aggregate(operations, state, 1, updates)
+    assert list(found.left_out) == left_out
+    assert "the model of silo b gives no finite answer" in caplog.text
+    states = StateFiles(federation / "studies" / "first" / "states")
+    after = states.load(found.state, FedMatchState)
+    assert {name.partition("/")[0] for name in after.pool} == {"a", "c"}, "it helps nobody"
+    assert after.scores.get("b", 0.0) == 0.0
+    assert "b" not in after.embeddings
+    honest = states.load(aggregate(operations, state, 1, [updates[0], updates[2]]).state, FedMatchState)
+    assert all(torch.equal(after.psi[name], honest.psi[name]) for name in honest.psi), "a control"
+
+
+def test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_its_length(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four, and neither is the longest: the others stay."""
+    class Particular(SemiFLStrategy):
+        def fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader,
+                 groups: Mapping[str, TensorGroup], kept: Any) -> tuple[AverageTally, Any]:
+            if header.silo in ("b", "d"):
+                raise BadPayload(f"Nobody can add up what {header.silo} sends.")
+            return super().fold(state, tally, header, groups, kept)
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=shift))
+               for silo, shift in (("a", 0.02), ("b", 0.001), ("c", 0.01), ("d", 0.005))]
+    found = aggregate(operations, state, 1, updates)
+    assert found.left_out == {silo: "not accepted: it cannot be folded. Nobody can add up what "
+                                    f"{silo} sends." for silo in ("b", "d")}
+    assert (list(found.kept), sorted(found.measures)) == (["a", "c"], ["a", "b", "c", "d"])
+    assert found.state == aggregate(operations, state, 1, [updates[0], updates[2]]).state, "a control"
+
+
+@pytest.mark.parametrize("step", ["begin", "appraise"])
+def test_an_update_with_which_nothing_can_be_weighed_is_left_out_and_named(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    class Particular(SemiFLStrategy):
+        def begin(self, state: SemiFLState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int) -> Any:
+            if step == "begin" and len(headers) == 3:
+                raise BadPayload("These cannot be weighed.")
+            return super().begin(state, phase, headers, round=round)
+
+        def appraise(self, state: SemiFLState, phase: Phase, tally: Any, updates: Any, *, round: int) -> Any:
+            if step == "appraise" and max(updates.norms("model")) > 100:
+                raise ComputeFailed("These cannot be weighed.")
+            return super().appraise(state, phase, tally, updates, round=round)
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=shift))
+               for silo, shift in (("a", 0.001), ("b", 20.0), ("c", 0.002))]
+    found = aggregate(operations, state, 1, updates)
+    assert list(found.left_out) == ["b"]
+    assert "with this update the model is not finite; its norm is" in found.left_out["b"]
 
 
 def test_training_that_diverges_without_any_update_is_nobodys_fault(
