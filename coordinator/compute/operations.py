@@ -355,7 +355,8 @@ class Operations:
         if request.masked is not None:
             check_masked(update.path, request.masked)
             return CheckedUpdate(encoded=tuple(encodings_of_payload(update.path)))
-        check_metrics(study.spec, header.metrics, update=True, phase=step.name)
+        check_metrics(study.spec, header.metrics, update=True, phase=step.name,
+                      num_classes=len(study.data.frozen.classes))
         # What is kept for a silo is a file as large as the model.
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
         found = check_file(update.path, self._expected_of(state, step, round, header.silo, before))

@@ -432,7 +432,8 @@ class TaskService:
             return BeginAnswer("have")
         if self._why_over(task):
             return self._refuse_late(task)
-        check_metrics(find_method(task.spec.method), metrics, update=False, phase=task.spec.phase)
+        check_metrics(find_method(task.spec.method), metrics, update=False, phase=task.spec.phase,
+                      num_classes=len(task.spec.model.classes))
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
         self._note_held(task)
         self._runtime.notify()

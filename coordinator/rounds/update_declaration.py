@@ -60,7 +60,8 @@ def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: P
     if not (0 <= declaration.example_count <= MAX_COUNT and 0 <= declaration.training_seconds < math.inf):
         raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
     if not masked:
-        check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase)
+        check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase,
+                      num_classes=len(task.spec.model.classes))
     elif declaration.metrics.keys() - {EPSILON} or declaration.example_count:
         raise BadPayload("A masked update says nothing of its silo: neither metrics nor how many examples it is from.")
 

@@ -94,8 +94,19 @@ def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(figures: tup
 
 
 def test_pseudo_labels_of_a_round_add_up_over_silos(study: StudySummary) -> None:
-    assert pseudo_label_counts(study.rounds[2]) == {0: 40.0, 1: 60.0}
-    assert pseudo_label_counts(study.rounds[4]) == {0: 120.0, 1: 90.0}
+    assert pseudo_label_counts(study.rounds[2], 10) == {0: 40.0, 1: 60.0}
+    assert pseudo_label_counts(study.rounds[4], 10) == {0: 120.0, 1: 90.0}
+
+
+@pytest.mark.parametrize("name", ["pseudo_labels/\u00b2", "pseudo_labels/99999999999", "pseudo_labels/10"])
+def test_a_class_that_no_study_has_is_in_no_plot_whatever_a_ledger_holds(study: StudySummary, name: str) -> None:
+    rounds = [replace(entry, silo_metrics={silo: {**metrics, name: 1.0}
+                                           for silo, metrics in entry.silo_metrics.items()}) for entry in study.rounds]
+    odd = replace(study, rounds=tuple(rounds))
+    plain, = axes_of("pseudo_label_classes", study).images
+    found, = axes_of("pseudo_label_classes", odd).images
+    assert np.array_equal(np.asarray(found.get_array()), np.asarray(plain.get_array()))
+    assert describe_diagnostic("pseudo_label_classes", odd) == describe_diagnostic("pseudo_label_classes", study)
 
 
 def test_words_say_the_last_numbers(study: StudySummary) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -120,6 +121,14 @@ def test_classes_of_pseudo_labels_are_a_histogram(filled: Filled, tmp_path: Path
     assert histogram.step == 2
     assert list(zip(histogram.histogram_value.bucket_limit, histogram.histogram_value.bucket, strict=True)) == [
         (0.5, 3.0 * len(SILOS)), (1.5, 0.0), (2.5, 5.0 * len(SILOS))]
+
+
+@pytest.mark.parametrize("name", ["pseudo_labels/\u00b2", "pseudo_labels/99999999999", "pseudo_labels/10"])
+def test_a_class_that_no_study_has_stops_no_tracker_whatever_a_ledger_holds(filled: Filled, name: str) -> None:
+    filled.ledger.query("UPDATE task SET metrics_json = ? WHERE round = 2",
+                        json.dumps({name: 1.0, "pseudo_labels/1": 2.0}))
+    found, = (facts for facts in RoundReader(filled.ledger, "first").rounds_after(1) if facts.number == 2)
+    assert found.pseudo_labels == (0.0, 2.0 * len(SILOS))
 
 
 def test_a_round_is_written_once_however_often_it_is_asked_for(filled: Filled, tmp_path: Path) -> None:
