@@ -505,6 +505,7 @@ class Operations:
                 observer.measure(header.silo, now, groups, before)
             del before, groups, after, expected
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
+        notices = dict(study.strategy.notices(tally)) if hasattr(study.strategy, "notices") else {}
         metrics = {**appraised, **{name: value for observer in observers for name, value in observer.metrics().items()}}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
@@ -515,7 +516,7 @@ class Operations:
             raise _NotFinite(ComputeFailed(f"The model of round {round} is not finite: {field}."))
         if updates and not self._answers_finitely(finished):
             raise _NotFinite(ComputeFailed(f"The model of round {round} gives outputs that are not finite."))
-        return Aggregated(state=self._save(finished), kept=kept, metrics=metrics)
+        return Aggregated(state=self._save(finished), kept=kept, metrics=metrics, notices=notices)
 
     def _answers_finitely(self, state: Any) -> bool:
         """Whether the model of a state can be asked anything; true where it lacks batch-norm statistics."""

@@ -27,7 +27,7 @@ class NoticeKind(StrEnum):
     LEFT_OUT = "left_out"
     """With its update the model was not finite, or it could not be folded: it was left out."""
     STANDS_OUT = "stands_out"
-    """The norm of its update, or the cosine to the mean, is far from those of the others."""
+    """The norm of its update, the cosine to the mean, or its batch-norm statistics are far from those of the others."""
     USED_TWICE = "used_twice"
     """Two processes call with its certificate in turn: one of them has a copy."""
     MEMORY_LOST = "memory_lost"

@@ -974,6 +974,37 @@ def test_an_update_with_which_nothing_can_be_weighed_is_left_out_and_named(
     assert "with this update the model is not finite; its norm is" in found.left_out["b"]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmatch"])
+def test_of_statistics_that_nobody_can_have_nothing_is_merged_and_their_silo_is_named(
+        federation: Path, name: str) -> None:
+    """Also under methods that no rule of [robust] is defined for. Three silos have measured nearly alike."""
+    method: dict[str, Any] = {"name": name, "scenario": "labels-at-silo", "lr": 0.05} | (
+        {"coordinator_epochs": 0, "aggregation": "uniform", "helpers": "similarity", "lambda_l2": 0.0}
+        if name == "fedmatch" else {})
+    image = {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}
+    operations, _ = opened(federation, method=method, data={
+        "labelled": "", "test": "", "classes": DIGITS, "image": image})
+    state, phase = prepare(operations).state, Phase("statistics", asks="roster", quorum="any")
+    expects = operations.tasks(Tasks(state=state, round=1, phase=phase, silos={"a": None}, held={},
+                                     link_bytes_per_second=0.0)).expects["batch_norm"]
+    store = PayloadStore(federation / "spool")
+
+    def measured(mean: float, var: float) -> Path:
+        found = {spec.name: torch.full(spec.shape, {"mean": mean, "var": var}.get(spec.name.rpartition(".")[2], 900.0)
+                                       ).to(torch.int64 if spec.dtype == "int64" else torch.float32)
+                 for spec in expects.tensors}
+        return store.path(encode_groups(store, {"batch_norm": TensorGroup(found, Meaning.VALUES)}).digest)
+
+    updates = [update(silo, measured(*each)) for silo, each in
+               (("a", (0.1, 1.0)), ("b", (0.2, 1.1)), ("c", (0.3, 0.9)), ("d", (1e11, 1e11)))]
+    found = operations.aggregate(Aggregate(state=state, round=1, phase=phase, updates=tuple(updates)))
+    assert list(found.notices) == ["d"]
+    assert "its batch-norm statistics are far from the others' and are left out: at layer" in found.notices["d"]
+    assert (found.left_out, found.measures, list(found.kept)) == ({}, {}, ["a", "b", "c", "d"])
+    honest = operations.aggregate(Aggregate(state=state, round=1, phase=phase, updates=tuple(updates[:3])))
+    assert (honest.state, honest.notices) == (found.state, {}), "a control"
+
+
 def test_training_that_diverges_without_any_update_is_nobodys_fault(
         federation: Path, monkeypatch: pytest.MonkeyPatch, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, written = round_one
