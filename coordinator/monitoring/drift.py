@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from semisilo.common.methods.spec import MAX_COUNT
+
 __all__ = ["EARLIER_ROUNDS", "FLOOR", "MOST_CLASSES", "Drift", "chi_squared_quantile", "class_shares", "drift_of",
            "jensen_shannon_distance", "pseudo_label_counts"]
 
@@ -45,18 +47,20 @@ class Drift:
         return self.distance > self.threshold
 
 
-def pseudo_label_counts(metrics: Mapping[str, float], *, num_classes: int = MOST_CLASSES) -> dict[int, float]:
+def pseudo_label_counts(metrics: Mapping[str, float], *, num_classes: int = MOST_CLASSES,
+                        num_images: int = MAX_COUNT) -> dict[int, float]:
     """Class -> how many images of it got a pseudo-label, among the numbers that a silo sent; empty without any.
 
     Args:
         num_classes: labels that are not below it are nobody's.
+        num_images: that the silo's update is from: a larger count counts as this.
     """
     counts = {}
-    for name, value in metrics.items():
+    for name, value in metrics.items() if num_images > 0 else ():
         label = name.removeprefix(_PREFIX)
         if label != name and label.isascii() and label.isdigit() and len(label) < 6 and int(label) < num_classes \
                 and isinstance(value, (int, float)) and math.isfinite(value) and value > 0:
-            counts[int(label)] = float(value)
+            counts[int(label)] = float(min(value, num_images))
     return counts
 
 

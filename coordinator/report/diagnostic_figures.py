@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
+from semisilo.common.methods.spec import MAX_COUNT
 from semisilo.coordinator.monitoring import drift
-from semisilo.coordinator.monitoring.summary import MODEL_METRICS, RoundSummary, StudySummary
+from semisilo.coordinator.monitoring.summary import MODEL_METRICS, RoundSummary, StudySummary, share_in
 from semisilo.coordinator.report.figure_style import (
     MAX_LINES,
     Theme,
@@ -39,10 +40,12 @@ _GAP = {"stationarity_gap": "gap", "stationarity_gradient": "model: squared grad
 
 
 def pseudo_label_counts(entry: RoundSummary, num_classes: int) -> dict[int, float]:
-    """Label -> pseudo-labels of that class in a round, over all silos; of the study's classes alone."""
+    """Label -> pseudo-labels of that class in a round, over all silos with an update; of the study's classes alone, and
+    at no silo of more images than its update is from."""
     counts: dict[int, float] = {}
-    for metrics in entry.silo_metrics.values():
-        for label, value in drift.pseudo_label_counts(metrics, num_classes=num_classes).items():
+    for silo, metrics in entry.silo_metrics.items():
+        for label, value in drift.pseudo_label_counts(metrics, num_classes=num_classes,
+                                                      num_images=entry.examples.get(silo, MAX_COUNT)).items():
             counts[label] = counts.get(label, 0.0) + value
     return counts
 
@@ -282,10 +285,10 @@ def _points(study: StudySummary, name: str) -> list[tuple[int, float]]:
 
 
 def _mean_over_silos(study: StudySummary, name: str) -> list[tuple[int, float]]:
-    """(round, mean over the silos that sent it) of a metric."""
+    """(round, mean over the silos that sent it) of a metric that is a share."""
     points = []
     for entry in study.rounds:
-        values = [metrics[name] for metrics in entry.silo_metrics.values() if _is_number(metrics, name)]
+        values = [value for metrics in entry.silo_metrics.values() if (value := share_in(metrics, name)) is not None]
         if values:
             points.append((entry.number, sum(values) / len(values)))
     return points

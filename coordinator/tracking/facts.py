@@ -42,7 +42,7 @@ class RoundFacts:
     """`model/...`: of the model; `recall/CLASS`; `method/...`: of the strategy; `label_ratio/SILO`; `silos/OUTCOME`;
     `bytes/KIND_DIRECTION` of this round; `bytes_so_far/KIND`; `seconds/...`. All are finite."""
     pseudo_labels: tuple[float, ...] = ()
-    """How many images got each class as their pseudo-label, over all silos; empty when nobody said so."""
+    """How many images got each class as their pseudo-label, over all silos with an update; empty without any."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,8 @@ class RoundReader:
             outcomes[answer.state] += 1
             if (ratio := label_ratio_in(answer.metrics)) is not None:
                 scalars[f"label_ratio/{answer.silo}"] = ratio
-            for label, value in pseudo_label_counts(answer.metrics, num_classes=num_classes).items():
+            for label, value in pseudo_label_counts(answer.metrics, num_classes=num_classes,
+                                                    num_images=answer.example_count or 0).items():
                 classes[label] = classes.get(label, 0.0) + value
         scalars |= {f"silos/{state}": float(count) for state, count in sorted(outcomes.items())}
         return tuple(classes.get(label, 0.0) for label in range(max(classes) + 1)) if classes else ()
