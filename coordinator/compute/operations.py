@@ -22,7 +22,7 @@ import torch
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError
-from semisilo.common.learning.outliers import UpdateMeasure
+from semisilo.common.learning.outliers import UpdateMeasure, has_long, point_away
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import (
@@ -381,7 +381,7 @@ class Operations:
         measures = UpdateMeasures(seed=study.config.study.seed, round=request.round, num_updates=len(names))
         try:
             folded = self._folded(request, request.updates, measures)
-            return replace(folded, measures=self._shown(request, measures.result()))
+            return self._of_shut_gate(request, replace(folded, measures=self._shown(request, measures.result())))
         except _NotFinite as error:
             if not names:
                 raise error.reason from None
@@ -409,6 +409,32 @@ class Operations:
             f"not accepted: it cannot be folded. {alone[silo]}" if silo in alone else
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
             f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
+
+    def _of_shut_gate(self, request: Aggregate, folded: Aggregated) -> Aggregated:
+        """The phase as it is closed, where the strategy has taken nothing over of the updates: with whom to look at,
+        and, if one update is much longer than the others, once more with all cut to the median length. That counts if
+        something of it is taken over. The same object where there is nothing to be done."""
+        study = self._opened()
+        if not (folded.measures and hasattr(study.strategy, "accepted")
+                and study.strategy.accepted(self._load(folded.state)) == 0.0):
+            return folded
+        told = replace(folded, notices=folded.notices | {
+            silo: f"nothing of the round's updates was taken over, and {text}"
+            for silo, text in point_away(folded.measures).items()})
+        environment = study.environment
+        if not (has_long(folded.measures) and environment.robust.rule == "none" and environment.silo_noise is None
+                and "norm_clipping" in study.spec.robust_rules):
+            return told
+        clipping = load_strategy(study.config.method.name)(study.config.method.settings, replace(
+            environment, robust=replace(environment.robust, rule="norm_clipping")))
+        try:
+            again = self._folded(request, request.updates, strategy=clipping)
+        except _NotFinite:
+            return told
+        if clipping.accepted(self._load(again.state)) == 0.0:
+            return told
+        _LOG.info("round %d: with updates no longer than the median something is taken over", request.round)
+        return replace(again, measures=told.measures, notices=told.notices)
 
     def _each_alone(self, request: Aggregate) -> tuple[dict[str, UpdateMeasure], dict[str, str]]:
         """All updates of a phase that could not be folded together, one after another.
@@ -471,13 +497,16 @@ class Operations:
         return found if groups - {BATCH_NORM} else {}
 
     def _folded(self, request: Aggregate, updates: tuple[SpooledUpdate, ...],
-                measures: UpdateMeasures | None = None) -> Aggregated:
+                measures: UpdateMeasures | None = None, *, strategy: Strategy[Any] | None = None) -> Aggregated:
         """The phase with some of its updates; `measures` takes them all in before the phase is finished.
 
+        Args:
+            strategy: that does it; None for the study's.
         Raises: _NotFinite when the state after it is not finite, its model's answers are not, or the strategy cannot
             compute with an update.
         """
         study, now, step = self._opened(), self._load(request.state), request.phase
+        strategy = strategy or study.strategy
         state, round = request.state, request.round
         counts = capped_counts([update.header.num_examples for update in updates],
                                study.config.participation.largest_share)
@@ -485,9 +514,9 @@ class Operations:
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         with _guarded():
-            tally = study.strategy.begin(now, step, headers, round=round)
+            tally = strategy.begin(now, step, headers, round=round)
         appraised: Mapping[str, float] = {}
-        if (appraise := getattr(study.strategy, "appraise", None)) is not None:
+        if (appraise := getattr(strategy, "appraise", None)) is not None:
             with SpooledUpdates(headers, partial(self._read_again, request, updates), norms=self._norms_of(updates),
                                 scratch=study.folder) as spooled, _guarded():
                 tally, appraised = appraise(now, step, tally, spooled, round=round)
@@ -499,19 +528,19 @@ class Operations:
             if measures is not None:
                 measures.add(header.silo, change_of(groups, expected.bases))
             with _guarded():
-                tally, after = study.strategy.fold(now, tally, header, groups, before)
+                tally, after = strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
             for observer in observers:
                 observer.measure(header.silo, now, groups, before)
             del before, groups, after, expected
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
-        notices = dict(study.strategy.notices(tally)) if hasattr(study.strategy, "notices") else {}
+        notices = dict(strategy.notices(tally)) if hasattr(strategy, "notices") else {}
         metrics = {**appraised, **{name: value for observer in observers for name, value in observer.metrics().items()}}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
         with _guarded(before_end=False):
-            finished = study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)
+            finished = strategy.finish(handed.pop(0), step, handed.pop(), round=round)
         if field := not_finite_in(finished):
             raise _NotFinite(ComputeFailed(f"The model of round {round} is not finite: {field}."))
         if updates and not self._answers_finitely(finished):

@@ -78,6 +78,7 @@ from semisilo.coordinator.ledger.records import (
 )
 from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.self_training import SelfTrainingState
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -947,6 +948,52 @@ def test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_it
                                     f"{silo} sends." for silo in ("b", "d")}
     assert (list(found.kept), sorted(found.measures)) == (["a", "c"], ["a", "b", "c", "d"])
     assert found.state == aggregate(operations, state, 1, [updates[0], updates[2]]).state, "a control"
+
+
+def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:
+    """An update that multiplies the model: by 1 + factor."""
+    store = PayloadStore(federation / "spool")
+    delta = {name: factor * tensor for name, tensor in model.tensors.items()}
+    return store.path(encode_groups(store, {"model": TensorGroup(
+        delta, Meaning.DIFFERENCE, tensors.digest(model.tensors))}).digest)
+
+
+@pytest.mark.parametrize(("rule", "lies", "step"), [
+    ("none", (-50.0,) * 3, 1.0), ("none", (-50.0,) * 8, 0.0), ("norm_clipping", (-50.0,) * 8, 0.0),
+    ("none", (10.0,) * 3, 1.0)], ids=["three of ten", "a majority", "a majority under a rule", "honest"])
+def test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_pass(
+        federation: Path, rule: str, lies: tuple[float, ...], step: float) -> None:
+    """Seven silos return the model 11 times over, which changes no prediction; others the same the other way round."""
+    settings = config_from_dict({
+        "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
+        "data": {"labelled": "labelled", "test": "test.npz#test",
+                 "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
+        "augmentation": {"policy": "none"}, "numerics": {"threads": 1}, "robust": {"rule": rule},
+        "method": {"name": "self_training", "lr": 0.05, "warm_up_steps": 80, "coordinator_steps": 0}}, where="test")
+    operations = Operations(lambda fraction, text: None)
+    answered(operations, replace(opening(federation), config=settings))
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    silos = "abcdefghijklmno"[:7 + len(lies)]
+    updates = [update(silo, _scaled(federation, model, factor))
+               for silo, factor in zip(silos, (10.0,) * 7 + lies, strict=True)]
+    found = aggregate(operations, state, 1, updates)
+    states = StateFiles(federation / "studies" / "first" / "states")
+    after = states.load(found.state, SelfTrainingState)
+    assert after.accepted_step == step
+    if lies[0] > 0:
+        assert found.notices == {}
+        return
+    named = silos[7:] if len(lies) < 7 else silos[:7]  # eight against seven: the seven point away
+    assert list(found.notices) == list(named)
+    assert all(text.startswith("nothing of the round's updates was taken over, and its update points away")
+               for text in found.notices.values())
+    if step:
+        mean = (7 * 10.0 - 3 * 10.0) / 10
+        before = states.load(state, SelfTrainingState)
+        assert all(torch.allclose(after.w[name], (1 + mean) * before.w[name], rtol=1e-4) for name in after.w)
+        assert found.metrics["updates_cut"] == 3.0
+    assert aggregate(operations, state, 1, updates) == found, "a control: again, the same"
 
 
 @pytest.mark.parametrize("step", ["begin", "appraise"])
