@@ -263,6 +263,14 @@ def _check_declared(sent: Sent, declared: Any) -> None:
     assert sent.meaning is None or is_meant(sent.meaning, declared[rule]), sent
 
 
+def test_a_star_stands_for_a_number_of_few_ascii_digits() -> None:
+    """int() fails on some that str.isdigit takes, and a list up to others takes all memory."""
+    for label in ("0", "7", "10", "99999"):
+        assert is_declared(f"pseudo_labels/{label}", ("loss", "pseudo_labels/*"))
+    for label in ("", "\u00b2", "\u0663", "1\u00b2", "-1", "+1", "1_0", " 1", "01", "00", "100000", "9" * 400):
+        assert not is_declared(f"pseudo_labels/{label}", ("loss", "pseudo_labels/*")), label
+
+
 @every_case
 def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: MethodStudy, network: str) -> None:
     run: Undisturbed = undisturbed(study, network)

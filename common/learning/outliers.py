@@ -9,6 +9,9 @@ and Hoaglin 1993, "How to detect and handle outliers", ASQC). Of norms x is the 
 out as a hundred times does. `least` keeps values that are nearly equal from standing out for nothing: a norm must
 differ from the median by a factor of two at least, a cosine by 0.35.
 
+Where a round is lost, a coarser look points to those that may have done it (`point_away`): against the mean, or twice
+as long as the median.
+
 None of this is a defence: it names a silo, and a person looks. No torch here, since the light process reads it.
 
 Tests: tests/common/learning/test_outliers.py.
@@ -21,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["FEWEST", "THRESHOLD", "StandsOut", "UpdateMeasure", "robust_z_scores", "stand_out"]
+__all__ = ["FEWEST", "LONG", "THRESHOLD", "StandsOut", "UpdateMeasure", "has_long", "point_away", "robust_z_scores",
+           "stand_out"]
 
 THRESHOLD = 3.5
 """|z| above which a value stands out."""
@@ -30,6 +34,8 @@ FEWEST = 3
 _SIGMAS_PER_DEVIATION = 1.4826
 _LEAST_LOG_NORM = math.log(2) / THRESHOLD
 _LEAST_COSINE = 0.1
+LONG = 2.0
+"""So many times as long as the median an update is too long not to be looked at where a round is lost."""
 _SMALLEST_SHARE = 1e-6
 """Of the median norm: smaller ones count as this, so that the logarithm of 0 is not asked for."""
 
@@ -93,3 +99,25 @@ def stand_out(measures: Mapping[str, UpdateMeasure]) -> dict[str, tuple[StandsOu
                 found.setdefault(silo, []).append(
                     StandsOut(what="cosine", value=cosine, middle=median(cosines.values()), z=z))
     return {silo: tuple(each) for silo, each in found.items()}
+
+
+def has_long(measures: Mapping[str, UpdateMeasure]) -> bool:
+    """Whether an update is more than `LONG` times as long as the median one. Never of fewer than `FEWEST`."""
+    norms = [each.norm for each in measures.values()]
+    return len(norms) >= FEWEST and max(norms) > LONG * median(norms) > 0
+
+
+def point_away(measures: Mapping[str, UpdateMeasure]) -> dict[str, str]:
+    """Silo -> for a person, of those whose update has a negative cosine to the mean of the phase or is more than twice
+    as long as the median: coarser than `stand_out`, for a round of which nothing was taken over. Nothing of fewer than
+    `FEWEST` updates."""
+    if len(measures) < FEWEST:
+        return {}
+    middle = median(each.norm for each in measures.values())
+    found: dict[str, list[str]] = {}
+    for silo, each in measures.items():
+        if each.cosine is not None and each.cosine < 0:
+            found.setdefault(silo, []).append(f"its update points away from the mean (cosine {each.cosine:.2f})")
+        if each.norm > LONG * middle > 0:
+            found.setdefault(silo, []).append(f"its update is {each.norm / middle:.3g} times as long as the median")
+    return {silo: " and ".join(each) for silo, each in found.items()}

@@ -429,7 +429,7 @@ class Strategy(Protocol[State]):
     order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
     is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
-    A strategy may have four more methods:
+    A strategy may have six more methods:
 
         leave(phase, tally, silos: tuple[str, ...]) -> Tally
             after `begin`, of silos that the coordinator asks nothing any more, where there are any: nothing that they
@@ -437,6 +437,12 @@ class Strategy(Protocol[State]):
         appraise(state, phase, tally, updates: Updates, *, round) -> tuple[Tally, Mapping[str, float]]
             looks at all accepted updates after `begin` and before the first `fold`, and may weigh them anew; also
             numbers about that, which stand among the round's metrics
+        notices(tally) -> Mapping[str, str]
+            asked after the last `fold`: by silo, what an operator should hear of its update, in words behind its name
+        accepted(state) -> float
+            share of what silos returned that the training which gave this state has taken over, where the strategy may
+            refuse it. With 0 an operator hears whose updates point away, and where one is long and the rule of [robust]
+            is "none" the phase is folded once more with "norm_clipping", by an instance that is built for it
         diagnostics(state) -> Mapping[str, float]
             numbers about the round that gave this state; they stand among the round's metrics
         local_model(state, groups, kept) -> tuple[Tensors, Tensors]
@@ -461,7 +467,10 @@ class Strategy(Protocol[State]):
 
     def fold(self, state: State, tally: Tally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
              kept: SiloState) -> tuple[Tally, SiloState]:
-        """Adds one silo's decoded update."""
+        """Adds one silo's decoded update.
+
+        Raises: BadPayload or ComputeFailed where that cannot be done; the phase is then closed without it, by name.
+        """
 
     def finish(self, state: State, phase: Phase, tally: Tally, *, round: int) -> State:
         """Closes a phase; coordinator training happens here."""

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from semisilo.common.methods.parts.robust import Rule
 
 __all__ = ["EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS", "STATISTICS",
-           "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least", "below_one",
-           "check_metrics", "coordinator_has_labels", "counts_of", "is_declared", "positive", "refuse_unused",
-           "silos_have_labels", "within"]
+           "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least",
+           "below_one", "check_metrics", "coordinator_has_labels", "counts_of", "is_declared", "positive",
+           "refuse_unused", "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -44,10 +44,14 @@ STATISTICS, FIRST_STATISTICS = "statistics", "first-statistics"
 MEASURING = (STATISTICS, FIRST_STATISTICS)
 """Names of the phases in which silos measure batch-norm statistics and train nothing. The second is that before the
 training of round 1, where they are added up behind masks: a silo does so once for a phase of a round."""
-PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
-"""What `semisilo.silo.objectives.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are
-known in simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
-
+TRUTH_METRICS = ("pseudo_label_accuracy", "threshold_accuracy")
+"""How right pseudo-labels are. Known in simulations only, where unlabelled images keep their labels; no other
+coordinator takes them."""
+PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", *TRUTH_METRICS)
+"""What `semisilo.silo.objectives.pseudo_label_report` gives for every method that makes pseudo-labels.
+"pseudo_labels/<label>" is how many kept images have that class."""
+_OF_A_CLASS = "pseudo_labels/"
+_MOST_DIGITS = 5
 
 
 def coordinator_has_labels(scenario: Scenario) -> bool:
@@ -135,9 +139,16 @@ class MethodPlugin:
 
 
 def is_declared(name: str, declared: Collection[str]) -> bool:
-    """Whether a name is among the declared ones; one that ends in "/*" stands for numbers in the star's place."""
+    """Whether a name is among the declared ones; one that ends in "/*" stands for numbers in the star's place, 0 to
+    99999 in ASCII digits without zeros in front."""
     return name in declared or any(
-        each.endswith("/*") and name.startswith(each[:-1]) and name[len(each) - 1:].isdigit() for each in declared)
+        each.endswith("/*") and name.startswith(each[:-1]) and _is_index(name[len(each) - 1:]) for each in declared)
+
+
+def _is_index(text: str) -> bool:
+    """str.isdigit alone takes digits that int() refuses, and numbers of any length."""
+    return (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+            and (text == "0" or not text.startswith("0")))
 
 
 def counts_of(spec: MethodSpec, phase: str) -> tuple[str, ...]:
@@ -145,12 +156,15 @@ def counts_of(spec: MethodSpec, phase: str) -> tuple[str, ...]:
     return () if phase in MEASURING else spec.counts
 
 
-def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: bool, phase: str = "") -> None:
+def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: bool, phase: str = "",
+                  num_classes: int | None = None, truth: bool = True) -> None:
     """Metrics that came from a silo, against what its method declares.
 
     Args:
         update: whether they came with an update; `MethodSpec.counts` are asked of these only.
         phase: name of the phase that they came in.
+        num_classes: K of the study: no metric may be of a label that is not below it. None where it is not known.
+        truth: whether silos can know how right their pseudo-labels are; without it `TRUTH_METRICS` are refused.
     Raises: BadPayload, naming the metric.
     """
     for name, value in metrics.items():
@@ -159,6 +173,11 @@ def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: boo
                              remedy=f"It has: {', '.join(spec.metrics)}.")
         if not math.isfinite(value):
             raise BadPayload(f"The metric '{name}' is not a finite number.")
+        if name in TRUTH_METRICS and not truth:
+            raise BadPayload(f"The metric '{name}' can be known in a simulation only.")
+        if num_classes is not None and name.startswith(_OF_A_CLASS) and \
+                int(name.removeprefix(_OF_A_CLASS)) >= num_classes:
+            raise BadPayload(f"The metric '{name}' is of a class that the study does not have; it has {num_classes}.")
     for name in counts_of(spec, phase) if update else ():
         value = metrics.get(name, 0.0)
         if not (1 <= value <= MAX_COUNT and value == int(value)):

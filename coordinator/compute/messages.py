@@ -244,6 +244,8 @@ class Aggregated:
     """By silo, of each update that has something to measure, also of those that were left out."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By silo whose update was not folded: why, for a person."""
+    notices: dict[str, str] = field(default_factory=dict)
+    """By silo of whose update an operator should hear something: what the strategy says."""
     outcome: SumOutcome | None = None
     """Of masked updates; None where there were none."""
 

@@ -9,7 +9,8 @@ the files it names, so that a process that died may be replaced and the operatio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError
-from semisilo.common.learning.outliers import UpdateMeasure
+from semisilo.common.learning.outliers import UpdateMeasure, has_long, point_away
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import (
@@ -137,11 +138,27 @@ class _Opened:
 
 
 class _NotFinite(Exception):
-    """A phase with these updates ends with a model that nobody can use."""
+    """A phase with these updates ends with a model that nobody can use, or does not get so far."""
 
-    def __init__(self, reason: SemisiloError) -> None:
+    def __init__(self, reason: SemisiloError, *, before_end: bool = False) -> None:
+        """Args:
+            before_end: whether an update could not be weighed or folded.
+        """
         super().__init__(reason.line())
         self.reason = reason
+        self.before_end = before_end
+
+
+@contextmanager
+def _guarded(*, before_end: bool = True) -> Iterator[None]:
+    """Around what a strategy computes with what silos have sent. What cannot be read back from the disk passes.
+
+    Raises: _NotFinite where it fails.
+    """
+    try:
+        yield
+    except (ComputeFailed, BadPayload) as error:
+        raise _NotFinite(error, before_end=before_end) from error
 
 
 def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos: int, device: str,
@@ -340,7 +357,8 @@ class Operations:
         if request.masked is not None:
             check_masked(update.path, request.masked)
             return CheckedUpdate(encoded=tuple(encodings_of_payload(update.path)))
-        check_metrics(study.spec, header.metrics, update=True, phase=step.name)
+        check_metrics(study.spec, header.metrics, update=True, phase=step.name,
+                      num_classes=len(study.data.frozen.classes))
         # What is kept for a silo is a file as large as the model.
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
         found = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
@@ -350,8 +368,9 @@ class Operations:
     def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
 
-        Updates with which the phase does not end with a finite model are left out, as few as will do, the largest
-        first: each of their values is finite, and still one silo could break the model of all.
+        Updates with which the phase does not end with a finite model are left out, as few as will do: first those that
+        cannot be folded even alone, then the largest. Each of their values is finite, and still one silo could break
+        the model of all.
 
         Raises: StorageDamaged when a spooled file is not what was accepted; ComputeFailed when the model is not finite
         without them either.
@@ -364,14 +383,16 @@ class Operations:
         measures = UpdateMeasures(seed=study.config.study.seed, round=request.round, num_updates=len(names))
         try:
             folded = self._folded(request, request.updates, measures)
-            return replace(folded, measures=self._shown(request, measures.result()))
+            return self._of_shut_gate(request, replace(folded, measures=self._shown(request, measures.result())))
         except _NotFinite as error:
             if not names:
                 raise error.reason from None
             _LOG.warning("round %d: with all %d updates the model is not finite: %s Looking for whose fault it is.",
                          request.round, len(names), error.reason.line())
-            reason = error.reason
-        found = measures.result()
+            failure = error
+        found, alone = measures.result(), dict[str, str]()
+        if failure.before_end:
+            found, alone = self._each_alone(request)
         tried: dict[frozenset[str], Aggregated] = {}
 
         def works(without: frozenset[str]) -> bool:
@@ -384,15 +405,64 @@ class Operations:
 
         by_steps = sums_per_step(study.config.method.settings) and request.phase.name not in MEASURING
         steps = {update.header.silo: update.header.metrics["steps"] for update in request.updates if by_steps}
-        left_out = fewest_left_out(suspects(found, weights=measures.weights, steps=steps), works)
+        in_order = suspects(found, weights=measures.weights, steps=steps)
+        left_out = fewest_left_out((*alone, *(silo for silo in in_order if silo not in alone)), works)
         if left_out is None:
-            raise reason
-        middle = median(each.norm for each in found.values())
+            raise failure.reason
+        middle = median(each.norm for each in found.values()) if found else 0.0
         also = {silo: f"; it says that it has taken {count:.0f} steps, the median is {median(steps.values()):.0f}"
                 for silo, count in steps.items()}
         return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
+            f"not accepted: it cannot be folded. {alone[silo]}" if silo in alone else
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
             f" the round {middle:.3g}{also.get(silo, '')}") for silo in sorted(left_out, key=str.encode)})
+
+    def _of_shut_gate(self, request: Aggregate, folded: Aggregated) -> Aggregated:
+        """The phase as it is closed, where the strategy has taken nothing over of the updates: with whom to look at,
+        and, if one update is much longer than the others, once more with all cut to the median length. That counts if
+        something of it is taken over. The same object where there is nothing to be done."""
+        study = self._opened()
+        if not (folded.measures and hasattr(study.strategy, "accepted")
+                and study.strategy.accepted(self._load(folded.state)) == 0.0):
+            return folded
+        told = replace(folded, notices=folded.notices | {
+            silo: f"nothing of the round's updates was taken over, and {text}"
+            for silo, text in point_away(folded.measures).items()})
+        environment = study.environment
+        if not (has_long(folded.measures) and environment.robust.rule == "none" and environment.silo_noise is None
+                and "norm_clipping" in study.spec.robust_rules):
+            return told
+        clipping = load_strategy(study.config.method.name)(study.config.method.settings, replace(
+            environment, robust=replace(environment.robust, rule="norm_clipping")))
+        try:
+            again = self._folded(request, request.updates, strategy=clipping)
+        except _NotFinite:
+            return told
+        if clipping.accepted(self._load(again.state)) == 0.0:
+            return told
+        _LOG.info("round %d: with updates no longer than the median something is taken over", request.round)
+        return replace(again, measures=told.measures, notices=told.notices)
+
+    def _each_alone(self, request: Aggregate) -> tuple[dict[str, UpdateMeasure], dict[str, str]]:
+        """All updates of a phase that could not be folded together, one after another.
+
+        Returns: their measures; and by the silo of each that cannot be folded even alone, why.
+        """
+        study, now, step = self._opened(), self._load(request.state), request.phase
+        measures = UpdateMeasures(seed=study.config.study.seed, round=request.round, num_updates=len(request.updates))
+        failed: dict[str, str] = {}
+        for update in request.updates:
+            header, before = update.header, self._kept(update.kept)
+            expected = self._expected_of(request.state, step, request.round, header.silo, before)
+            groups = self._sound.read(update.path, header.silo, expected, again=True)
+            measures.add(header.silo, change_of(groups, expected.bases))
+            try:
+                with _guarded():
+                    tally = study.strategy.begin(now, step, (header,), round=request.round)
+                    study.strategy.fold(now, tally, header, groups, before)
+            except _NotFinite as error:
+                failed[header.silo] = error.reason.line()
+        return measures.result(), failed
 
     def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
         """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the
@@ -434,12 +504,16 @@ class Operations:
         return found if groups - {BATCH_NORM} else {}
 
     def _folded(self, request: Aggregate, updates: tuple[SpooledUpdate, ...],
-                measures: UpdateMeasures | None = None) -> Aggregated:
+                measures: UpdateMeasures | None = None, *, strategy: Strategy[Any] | None = None) -> Aggregated:
         """The phase with some of its updates; `measures` takes them all in before the phase is finished.
 
-        Raises: _NotFinite when the state after it is not finite, or its model's answers are not.
+        Args:
+            strategy: that does it; None for the study's.
+        Raises: _NotFinite when the state after it is not finite, its model's answers are not, or the strategy cannot
+            compute with an update.
         """
         study, now, step = self._opened(), self._load(request.state), request.phase
+        strategy = strategy or study.strategy
         state, round = request.state, request.round
         counts = capped_counts([update.header.num_examples for update in updates],
                                study.config.participation.largest_share,
@@ -447,15 +521,16 @@ class Operations:
         headers = tuple(replace(update.header, num_examples=count)
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
-        tally = study.strategy.begin(now, step, headers, round=round)
-        if request.gone and (leave := getattr(study.strategy, "leave", None)) is not None:
-            tally = leave(step, tally, request.gone)
+        with _guarded():
+            tally = strategy.begin(now, step, headers, round=round)
+            if request.gone and (leave := getattr(strategy, "leave", None)) is not None:
+                tally = leave(step, tally, request.gone)
         if measures is not None:
             measures.weights = getattr(tally, "weights", {})
         appraised: Mapping[str, float] = {}
-        if (appraise := getattr(study.strategy, "appraise", None)) is not None:
+        if (appraise := getattr(strategy, "appraise", None)) is not None:
             with SpooledUpdates(headers, partial(self._read_again, request, updates), norms=self._norms_of(updates),
-                                scratch=study.folder) as spooled:
+                                scratch=study.folder) as spooled, _guarded():
                 tally, appraised = appraise(now, step, tally, spooled, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
@@ -464,25 +539,25 @@ class Operations:
             groups = self._sound.read(update.path, header.silo, expected)
             if measures is not None:
                 measures.add(header.silo, change_of(groups, expected.bases))
-            tally, after = study.strategy.fold(now, tally, header, groups, before)
+            with _guarded():
+                tally, after = strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
             for observer in observers:
                 observer.measure(header.silo, now, groups, before)
             del before, groups, after, expected
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
+        notices = dict(strategy.notices(tally)) if hasattr(strategy, "notices") else {}
         metrics = {**appraised, **{name: value for observer in observers for name, value in observer.metrics().items()}}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
-        try:
-            finished = study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)
-        except (ComputeFailed, BadPayload) as error:
-            raise _NotFinite(error) from error
+        with _guarded(before_end=False):
+            finished = strategy.finish(handed.pop(0), step, handed.pop(), round=round)
         if field := not_finite_in(finished):
             raise _NotFinite(ComputeFailed(f"The model of round {round} is not finite: {field}."))
         if updates and not self._answers_finitely(finished):
             raise _NotFinite(ComputeFailed(f"The model of round {round} gives outputs that are not finite."))
-        return Aggregated(state=self._save(finished), kept=kept, metrics=metrics)
+        return Aggregated(state=self._save(finished), kept=kept, metrics=metrics, notices=notices)
 
     def _answers_finitely(self, state: Any) -> bool:
         """Whether the model of a state can be asked anything; true where it lacks batch-norm statistics."""

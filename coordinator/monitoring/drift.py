@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-__all__ = ["EARLIER_ROUNDS", "FLOOR", "Drift", "chi_squared_quantile", "class_shares", "drift_of",
+from semisilo.common.methods.spec import MAX_COUNT
+
+__all__ = ["EARLIER_ROUNDS", "FLOOR", "MOST_CLASSES", "Drift", "chi_squared_quantile", "class_shares", "drift_of",
            "jensen_shannon_distance", "pseudo_label_counts"]
 
 EARLIER_ROUNDS = 10
@@ -26,7 +28,8 @@ FLOOR = 0.15
 """With two classes about what it takes to move from 50:50 to 67:33."""
 _ALARM_PROBABILITY = 0.001
 _PREFIX = "pseudo_labels/"
-_MOST_CLASSES = 10_000
+MOST_CLASSES = 10_000
+"""Of a study whose classes are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,20 @@ class Drift:
         return self.distance > self.threshold
 
 
-def pseudo_label_counts(metrics: Mapping[str, float]) -> dict[int, float]:
-    """Class -> how many images of it got a pseudo-label, among the numbers that a silo sent; empty without any."""
+def pseudo_label_counts(metrics: Mapping[str, float], *, num_classes: int = MOST_CLASSES,
+                        num_images: int = MAX_COUNT) -> dict[int, float]:
+    """Class -> how many images of it got a pseudo-label, among the numbers that a silo sent; empty without any.
+
+    Args:
+        num_classes: labels that are not below it are nobody's.
+        num_images: that the silo's update is from: a larger count counts as this.
+    """
     counts = {}
-    for name, value in metrics.items():
+    for name, value in metrics.items() if num_images > 0 else ():
         label = name.removeprefix(_PREFIX)
-        if label != name and label.isascii() and label.isdigit() and len(label) < 6 and int(label) < _MOST_CLASSES \
+        if label != name and label.isascii() and label.isdigit() and len(label) < 6 and int(label) < num_classes \
                 and isinstance(value, (int, float)) and math.isfinite(value) and value > 0:
-            counts[int(label)] = float(value)
+            counts[int(label)] = float(min(value, num_images))
     return counts
 
 

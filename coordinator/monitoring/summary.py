@@ -41,7 +41,7 @@ __all__ = ["MODEL_METRICS", "AuditSummary", "MeasureBeside", "RoundSummary", "Si
            "audit", "federated_test_score", "label_ratio_in", "label_ratios",
            "labelled_only_accuracy", "labels_alone_note", "labels_alone_test_score", "last_committed", "measure_text",
            "measures_beside", "method_name", "metric_in", "planned_rounds", "scenario_name", "score_on_test",
-           "seconds_left", "seconds_since_start", "site_lines", "summarise"]
+           "seconds_left", "seconds_since_start", "share_in", "site_lines", "summarise"]
 
 MODEL_METRICS = ("accuracy", "loss", "balanced_accuracy", "auroc", "calibration_error", "labelled_accuracy",
                  "selection_score", "selection_error", "average_precision", "f1", "exact_match")
@@ -125,7 +125,7 @@ class RoundSummary:
     label_ratio: Mapping[str, float]
     """Silo -> share of its images that got a pseudo-label, 0 to 1."""
     silo_metrics: Mapping[str, Mapping[str, float]]
-    """Silo -> all numbers that it sent, of all phases."""
+    """Silo -> all numbers that it sent, of all phases; as it sent them."""
     traffic: Traffic
     opened_unix: float
     seconds: float | None
@@ -133,6 +133,8 @@ class RoundSummary:
     reason: str
     updates: int = 0
     """Updates that were accepted, in all phases."""
+    examples: Mapping[str, int] = field(default_factory=dict)
+    """Silo -> of how many images its updates are, 0 where it sent none."""
     answered: frozenset[str] = frozenset()
     """Silos with an update or an abstention, in any phase."""
 
@@ -429,7 +431,14 @@ def score_on_test(metrics: Mapping[str, float], measure: StudyMeasure) -> float 
 
 def label_ratio_in(metrics: Mapping[str, float]) -> float | None:
     """Share of a silo's images that got a pseudo-label, 0 to 1, among its metrics; None when it did not say so."""
-    return metric_in(metrics, "label_ratio")
+    return share_in(metrics, "label_ratio")
+
+
+def share_in(metrics: Mapping[str, float], name: str) -> float | None:
+    """As `metric_in`, of a number from 0 to 1 that a silo has sent: what is beyond counts as the end that it is beyond.
+    """
+    value = metric_in(metrics, name)
+    return None if value is None else min(1.0, max(0.0, value))
 
 
 def label_ratios(ledger: Ledger, study: str, last_round: int) -> dict[str, float]:
@@ -456,8 +465,10 @@ def _summarise_round(row: RoundRow, answers: Sequence[TaskAnswer], traffic: Traf
     ratios: dict[str, float] = {}
     reasons: dict[str, str] = {}
     metrics: dict[str, dict[str, float]] = {}
+    examples: dict[str, int] = {}
     outcomes = outcomes_of((answer.silo, answer.state) for answer in answers)
     for answer in answers:
+        examples[answer.silo] = max(examples.get(answer.silo, 0), answer.example_count or 0)
         metrics.setdefault(answer.silo, {}).update(answer.metrics)
         if (ratio := label_ratio_in(answer.metrics)) is not None:
             ratios[answer.silo] = ratio
@@ -467,6 +478,7 @@ def _summarise_round(row: RoundRow, answers: Sequence[TaskAnswer], traffic: Traf
                         outcomes=outcomes, reasons=reasons, label_ratio=ratios, silo_metrics=metrics, traffic=traffic,
                         opened_unix=row.opened_unix,
                         seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
-                        reason=row.reason, updates=sum(answer.state is TaskState.UPDATED for answer in answers),
+                        reason=row.reason, examples=examples,
+                        updates=sum(answer.state is TaskState.UPDATED for answer in answers),
                         answered=frozenset(answer.silo for answer in answers
                                            if answer.state in (TaskState.UPDATED, TaskState.ABSTAINED)))

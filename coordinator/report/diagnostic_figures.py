@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
-from semisilo.coordinator.monitoring.summary import MODEL_METRICS, RoundSummary, StudySummary
+from semisilo.common.methods.spec import MAX_COUNT
+from semisilo.coordinator.monitoring import drift
+from semisilo.coordinator.monitoring.summary import MODEL_METRICS, RoundSummary, StudySummary, share_in
 from semisilo.coordinator.report.figure_style import (
     MAX_LINES,
     Theme,
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DIAGNOSTIC_FIGURES", "describe_diagnostic", "method_metrics", "pseudo_label_counts"]
 
-_HISTOGRAM = "pseudo_labels/"
 _RECALL = "recall/"
 _AUROC = "auroc/"
 _LOCAL = "local_accuracy"
@@ -38,14 +39,14 @@ _GAP = {"stationarity_gap": "gap", "stationarity_gradient": "model: squared grad
         "stationarity_labels": "soft labels: squared change"}
 
 
-def pseudo_label_counts(entry: RoundSummary) -> dict[int, float]:
-    """Label -> pseudo-labels of that class in a round, over all silos."""
+def pseudo_label_counts(entry: RoundSummary, num_classes: int) -> dict[int, float]:
+    """Label -> pseudo-labels of that class in a round, over all silos with an update; of the study's classes alone, and
+    at no silo of more images than its update is from."""
     counts: dict[int, float] = {}
-    for metrics in entry.silo_metrics.values():
-        for name, value in metrics.items():
-            label = name.removeprefix(_HISTOGRAM)
-            if name.startswith(_HISTOGRAM) and label.isdigit() and math.isfinite(value):
-                counts[int(label)] = counts.get(int(label), 0.0) + value
+    for silo, metrics in entry.silo_metrics.items():
+        for label, value in drift.pseudo_label_counts(metrics, num_classes=num_classes,
+                                                      num_images=entry.examples.get(silo, MAX_COUNT)).items():
+            counts[label] = counts.get(label, 0.0) + value
     return counts
 
 
@@ -61,9 +62,9 @@ def method_metrics(study: StudySummary) -> dict[str, list[tuple[int, float]]]:
 
 
 def _pseudo_label_classes(axes: Axes, study: StudySummary, theme: Theme) -> bool:
-    counts = {entry.number: pseudo_label_counts(entry) for entry in study.rounds}
-    counts = {number: found for number, found in counts.items() if sum(found.values()) > 0}
     names = _class_names(study)
+    counts = {entry.number: pseudo_label_counts(entry, len(names)) for entry in study.rounds}
+    counts = {number: found for number, found in counts.items() if sum(found.values()) > 0}
     if not counts or len(names) > _MAX_CLASSES:
         return False
     numbers = sorted(counts)
@@ -240,11 +241,11 @@ def describe_diagnostic(name: str, study: StudySummary) -> str:
     """What a plot shows, with its last numbers, for those who cannot see it."""
     last = measured_rounds(study)[-1] if measured_rounds(study) else None
     if name == "pseudo_label_classes":
-        entry = next(entry for entry in reversed(study.rounds) if sum(pseudo_label_counts(entry).values()) > 0)
-        counts, names = pseudo_label_counts(entry), _class_names(study)
+        names = _class_names(study)
+        entry, counts = next((entry, counts) for entry in reversed(study.rounds)
+                             if sum((counts := pseudo_label_counts(entry, len(names))).values()) > 0)
         total = sum(counts.values())
-        shares = ", ".join(f"{names[label] if label < len(names) else label} {percent(count / total)}"
-                           for label, count in sorted(counts.items()))
+        shares = ", ".join(f"{names[label]} {percent(count / total)}" for label, count in sorted(counts.items()))
         return f"Heat map: share of each class among the pseudo-labels, by round. In round {entry.number}: {shares}."
     if name == "recall_by_class" and last is not None:
         recalls = ", ".join(f"{key.removeprefix(_RECALL)} {percent(value)}" for key, value in last.metrics.items()
@@ -284,10 +285,10 @@ def _points(study: StudySummary, name: str) -> list[tuple[int, float]]:
 
 
 def _mean_over_silos(study: StudySummary, name: str) -> list[tuple[int, float]]:
-    """(round, mean over the silos that sent it) of a metric."""
+    """(round, mean over the silos that sent it) of a metric that is a share."""
     points = []
     for entry in study.rounds:
-        values = [metrics[name] for metrics in entry.silo_metrics.values() if _is_number(metrics, name)]
+        values = [value for metrics in entry.silo_metrics.values() if (value := share_in(metrics, name)) is not None]
         if values:
             points.append((entry.number, sum(values) / len(values)))
     return points

@@ -660,8 +660,11 @@ class Engine:
             _LOG.warning("%s, round %d: the update of %s is left out: %s", row.study, row.number, silo, reason)
             self._ledger.leave_out(tasks[silo], reason=reason)
             add_notice(self._ledger, NoticeKind.LEFT_OUT, study=row.study, round=row.number, silo=silo, text=reason)
-        for silo, found in stand_out(folded.measures).items():
-            text = "; ".join(each.text for each in found)
+        standing_out = {silo: [each.text for each in found] for silo, found in stand_out(folded.measures).items()}
+        for silo, text in folded.notices.items():
+            standing_out.setdefault(silo, []).append(text)
+        for silo, texts in standing_out.items():
+            text = "; ".join(texts)
             _LOG.warning("%s, round %d: %s stands out: %s", row.study, row.number, silo, text)
             add_notice(self._ledger, NoticeKind.STANDS_OUT, study=row.study, round=row.number, silo=silo, text=text)
 

@@ -134,8 +134,14 @@ class TaskService:
     """Answers silos from the ledger, the payload store and the spool."""
 
     def __init__(self, *, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, payloads: PayloadStore,
-                 spool: PayloadStore, compute: Compute, clock: Callable[[], float] = time.time) -> None:
+                 spool: PayloadStore, compute: Compute, clock: Callable[[], float] = time.time,
+                 simulated: bool = False) -> None:
+        """
+        Args:
+            simulated: whether silos are, so that they may know the truth about their unlabelled images.
+        """
         self._ledger = ledger
+        self._simulated = simulated
         self._roster = roster
         self._runtime = runtime
         self._payloads = payloads
@@ -348,7 +354,8 @@ class TaskService:
         if self._why_over(task):
             return self._refuse_late(task)
         if known is None:
-            check_declaration(declaration, task=task, phase=self._ledger.phase(task.study, task.round, task.phase))
+            check_declaration(declaration, task=task, phase=self._ledger.phase(task.study, task.round, task.phase),
+                              truth=self._simulated)
             replaced = self._ledger.declare_update(DeclaredUpdate(
                 update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
                 groups={group.name: group.encoded_bytes for group in declaration.groups},
@@ -447,7 +454,8 @@ class TaskService:
             return BeginAnswer("have")
         if self._why_over(task):
             return self._refuse_late(task)
-        check_metrics(find_method(task.spec.method), metrics, update=False, phase=task.spec.phase)
+        check_metrics(find_method(task.spec.method), metrics, update=False, phase=task.spec.phase,
+                      num_classes=len(task.spec.model.classes), truth=self._simulated)
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
         self._note_held(task)
         self._runtime.notify()

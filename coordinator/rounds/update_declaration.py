@@ -31,12 +31,13 @@ class UpdateDeclaration:
     training_seconds: float
 
 
-def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: PhaseRow) -> None:
+def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: PhaseRow, truth: bool = False) -> None:
     """Refuses an update by its declaration, before a byte of it has come.
 
     Args:
         declaration: whatever a silo has said; nothing in it is trusted.
         task: the silo's, open.
+        truth: as of `check_metrics`.
         phase: the task's, which says what groups it expects.
     Raises: BadPayload, LayoutMismatch or WrongBase when it cannot be what the task asks for.
     """
@@ -60,7 +61,8 @@ def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: P
     if not (0 <= declaration.example_count <= MAX_COUNT and 0 <= declaration.training_seconds < math.inf):
         raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
     if not masked:
-        check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase)
+        check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase,
+                      num_classes=len(task.spec.model.classes), truth=truth)
     elif declaration.metrics.keys() - {EPSILON} or declaration.example_count:
         raise BadPayload("A masked update says nothing of its silo: neither metrics nor how many examples it is from.")
 

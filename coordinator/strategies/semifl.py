@@ -129,6 +129,10 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
         """A silo's own model, with the statistics that it was sent."""
         return own_model(self.sent_model(state), groups), state.batch_norm
 
+    def accepted(self, state: SemiFLState) -> float:
+        """What the gate has accepted in the round of this state; 1 without a gate."""
+        return state.accepted_step
+
     def diagnostics(self, state: SemiFLState) -> dict[str, float]:
         """"fine_tune_loss", of the last epoch at the coordinator; with the gate "accepted_step"."""
         gate = {"accepted_step": state.accepted_step} if self._settings.gate else {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -17,13 +17,18 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
-from semisilo.coordinator.monitoring.summary import MODEL_METRICS, labelled_only_accuracy, labels_alone_test_score
+from semisilo.coordinator.monitoring.drift import pseudo_label_counts
+from semisilo.coordinator.monitoring.summary import (
+    MODEL_METRICS,
+    label_ratio_in,
+    labelled_only_accuracy,
+    labels_alone_test_score,
+)
 
 __all__ = ["LABELS_ALONE", "RoundFacts", "RoundReader", "flat_settings"]
 
 _LABELS_ALONE_IN = "model/labelled_only_"
 LABELS_ALONE = f"{_LABELS_ALONE_IN}accuracy"
-_HISTOGRAM = "pseudo_labels/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +42,7 @@ class RoundFacts:
     """`model/...`: of the model; `recall/CLASS`; `method/...`: of the strategy; `label_ratio/SILO`; `silos/OUTCOME`;
     `bytes/KIND_DIRECTION` of this round; `bytes_so_far/KIND`; `seconds/...`. All are finite."""
     pseudo_labels: tuple[float, ...] = ()
-    """How many images got each class as their pseudo-label, over all silos; empty when nobody said so."""
+    """How many images got each class as their pseudo-label, over all silos with an update; empty without any."""
 
 
 @dataclass(slots=True)
@@ -85,25 +90,24 @@ class RoundReader:
         scalars["seconds/round"] = max(0.0, closed - entry.opened_unix)
         if study.started_unix is not None:
             scalars["seconds/since_start"] = max(0.0, closed - study.started_unix)
-        histogram = self._of_silos(entry.number, scalars)
+        histogram = self._of_silos(entry.number, scalars, num_classes=len(study.classes))
         scalars |= self._bytes(entry.number)
         return RoundFacts(number=entry.number, unix=closed, pseudo_labels=histogram,
                           scalars={name: float(value) for name, value in scalars.items() if _is_number(value)})
 
-    def _of_silos(self, number: int, scalars: dict[str, float]) -> tuple[float, ...]:
+    def _of_silos(self, number: int, scalars: dict[str, float], *, num_classes: int) -> tuple[float, ...]:
         """Adds what silos have answered to `scalars`; returns the histogram of their pseudo-labels."""
         outcomes: Counter[str] = Counter()
-        classes: defaultdict[int, float] = defaultdict(float)
+        classes: dict[int, float] = {}
         for answer in answers_of_study(self.ledger, self.study, first=number, last=number):
             outcomes[answer.state] += 1
-            for name, value in answer.metrics.items():
-                label = name.removeprefix(_HISTOGRAM)
-                if name == "label_ratio":
-                    scalars[f"label_ratio/{answer.silo}"] = value
-                elif name.startswith(_HISTOGRAM) and label.isdigit() and _is_number(value):
-                    classes[int(label)] += value
+            if (ratio := label_ratio_in(answer.metrics)) is not None:
+                scalars[f"label_ratio/{answer.silo}"] = ratio
+            for label, value in pseudo_label_counts(answer.metrics, num_classes=num_classes,
+                                                    num_images=answer.example_count or 0).items():
+                classes[label] = classes.get(label, 0.0) + value
         scalars |= {f"silos/{state}": float(count) for state, count in sorted(outcomes.items())}
-        return tuple(classes[label] for label in range(max(classes) + 1)) if classes else ()
+        return tuple(classes.get(label, 0.0) for label in range(max(classes) + 1)) if classes else ()
 
     def _bytes(self, number: int) -> dict[str, float]:
         """Bytes of a round, and of all up to it; a failed round before it counts as well."""

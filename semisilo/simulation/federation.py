@@ -100,7 +100,7 @@ class SimulatedFederation:
         payloads.clean()
         spool.clean(keep_partials=())
         self._task_service = TaskService(ledger=ledger, roster=self._roster, runtime=self._runtime, payloads=payloads,
-                                         spool=spool, compute=self._compute, clock=self._clock)
+                                         spool=spool, compute=self._compute, clock=self._clock, simulated=True)
         self._engine = Engine(
             ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute, payloads=payloads,
             spool=spool, accountant=_Accountant(), beside_rounds=False, operated=False, clock=self._clock,

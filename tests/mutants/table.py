@@ -665,9 +665,16 @@ _ALONE = _mutants(
      "renew=tally.renew or GONE.format(gone[0])", "renew=tally.renew",
      "tests/coordinator/strategies/test_fed_shvr.py::test_what_a_silo_has_left_in_the_sum_goes_with_it"),
     ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/parts/batch_norm.py",
-     'if robust.rule in ("none", "norm_clipping") or not updates.headers:', "if True:",
+     'merges = robust.rule in ("none", "norm_clipping")', "merges = True",
      "tests/coordinator/strategies/parts/test_batch_norm.py::"
      "test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range"),
+    ("statistics-that-nobody-can-have-are-merged", "coordinator/strategies/parts/batch_norm.py",
+     "out = merges and not far.believed", "out = False",
+     "tests/coordinator/strategies/parts/test_batch_norm.py::"
+     "test_statistics_far_from_those_of_the_others_are_left_out_and_named"),
+    ("far-is-measured-from-the-mean", "common/learning/robust/far_statistics.py",
+     "coordinate_median(mean_NC), coordinate_median(var_NC)", "mean_NC.mean(0), var_NC.mean(0)",
+     "tests/common/learning/robust/test_far_statistics.py"),
     ("the-judge-learns-no-weights", "common/learning/robust/learned_weights.py",
      "if value < best:", "if value < best and best == math.inf:",
      "tests/coordinator/strategies/parts/test_judge.py::"

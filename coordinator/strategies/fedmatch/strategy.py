@@ -32,7 +32,7 @@ from functools import partial
 
 from torch import Tensor
 
-from semisilo.common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.learning import tensors
 from semisilo.common.learning.decomposition import initial_psi, parts_of_trained, theta
 from semisilo.common.learning.sparse_transfer import comm_cost, density, nonzero_count, num_elements, threshold
@@ -143,6 +143,8 @@ class FedMatchTally:
     scores: dict[str, float] = field(default_factory=dict)
     embeddings: dict[str, list[float]] = field(default_factory=dict)
     pool: dict[str, Tensor] = field(default_factory=dict)
+    without_answer: list[str] = field(default_factory=list)
+    """Silos whose own model gives no finite answer."""
     folded: list[str] = field(default_factory=list)
     c2s_percent: float = 0.0
     """Sum over the silos folded so far."""
@@ -306,10 +308,11 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         return helpers_by_embedding(embeddings, silo, settings.num_helpers).helpers
 
     def _pool_with(self, tally: FedMatchTally, silo: str, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This round's candidates; by reliability out of the last round the H + 1 best so far."""
+        """This round's candidates, of whom none is without a finite answer; by reliability out of the last round the
+        H + 1 best so far."""
         settings = self._settings
-        if not settings.num_helpers:
-            return {}
+        if not settings.num_helpers or silo in tally.without_answer:
+            return tally.pool
         pool = pool_with(tally.pool, silo, threshold(psi, settings.l1_thres))
         if settings.helpers == "reliability" and settings.helper_pool == "last_round":
             best = helpers_by_reliability({each: tally.scores[each] for each in pool_silos(pool)}, "",
@@ -322,23 +325,34 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         """The tally with the silo's score and embedding, as far as the settings need them."""
         if not (self._scores or self._embeds):
             return tally
-        statistics = self._statistics_of(model_k, state)
+        finite = True
+        try:
+            statistics = self._statistics_of(model_k, state)
+        except BadPayload:  # what its layers give on the coordinator's images overflows
+            statistics, finite = {}, False
         if self._scores:
-            found = measured_on_validation(self._environment, model_k, statistics)
-            # Where logits are not finite all predictions are one class: some accuracy, but no reliability.
-            score = found.accuracy if math.isfinite(found.loss) else 0.0
+            score = 0.0
+            if finite:
+                found = measured_on_validation(self._environment, model_k, statistics)
+                # Where logits are not finite all predictions are one class: some accuracy, but no reliability.
+                score, finite = (found.accuracy, True) if math.isfinite(found.loss) else (0.0, False)
             tally = replace(tally, scores={**tally.scores, silo: score})
-        if self._embeds:
+        if self._embeds and finite:
             embedding = embedding_of(self._environment, model_k, statistics)
-            if all(map(math.isfinite, embedding)):
+            finite = all(map(math.isfinite, embedding))
+            if finite:
                 tally = replace(tally, embeddings={**tally.embeddings, silo: embedding})
-            else:
-                _LOG.warning("the model of silo %s gives no finite answer; it neither helps nor is helped", silo)
+        if not finite:
+            _LOG.warning("the model of silo %s gives no finite answer: its score is 0, and it helps nobody", silo)
+            tally = replace(tally, without_answer=[*tally.without_answer, silo])
         return tally
 
     def _statistics_of(self, model_k: Mapping[str, Tensor], state: FedMatchState) -> dict[str, Tensor]:
         """Batch-norm statistics measured with a silo's weights on the coordinator's images: those of the global model
-        do not fit a model that has moved. Where only silos measure, what the silo was sent."""
+        do not fit a model that has moved. Where only silos measure, what the silo was sent.
+
+        Raises: BadPayload where they are not finite.
+        """
         if not self._statistics.needed:
             return {}
         own = self._statistics.own(network_with(self._environment, model_k, {}), round=state.round)

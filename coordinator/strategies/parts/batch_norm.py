@@ -34,6 +34,7 @@ from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.averaging.moments import from_moments, to_moments
 from semisilo.common.learning.batch_norm import LayerStatistics
 from semisilo.common.learning.robust.coordinatewise import trimmed_statistics
+from semisilo.common.learning.robust.far_statistics import far_statistics
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods import spec as names
@@ -73,6 +74,10 @@ class StatisticsTally:
     """That silos were sent; {} where they send their statistics by themselves."""
     settled: bool = False
     """Whether they are what a rule of [robust] made of all updates before these are folded."""
+    notices: dict[str, str] = field(default_factory=dict)
+    """By silo whose statistics are impossible or far from the others': in what, for a person."""
+    left_out: list[str] = field(default_factory=list)
+    """Of those the ones that are not merged."""
 
 
 class StaticStatistics:
@@ -161,19 +166,34 @@ class StaticStatistics:
         return StatisticsTally(statistics=dict(own), reference=self.reference(own, used))
 
     def appraised(self, tally: StatisticsTally, updates: Updates) -> StatisticsTally:
-        """With a rule of [robust] that compares silos: the trimmed mean of theirs and of the coordinator's own, each
-        with one voice whatever count it claims. The same object with other rules.
+        """With notices of silos whose statistics are impossible, or far from the others' (`far_statistics`). Those that
+        are too far to be believed are left out of the merge, and so are impossible ones. The same object where there
+        are none, so that an honest round keeps its bits.
 
-        `byzantine_silos` are left out at both ends of every channel, without that setting all but the middle. With too
-        few answers nothing of them is taken over.
+        With a rule of [robust] that compares silos: the trimmed mean of theirs and of the coordinator's own, each with
+        one voice whatever count it claims, however far it is. `byzantine_silos` are left out at both ends of every
+        channel, without that setting all but the middle. With too few answers nothing of them is taken over.
         """
-        robust = self._environment.robust
-        if robust.rule in ("none", "norm_clipping") or not updates.headers:
+        if not updates.headers:
             return tally
-        voices = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
+        robust, own = self._environment.robust, int(bool(tally.statistics))
+        voices = [batch_norm.from_tensors(tally.statistics)] if own else []
+        silos: list[str] = []
         for index, header in enumerate(updates.headers):
-            if (theirs := self._theirs(tally, header, updates.read(index))) is not None:
-                voices.append(theirs)
+            found = self._theirs(tally, header, updates.read(index))
+            if isinstance(found, BadPayload):
+                tally = _impossible(tally, header.silo, found)
+            else:
+                voices.append(found)
+                silos.append(header.silo)
+        merges = robust.rule in ("none", "norm_clipping")
+        for index, far in far_statistics(voices).items():
+            if index >= own:  # the coordinator's own are what they are
+                out = merges and not far.believed
+                tally = _noted(tally, silos[index - own], "its batch-norm statistics are far from the others'"
+                               f"{' and are left out' if out else ''}: {far.text}", left_out=out)
+        if merges:
+            return tally
         trim = robust.byzantine_silos or (len(voices) - 1) // 2
         if len(voices) <= 2 * trim:
             _LOG.warning('batch-norm statistics of %d silos are left out: rule = "%s" with byzantine_silos = %d needs'
@@ -192,16 +212,16 @@ class StaticStatistics:
 
         They weigh by their counts: by no more values of a channel than as many images can have as the update counts as.
         Impossible ones (a negative variance, say, or a count with which those of the others vanish or can no longer be
-        added) are left out with a warning: one silo must not stop the study, and the others' are as good without them.
+        added) are left out with a notice, as those that `appraised` has found too far from the others': one silo must
+        not stop the study, nor speak for all, and the others' are as good without them.
         """
-        if tally.settled or (theirs := self._theirs(tally, header, groups)) is None:
+        if tally.settled or header.silo in tally.left_out:
             return tally
+        theirs = self._theirs(tally, header, groups)
+        if isinstance(theirs, BadPayload):
+            return _impossible(tally, header.silo, theirs)
         so_far = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
-        try:
-            merged = batch_norm.merge([*so_far, _weighing_no_more(theirs, header.num_examples * self._most_positions)])
-        except BadPayload as error:
-            _left_out(header, error)
-            return tally
+        merged = batch_norm.merge([*so_far, _weighing_no_more(theirs, header.num_examples * self._most_positions)])
         return replace(tally, statistics=_float64_form(merged))
 
     def finish(self, tally: StatisticsTally, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -212,16 +232,15 @@ class StaticStatistics:
         return self.used(tally.statistics)
 
     def _theirs(self, tally: StatisticsTally, header: UpdateHeader,
-                groups: Mapping[str, TensorGroup]) -> batch_norm.Statistics | None:
-        """What one silo, or the silos of one sum, measured; None, with a warning, where it cannot be."""
+                groups: Mapping[str, TensorGroup]) -> batch_norm.Statistics | BadPayload:
+        """What one silo, or the silos of one sum, measured; or why it cannot be."""
         found = groups["batch_norm"].tensors
         try:
             return _possible(from_moments(found, tally.reference, {
                 name: header.num_examples * positions for name, positions in self._positions().items()})
                 if tally.reference else batch_norm.from_tensors(found))
         except BadPayload as error:
-            _left_out(header, error)
-            return None
+            return error
 
     def _positions(self) -> dict[str, float]:
         """Values of a channel that one image gives, by layer."""
@@ -254,8 +273,15 @@ def _possible(theirs: batch_norm.Statistics) -> batch_norm.Statistics:
     return theirs
 
 
-def _left_out(header: UpdateHeader, error: BadPayload) -> None:
-    _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)
+def _impossible(tally: StatisticsTally, silo: str, error: BadPayload) -> StatisticsTally:
+    return _noted(tally, silo, f"its batch-norm statistics are left out: {error.text}", left_out=True)
+
+
+def _noted(tally: StatisticsTally, silo: str, text: str, *, left_out: bool) -> StatisticsTally:
+    if tally.reference:  # behind masks it is of several silos, and nobody else says so
+        _LOG.warning("of a sum: %s", text)
+    return replace(tally, notices={**tally.notices, silo: text},
+                   left_out=[*tally.left_out, silo] if left_out else tally.left_out)
 
 
 def _float64_form(statistics: batch_norm.Statistics) -> dict[str, Tensor]:

@@ -165,6 +165,10 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
             return self._statistics.appraised(tally, updates), {}
         return self.train_appraise(state, tally, updates, round=round)
 
+    def notices(self, tally: TallyT | StatisticsTally) -> Mapping[str, str]:
+        """Whose batch-norm statistics are impossible, or far from the others'."""
+        return tally.notices if isinstance(tally, StatisticsTally) else {}
+
     def fold(self, state: StateT, tally: TallyT | StatisticsTally, header: UpdateHeader,
              groups: Mapping[str, TensorGroup], kept: KeptT | None
              ) -> tuple[TallyT | StatisticsTally, KeptT | None]:

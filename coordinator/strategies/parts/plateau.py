@@ -1,5 +1,7 @@
 """Learning rate by plateau: divided when the validation loss has not improved for a while.
 
+It never rises: a silo that keeps the loss from falling runs it down for good (docs/operations.md says what to do).
+
 Source: FedMatch, Jeong et al. (ICLR 2021), appendix and official code; the floor is ours.
 """
 

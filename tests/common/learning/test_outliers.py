@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from semisilo.common.learning.outliers import THRESHOLD, UpdateMeasure, robust_z_scores, stand_out
+from semisilo.common.learning.outliers import (
+    THRESHOLD,
+    UpdateMeasure,
+    has_long,
+    point_away,
+    robust_z_scores,
+    stand_out,
+)
 from tests.each_of import each_of
 
 
@@ -51,3 +58,17 @@ def test_an_update_that_points_elsewhere_or_is_the_mean_itself_stands_out(odd: f
                    measures(0.0, 0.0, 0.0, 7.0)], ids=["none", "one", "two", "nothing but zeros"])
 def test_where_nobody_can_say_who_is_odd_nobody_stands_out(given: dict[str, UpdateMeasure]) -> None:
     assert stand_out(given) == {}
+
+
+def test_against_the_mean_or_twice_as_long_as_the_median_points_away() -> None:
+    """However much honest updates differ: none of these three stands out, for nothing is nearly equal."""
+    given = measures(1.0, 0.4, 3.0, 1.2, 0.7, 2.5, 1.0, cosines=(0.2, 0.5, -0.1, 0.6, 0.3, 0.1, -0.2))
+    assert stand_out(given) == {}
+    assert point_away(given) == {
+        "silo-2": "its update points away from the mean (cosine -0.10) and its update is 3 times as long as the median",
+        "silo-5": "its update is 2.5 times as long as the median",
+        "silo-6": "its update points away from the mean (cosine -0.20)"}
+    assert has_long(given)
+    assert not has_long(measures(1.0, 1.0, 1.9))
+    assert point_away(measures(1.0, 1.0, 1.9)) == point_away(measures(1.0, 9.0)) == {}
+    assert not has_long(measures(1.0, 9.0))

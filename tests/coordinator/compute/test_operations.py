@@ -76,7 +76,9 @@ from semisilo.coordinator.ledger.records import (
     FrozenStudy,
     LabelledOnlyResult,
 )
+from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.self_training import SelfTrainingState
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -924,6 +926,167 @@ def test_what_silos_that_take_no_part_any_more_have_left_in_a_sum_goes_with_them
         state = operations.aggregate(Aggregate(state=state, round=round, phase=PHASE, updates=updates, gone=gone)).state
         members[round] = operations._load(state).members
     assert members == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 2, "c": 1}, 3: {}}
+
+
+def _fedmatch_paths(federation: Path, operations: Operations, state: str, moved: Mapping[str, Mapping[str, float]]
+                    ) -> dict[str, Path]:
+    """Updates of silos that add numbers to tensors of the psi that they were sent; "" stands for all others."""
+    task = tasks_of(operations, state, 1, dict.fromkeys(moved)).tasks["a"]
+    sent = received(federation, task)["psi"].tensors
+    store = PayloadStore(federation / "spool")
+    return {silo: store.path(encode_groups(store, {"psi": TensorGroup(
+        {name: tensor + add.get(name, add.get("", 0.0)) for name, tensor in sent.items()}, Meaning.OVERWRITE,
+        tensors.digest(sent))}).digest) for silo, add in moved.items()}
+
+
+@pytest.mark.parametrize(("rules", "left_out"), [
+    ({"aggregation": "uniform", "helpers": "similarity", "lambda_l2": 0.0}, ["b"]),
+    ({"aggregation": "reliability"}, [])], ids=["similarity", "reliability"])
+def test_a_model_that_is_too_large_for_batch_norm_statistics_fails_no_study(
+        federation: Path, caplog: pytest.LogCaptureFixture, rules: dict[str, Any], left_out: list[str]) -> None:
+    """FedMatch scores and embeds each silo's own model with statistics of its own, and those are not finite."""
+    operations, _ = opened(federation, method={"name": "fedmatch", "lr": 0.001, **rules}, model={"name": "small_cnn"},
+                           data={"validation": "test.npz#test", "test": ""})
+    state = prepare(operations).state
+    paths = _fedmatch_paths(federation, operations, state, {"a": {"": 0.001}, "b": {"": 9e11}, "c": {"": 0.002}})
+    assert check(operations, state, paths["b"], {"num_unlabelled": 10.0}).held
+    updates = [SpooledUpdate(header=UpdateHeader(silo, 10, {"num_unlabelled": 10.0}), path=path, kept=None)
+               for silo, path in paths.items()]
+    found = aggregate(operations, state, 1, updates)
+    assert list(found.left_out) == left_out
+    assert "the model of silo b gives no finite answer" in caplog.text
+    states = StateFiles(federation / "studies" / "first" / "states")
+    after = states.load(found.state, FedMatchState)
+    assert {name.partition("/")[0] for name in after.pool} == {"a", "c"}, "it helps nobody"
+    assert after.scores.get("b", 0.0) == 0.0
+    assert "b" not in after.embeddings
+    honest = states.load(aggregate(operations, state, 1, [updates[0], updates[2]]).state, FedMatchState)
+    assert all(torch.equal(after.psi[name], honest.psi[name]) for name in honest.psi), "a control"
+
+
+def test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_its_length(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four, and neither is the longest: the others stay."""
+    class Particular(SemiFLStrategy):
+        def fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader,
+                 groups: Mapping[str, TensorGroup], kept: Any) -> tuple[AverageTally, Any]:
+            if header.silo in ("b", "d"):
+                raise BadPayload(f"Nobody can add up what {header.silo} sends.")
+            return super().fold(state, tally, header, groups, kept)
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=shift))
+               for silo, shift in (("a", 0.02), ("b", 0.001), ("c", 0.01), ("d", 0.005))]
+    found = aggregate(operations, state, 1, updates)
+    assert found.left_out == {silo: "not accepted: it cannot be folded. Nobody can add up what "
+                                    f"{silo} sends." for silo in ("b", "d")}
+    assert (list(found.kept), sorted(found.measures)) == (["a", "c"], ["a", "b", "c", "d"])
+    assert found.state == aggregate(operations, state, 1, [updates[0], updates[2]]).state, "a control"
+
+
+def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:
+    """An update that multiplies the model: by 1 + factor."""
+    store = PayloadStore(federation / "spool")
+    delta = {name: factor * tensor for name, tensor in model.tensors.items()}
+    return store.path(encode_groups(store, {"model": TensorGroup(
+        delta, Meaning.DIFFERENCE, tensors.digest(model.tensors))}).digest)
+
+
+@pytest.mark.parametrize(("rule", "lies", "step"), [
+    ("none", (-50.0,) * 3, 1.0), ("none", (-50.0,) * 8, 0.0), ("norm_clipping", (-50.0,) * 8, 0.0),
+    ("none", (10.0,) * 3, 1.0)], ids=["three of ten", "a majority", "a majority under a rule", "honest"])
+def test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_pass(
+        federation: Path, rule: str, lies: tuple[float, ...], step: float) -> None:
+    """Seven silos return the model 11 times over, which changes no prediction; others the same the other way round."""
+    settings = config_from_dict({
+        "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
+        "data": {"labelled": "labelled", "test": "test.npz#test",
+                 "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
+        "augmentation": {"policy": "none"}, "numerics": {"threads": 1}, "robust": {"rule": rule},
+        "method": {"name": "self_training", "lr": 0.05, "warm_up_steps": 80, "coordinator_steps": 0}}, where="test")
+    operations = Operations(lambda fraction, text: None)
+    answered(operations, replace(opening(federation), config=settings))
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    silos = "abcdefghijklmno"[:7 + len(lies)]
+    updates = [update(silo, _scaled(federation, model, factor))
+               for silo, factor in zip(silos, (10.0,) * 7 + lies, strict=True)]
+    found = aggregate(operations, state, 1, updates)
+    states = StateFiles(federation / "studies" / "first" / "states")
+    after = states.load(found.state, SelfTrainingState)
+    assert after.accepted_step == step
+    if lies[0] > 0:
+        assert found.notices == {}
+        return
+    named = silos[7:] if len(lies) < 7 else silos[:7]  # eight against seven: the seven point away
+    assert list(found.notices) == list(named)
+    assert all(text.startswith("nothing of the round's updates was taken over, and its update points away")
+               for text in found.notices.values())
+    if step:
+        mean = (7 * 10.0 - 3 * 10.0) / 10
+        before = states.load(state, SelfTrainingState)
+        assert all(torch.allclose(after.w[name], (1 + mean) * before.w[name], rtol=1e-4) for name in after.w)
+        assert found.metrics["updates_cut"] == 3.0
+    assert aggregate(operations, state, 1, updates) == found, "a control: again, the same"
+
+
+@pytest.mark.parametrize("step", ["begin", "appraise"])
+def test_an_update_with_which_nothing_can_be_weighed_is_left_out_and_named(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    class Particular(SemiFLStrategy):
+        def begin(self, state: SemiFLState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int) -> Any:
+            if step == "begin" and len(headers) == 3:
+                raise BadPayload("These cannot be weighed.")
+            return super().begin(state, phase, headers, round=round)
+
+        def appraise(self, state: SemiFLState, phase: Phase, tally: Any, updates: Any, *, round: int) -> Any:
+            if step == "appraise" and max(updates.norms("model")) > 100:
+                raise ComputeFailed("These cannot be weighed.")
+            return super().appraise(state, phase, tally, updates, round=round)
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=shift))
+               for silo, shift in (("a", 0.001), ("b", 20.0), ("c", 0.002))]
+    found = aggregate(operations, state, 1, updates)
+    assert list(found.left_out) == ["b"]
+    assert "with this update the model is not finite; its norm is" in found.left_out["b"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmatch"])
+def test_of_statistics_that_nobody_can_have_nothing_is_merged_and_their_silo_is_named(
+        federation: Path, name: str) -> None:
+    """Also under methods that no rule of [robust] is defined for. Three silos have measured nearly alike."""
+    method: dict[str, Any] = {"name": name, "scenario": "labels-at-silo", "lr": 0.05} | (
+        {"coordinator_epochs": 0, "aggregation": "uniform", "helpers": "similarity", "lambda_l2": 0.0}
+        if name == "fedmatch" else {})
+    image = {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}
+    operations, _ = opened(federation, method=method, data={
+        "labelled": "", "test": "", "classes": DIGITS, "image": image})
+    state, phase = prepare(operations).state, Phase("statistics", asks="roster", quorum="any")
+    expects = operations.tasks(Tasks(state=state, round=1, phase=phase, silos={"a": None}, held={},
+                                     link_bytes_per_second=0.0)).expects["batch_norm"]
+    store = PayloadStore(federation / "spool")
+
+    def measured(mean: float, var: float) -> Path:
+        found = {spec.name: torch.full(spec.shape, {"mean": mean, "var": var}.get(spec.name.rpartition(".")[2], 900.0)
+                                       ).to(torch.int64 if spec.dtype == "int64" else torch.float32)
+                 for spec in expects.tensors}
+        return store.path(encode_groups(store, {"batch_norm": TensorGroup(found, Meaning.VALUES)}).digest)
+
+    updates = [update(silo, measured(*each)) for silo, each in
+               (("a", (0.1, 1.0)), ("b", (0.2, 1.1)), ("c", (0.3, 0.9)), ("d", (1e11, 1e11)))]
+    found = operations.aggregate(Aggregate(state=state, round=1, phase=phase, updates=tuple(updates)))
+    assert list(found.notices) == ["d"]
+    assert "its batch-norm statistics are far from the others' and are left out: at layer" in found.notices["d"]
+    assert (found.left_out, found.measures, list(found.kept)) == ({}, {}, ["a", "b", "c", "d"])
+    honest = operations.aggregate(Aggregate(state=state, round=1, phase=phase, updates=tuple(updates[:3])))
+    assert (honest.state, honest.notices) == (found.state, {}), "a control"
 
 
 def test_training_that_diverges_without_any_update_is_nobodys_fault(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
+from semisilo.coordinator.monitoring.summary import StudySummary, audit, label_ratio_in, summarise
 from semisilo.coordinator.report.diagnostic_figures import (
     DIAGNOSTIC_FIGURES,
     describe_diagnostic,
@@ -94,8 +94,44 @@ def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(figures: tup
 
 
 def test_pseudo_labels_of_a_round_add_up_over_silos(study: StudySummary) -> None:
-    assert pseudo_label_counts(study.rounds[2]) == {0: 40.0, 1: 60.0}
-    assert pseudo_label_counts(study.rounds[4]) == {0: 120.0, 1: 90.0}
+    assert pseudo_label_counts(study.rounds[2], 10) == {0: 40.0, 1: 60.0}
+    assert pseudo_label_counts(study.rounds[4], 10) == {0: 120.0, 1: 90.0}
+
+
+@pytest.mark.parametrize("name", ["pseudo_labels/\u00b2", "pseudo_labels/99999999999", "pseudo_labels/10"])
+def test_a_class_that_no_study_has_is_in_no_plot_whatever_a_ledger_holds(study: StudySummary, name: str) -> None:
+    rounds = [replace(entry, silo_metrics={silo: {**metrics, name: 1.0}
+                                           for silo, metrics in entry.silo_metrics.items()}) for entry in study.rounds]
+    odd = replace(study, rounds=tuple(rounds))
+    plain, = axes_of("pseudo_label_classes", study).images
+    found, = axes_of("pseudo_label_classes", odd).images
+    assert np.array_equal(np.asarray(found.get_array()), np.asarray(plain.get_array()))
+    assert describe_diagnostic("pseudo_label_classes", odd) == describe_diagnostic("pseudo_label_classes", study)
+
+
+def test_a_silo_counts_for_no_more_pseudo_labels_than_its_update_has_images(study: StudySummary) -> None:
+    """The liar abstains in every other round: what it says then counts nothing."""
+    liar, others = SILOS[0], SILOS[1:]
+    rounds = [replace(entry, examples={**dict.fromkeys(others, 200), liar: 50 * (entry.number % 2)},
+                      silo_metrics={**entry.silo_metrics, liar: {"pseudo_labels/3": 1e300, "pseudo_labels/1": 20.0}})
+              for entry in study.rounds]
+    assert pseudo_label_counts(rounds[4], 10) == {0: 40.0 * len(others), 1: 30.0 * len(others)}
+    assert pseudo_label_counts(rounds[5], 10) == {0: 50.0 * len(others), 1: 30.0 * len(others) + 20.0, 3: 50.0}
+
+
+@pytest.mark.parametrize(("value", "counts_as"), [(1.7e308, 1.0), (-1.7e308, 0.0), (7.0, 1.0)])
+def test_a_share_is_between_nothing_and_all_whatever_a_ledger_holds(
+        study: StudySummary, value: float, counts_as: float) -> None:
+    def with_shares(share: float) -> StudySummary:
+        return replace(study, rounds=tuple(replace(entry, silo_metrics={
+            silo: {**metrics, "threshold_accuracy": share, "label_ratio": share}
+            for silo, metrics in entry.silo_metrics.items()}) for entry in study.rounds))
+
+    assert label_ratio_in({"label_ratio": value}) == counts_as
+    assert (describe_diagnostic("pseudo_label_accuracy", with_shares(value))
+            == describe_diagnostic("pseudo_label_accuracy", with_shares(counts_as)))
+    drawn, expected = (axes_of("pseudo_label_accuracy", with_shares(share)).lines for share in (value, counts_as))
+    assert all(np.array_equal(one.get_ydata(), other.get_ydata()) for one, other in zip(drawn, expected, strict=True))
 
 
 def test_words_say_the_last_numbers(study: StudySummary) -> None:

@@ -402,7 +402,7 @@ def test_whose_update_was_left_out_is_named_and_the_round_goes_on(tmp_path: Path
         measures = {each.header.silo: UpdateMeasure(norm=1e11 if each.header.silo == "beta" else 1.0, cosine=None)
                     for each in request.updates}
         return replace(fold(replace(request, updates=kept)), left_out={"beta": "not accepted: it breaks the model"},
-                       measures=measures)
+                       measures=measures, notices={"gamma": "its batch-norm statistics are far from the others'"})
 
     coordinator.compute._aggregate = without_beta  # type: ignore[method-assign]
 
@@ -418,7 +418,9 @@ def test_whose_update_was_left_out_is_named_and_the_round_goes_on(tmp_path: Path
                       "beta": (TaskState.REFUSED, "not accepted: it breaks the model")}
     assert {silo: ledger.silo_state("s", silo)[0] for silo in SILOS} == {"alpha": 1, "beta": 0, "gamma": 1}
     assert [(each.silo, each.kind) for each in notices_of(ledger, "s")] == [("beta", NoticeKind.LEFT_OUT),
-                                                                            ("beta", NoticeKind.STANDS_OUT)]
+                                                                            ("beta", NoticeKind.STANDS_OUT),
+                                                                            ("gamma", NoticeKind.STANDS_OUT)]
+    assert notices_of(ledger, "s")[2].line == "gamma, round 1: its batch-norm statistics are far from the others'"
     rows = ledger.query("SELECT silo, norm FROM task JOIN declared_update USING (update_id) ORDER BY silo")
     assert [tuple(row) for row in rows] == [("alpha", 1.0), ("beta", 1e11), ("gamma", 1.0)]
     assert ledger.query("SELECT 1 FROM event WHERE kind = 'update_left_out'")

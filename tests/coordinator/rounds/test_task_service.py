@@ -222,6 +222,15 @@ REFUSED: list[tuple[str, dict[str, Any], type[SemisiloError], str]] = [
     ("an undeclared metric", {"metrics": {"loss": 1.0, "patient_age": 60.0}}, BadPayload, "patient_age"),
     ("a metric that is no number", {"metrics": {"loss": math.nan}}, BadPayload, "loss"),
     ("an infinite metric", {"metrics": {"loss": math.inf}}, BadPayload, "loss"),
+    ("a class in digits that are none", {"metrics": {"pseudo_labels/\u00b2": 1.0}}, BadPayload, "has no metric"),
+    ("a class in digits of another script", {"metrics": {"pseudo_labels/\u0661": 1.0}}, BadPayload, "has no metric"),
+    ("a class with zeros in front", {"metrics": {"pseudo_labels/01": 1.0}}, BadPayload, "has no metric"),
+    ("a class that no memory has room for", {"metrics": {"pseudo_labels/99999999999": 1.0}}, BadPayload,
+     "has no metric"),
+    ("how right its labels are, which no silo knows", {"metrics": {"pseudo_label_accuracy": 1.0}}, BadPayload,
+     "in a simulation only"),
+    ("how right those it kept are", {"metrics": {"threshold_accuracy": 1.0}}, BadPayload, "in a simulation only"),
+    ("a class that the study has not", {"metrics": {"pseudo_labels/2": 1.0}}, BadPayload, "it has 2"),
 ]
 
 
@@ -240,13 +249,17 @@ def test_a_declaration_that_the_task_does_not_allow_is_refused_before_a_byte_is_
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("metrics", [{"patient_age": 60.0}, {"loss": math.nan}])
+@pytest.mark.parametrize("metrics", [{"patient_age": 60.0}, {"loss": math.nan}, {"pseudo_labels/\u00b2": 1.0},
+                                     {"pseudo_labels/99999999999": 1.0}, {"pseudo_labels/2": 1.0},
+                                     {"pseudo_label_accuracy": 1.0}, {"threshold_accuracy": 1.0}])
 def test_the_metrics_of_an_abstention_are_checked_too(tmp_path: Path, metrics: dict[str, float]) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
             with pytest.raises(BadPayload):
                 coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "none", metrics)
             assert state_of(coordinator, tasks["alpha"]) is TaskState.OPEN
+            coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "none", {"pseudo_labels/1": 1.0})
+            assert state_of(coordinator, tasks["alpha"]) is TaskState.ABSTAINED, "a control"
     asyncio.run(scenario())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from semisilo.common.errors import SemisiloError
 from semisilo.coordinator.ledger.costs import costs_of, total_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.ledger.tracking import studies_with_results
 from semisilo.coordinator.tracking import tensorboard_files
 from semisilo.coordinator.tracking.facts import RoundReader
@@ -120,6 +122,23 @@ def test_classes_of_pseudo_labels_are_a_histogram(filled: Filled, tmp_path: Path
     assert histogram.step == 2
     assert list(zip(histogram.histogram_value.bucket_limit, histogram.histogram_value.bucket, strict=True)) == [
         (0.5, 3.0 * len(SILOS)), (1.5, 0.0), (2.5, 5.0 * len(SILOS))]
+
+
+@pytest.mark.parametrize("name", ["pseudo_labels/\u00b2", "pseudo_labels/99999999999", "pseudo_labels/10"])
+def test_a_class_that_no_study_has_stops_no_tracker_whatever_a_ledger_holds(filled: Filled, name: str) -> None:
+    filled.ledger.query("UPDATE task SET metrics_json = ? WHERE round = 2",
+                        json.dumps({name: 1.0, "pseudo_labels/1": 2.0}))
+    found, = (facts for facts in RoundReader(filled.ledger, "first").rounds_after(1) if facts.number == 2)
+    assert found.pseudo_labels == (0.0, 2.0 * len(SILOS))
+
+
+def test_a_silo_counts_for_no_more_pseudo_labels_than_its_update_has_images(filled: Filled) -> None:
+    filled.ledger.query("UPDATE task SET metrics_json = ? WHERE round = 2", json.dumps(
+        {"pseudo_labels/0": 2.0, "pseudo_labels/1": 1e300, "label_ratio": 1e300}))
+    images = sum(answer.example_count or 0 for answer in answers_of_study(filled.ledger, "first", first=2, last=2))
+    found, = (facts for facts in RoundReader(filled.ledger, "first").rounds_after(1) if facts.number == 2)
+    assert found.pseudo_labels == (2.0 * len(SILOS), float(images))
+    assert {found.scalars[f"label_ratio/{silo}"] for silo in SILOS} == {1.0}
 
 
 def test_a_round_is_written_once_however_often_it_is_asked_for(filled: Filled, tmp_path: Path) -> None:

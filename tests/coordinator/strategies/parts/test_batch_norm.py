@@ -92,13 +92,70 @@ HONEST = {"a": _of(100, 1.0, 2.0), "b": _of(300, 3.0, 2.0), "c": _of(10, 2.0, 2.
 @each_of("robust", [RobustSettings(rule="judge", byzantine_silos=1), RobustSettings(rule="judge"),
                     RobustSettings(rule="trimmed_mean", byzantine_silos=1)])
 def test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range(robust: RobustSettings) -> None:
-    liar = _of(2**40, 1e9, 1e12)
-    found = _robust({**HONEST, "x": liar}, robust, {})
-    assert 1.0 <= float(found["1.mean"][0]) <= 3.0
-    assert float(found["1.var"][0]) <= 2.0 + 4.0
+    for liar in (_of(2**40, 11.0, 2.0), _of(2**40, 1e9, 1e12)):
+        found = _robust({**HONEST, "x": liar}, robust, {})
+        assert 1.0 <= float(found["1.mean"][0]) <= 3.0
+        assert float(found["1.var"][0]) <= 2.0 + 4.0
+    liar = _of(2**40, 11.0, 2.0)
     plain = _robust({**HONEST, "x": liar}, RobustSettings(), {})
-    assert float(plain["1.mean"][0]) > 1e8, "the control: the plain merge believes its mean"
+    assert float(plain["1.mean"][0]) > 6.0, "the control: the plain merge believes its mean"
     assert all(torch.equal(plain[name], tensor) for name, tensor in _merged({**HONEST, "x": liar}).items())
+
+
+def _appraised(answers: Mapping[str, Mapping[str, Tensor]], own: Mapping[str, Tensor] | None = None,
+               robust: RobustSettings | None = None) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Statistics after the phase, and notices."""
+    statistics = StaticStatistics(Environment(
+        seed=1, rounds=1, num_silos=3, data=CoordinatorData(), build_model=_net, robust=robust or RobustSettings(),
+        image=ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,)), augmentation=AugmentationSettings()), "silos")
+    headers = tuple(UpdateHeader(silo, 50, {}) for silo in answers)
+    groups = [{"batch_norm": TensorGroup(dict(each), Meaning.VALUES)} for each in answers.values()]
+    with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as updates:
+        tally = statistics.appraised(statistics.begin(own or {}, {}), updates)
+    for header, each in zip(headers, groups, strict=True):
+        tally = statistics.fold(tally, header, each)
+    return statistics.finish(tally, _of(1, 9.0)), tally.notices
+
+
+@each_of("liar", [_of(10, 1e12, 1e12), _of(10, 2.0, 1e9), _of(10, -200.0, 2.0),
+                  {**_of(10, 2.0, 2.0), "1.mean": torch.tensor([2.0, 50.0])}])
+def test_statistics_far_from_those_of_the_others_are_left_out_and_named(liar: dict[str, Tensor]) -> None:
+    """Without any rule: the honest round's bits, wherever the liar stands."""
+    for answers in ({**HONEST, "x": liar}, {"A": liar, **HONEST}):
+        found, notices = _appraised(answers)
+        assert all(torch.equal(found[name], tensor) for name, tensor in _merged(HONEST).items())
+        (silo, text), = notices.items()
+        assert silo in ("A", "x")
+        assert "are far from the others' and are left out: at layer '1' their mean square" in text
+    assert _appraised(HONEST)[1] == {}, "a control"
+
+
+def test_very_different_statistics_are_named_and_count() -> None:
+    """Means that are five standard deviations away in all channels."""
+    found, notices = _appraised({**HONEST, "x": _of(100, 2.0 + 5 * 2.0**0.5, 2.0)})
+    assert "left out" not in notices["x"]
+    assert all(torch.equal(found[name], tensor) for name, tensor in
+               _merged({**HONEST, "x": _of(100, 2.0 + 5 * 2.0**0.5, 2.0)}).items())
+
+
+def test_of_two_voices_nobody_can_say_which_is_far_and_the_coordinators_own_is_one() -> None:
+    liar, few = _of(10, 1e9), {"a": _of(100, 1.0, 2.0)}
+    assert _appraised({**few, "x": liar})[1] == {}
+    found, notices = _appraised({**few, "x": liar}, own=_of(100, 1.5, 2.0))
+    assert list(notices) == ["x"]
+    assert found["1.mean"].tolist() == pytest.approx([1.25, 1.25])
+    assert _appraised({"x": liar, "y": liar}, own=_of(100, 1.5, 2.0))[1] == {}, "the majority lies"
+
+
+def test_under_a_rule_the_far_are_trimmed_and_named_all_the_same() -> None:
+    robust = RobustSettings(rule="trimmed_mean", byzantine_silos=1)
+    _, notices = _appraised({**HONEST, "x": _of(10, 1e9)}, robust=robust)
+    assert list(notices) == ["x"]
+    assert "left out" not in notices["x"]
+
+
+def test_impossible_statistics_are_named() -> None:
+    assert "are left out: " in _appraised({**HONEST, "x": _of(0, 7.0)})[1]["x"]
 
 
 def test_with_too_few_answers_the_coordinators_own_statistics_stay() -> None:

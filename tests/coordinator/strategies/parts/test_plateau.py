@@ -37,3 +37,10 @@ def test_the_learning_rate_stops_at_the_floor_and_never_rises_to_it() -> None:
 
 def test_a_factor_of_one_keeps_the_learning_rate() -> None:
     assert {state.lr for state in _run([1.0] * 9, factor=1.0)} == {1e-3}
+
+
+def test_what_a_silo_has_run_down_stays_down_when_the_loss_falls_again() -> None:
+    """As docs/operations.md says beside `set-aside`."""
+    found = _run([1.0, *[9.0] * 4, *[1.0 - 0.01 * each for each in range(1, 50)]])
+    assert found[4].lr == found[-1].lr == pytest.approx(1e-3 / 9)
+    assert found[-1].best == pytest.approx(0.51)
