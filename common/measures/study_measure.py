@@ -12,8 +12,8 @@ from typing import Literal
 
 from semisilo.common.measures.intervals import area_error, standard_error
 
-__all__ = ["ACCURACY", "AUROC", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score", "StudyMeasure",
-           "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
+__all__ = ["ACCURACY", "AUROC", "BALANCED_ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score",
+           "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
 
 MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "recall"]
 VALIDATION_PREFIX = "validation_"
@@ -59,6 +59,16 @@ class StudyMeasure:
         """In a sentence: "a balanced accuracy", "an AUROC"."""
         return f"{'a' if self.kind in ('balanced_accuracy', 'recall') else 'an'} {self.title}"
 
+    def label_in(self, classes: Sequence[str]) -> int | None:
+        """Label of the class that it is about; None unless it is a recall. Raises: ValueError where that is none of
+        these."""
+        return list(classes).index(self.class_name) if self.kind == "recall" else None
+
+    @property
+    def weighs_classes_alike(self) -> bool:
+        """Whether a rare class counts as much as a frequent one: not of accuracy alone, where images count alike."""
+        return self.kind != "accuracy"
+
     @property
     def is_area(self) -> bool:
         """Whether it is an area under a curve, which people write as 0.912 and not as a percentage."""
@@ -66,6 +76,7 @@ class StudyMeasure:
 
 
 ACCURACY = StudyMeasure("accuracy")
+BALANCED_ACCURACY = StudyMeasure("balanced_accuracy")
 AUROC = StudyMeasure("auroc")
 
 
@@ -128,7 +139,7 @@ def decided_measure(images_K: Sequence[int]) -> StudyMeasure:
     """
     if not any(images_K) or max(images_K) <= IMBALANCED * min(images_K):
         return ACCURACY
-    return StudyMeasure("balanced_accuracy")
+    return BALANCED_ACCURACY
 
 
 def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[int], images_K: Sequence[int],

@@ -2,8 +2,9 @@
 
 Strong and weak views mixed in pairs, an exponential average of the weights that is evaluated with batch-norm statistics
 of its own, as many steps as the study spends, a learning rate from a small search on validation images or, where
-there are none, by cross-validation on the labels; imbalanced labels with logit adjustment. Test images are measured,
-and nothing is chosen by them (docs/decisions/0027-a-strong-line-of-labels-alone.md).
+there are none, by cross-validation on the labels; imbalanced labels with logit adjustment, unless the study is about
+accuracy. Test images are measured, and nothing is chosen by them
+(docs/decisions/0027-a-strong-line-of-labels-alone.md).
 
 It is worked on in slices (`semisilo.coordinator.compute.labels_alone`), the search included.
 """
@@ -30,6 +31,7 @@ from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.learning.training import check_finite, unloaded_model
+from semisilo.common.measures.study_measure import BALANCED_ACCURACY, parse_measure
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone, Recipe, SavedWork
@@ -44,7 +46,7 @@ from semisilo.coordinator.compute.recipe_search import (
     num_trials,
     rightly_answered,
 )
-from semisilo.coordinator.ledger.records import EndedBy
+from semisilo.coordinator.ledger.records import LOGIT_ADJUSTMENT, EndedBy
 from semisilo.coordinator.strategies.self_training import warm_up_steps
 
 __all__ = ["StrongLabelsAlone", "StrongRecipe", "images_of_study", "planned_steps"]
@@ -67,6 +69,9 @@ class StrongRecipe(Recipe):
     study_images: int = 0
     """Labelled images that the study itself looks at in all rounds, each counted as often as it is looked at."""
     num_classes: int
+    measure: str = str(BALANCED_ACCURACY)
+    """What the study is about: with "accuracy" the labels' frequencies stay in the model, and rates are compared by
+    it."""
 
 
 def planned_steps(recipe: StrongRecipe, *, num_labelled: int, batch_size: int) -> int:
@@ -137,9 +142,13 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         assert self._labelled.labels_N is not None
         self._labels_N = self._labelled.labels_N
         self._batch_size = 64 if len(self._labelled) > _MANY_LABELS else 32
-        self._balanced = log_prior(self._labels_N, recipe.num_classes) is not None
+        measure = parse_measure(recipe.measure)
+        self._alike = measure.weighs_classes_alike
+        self._adjusted = self._alike and log_prior(self._labels_N, recipe.num_classes) is not None
+        only = environment.measured_class if measure.kind == "recall" else None
         self._parts = self._search_parts()
-        self._weights = [class_weights(part.labels_n, balanced=self._balanced).tolist() for part in self._parts]
+        self._weights = [class_weights(part.labels_n, balanced=self._adjusted, only=only).tolist()
+                         for part in self._parts]
         self._model = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._averaged = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._initial = initial_model(environment.build_model, environment.seed)
@@ -214,7 +223,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             chosen_n=None if trial is None else self._parts[trial.fold].learns_n, initial=self._initial,
             sgd=SGDSettings(lr=self._lr), steps=self._steps if trial is None else self._trial_steps,
             batch_size=self._batch_size,
-            position=position, log_prior_K=log_prior(
+            position=position, log_prior_K=None if not self._alike else log_prior(
                 self._labels_N if trial is None else self._labels_N[self._parts[trial.fold].learns_n],
                 self._recipe.num_classes),
             purpose="labels_alone" if trial is None else f"labels_alone_fold_{trial.fold}")
@@ -329,8 +338,8 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         parts = ["strong and weak views with MixUp", "average of the weights",
                  f"learning rate {self._lr:g}{' found on ' + self._held_out() if self._right else ''}",
                  f"{self._training.done} steps of {self._batch_size} images"]
-        if self._balanced:
-            parts.insert(2, "logit adjustment for the imbalanced labels")
+        if self._adjusted:
+            parts.insert(2, LOGIT_ADJUSTMENT)
         return ", ".join(parts)
 
     def _held_out(self) -> str:

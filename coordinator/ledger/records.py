@@ -40,6 +40,10 @@ BaselineRecipe = Literal["strong", "paper"]
 """How labels alone are trained: as well as the tool can, or by the recipe of SemiFL's paper."""
 
 
+LOGIT_ADJUSTMENT = "logit adjustment for the imbalanced labels"
+"""How the description of labels alone says that there was some."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenStudy:
     """What is measured once when a study starts and never changes after."""
@@ -168,6 +172,12 @@ class LabelledOnlyResult:
     """How it was trained, in words; empty in a study of an earlier version."""
     model_digest: str = ""
     """SHA-256, hex, of the file `LABELS_ALONE_MODEL` of the study's folder; empty in a study of an earlier version."""
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the labels' frequencies were taken out of the model, which then takes all classes for equally
+        frequent."""
+        return LOGIT_ADJUSTMENT in self.description
 
 
 def cut_short(result: LabelledOnlyResult) -> str:

@@ -85,7 +85,8 @@ def model_to_write(ledger: Ledger, study: str) -> Export | None:
     if chosen is None:
         return None
     if row.baseline is not None and prefers_labels_alone(row, chosen):
-        return Export(state=row.baseline.model_digest, labels_alone=True, path=Path())
+        return Export(state=row.baseline.model_digest, labels_alone=True, adjusted=row.baseline.is_adjusted,
+                      path=Path())
     return Export(state=chosen.state_digest, path=Path())
 
 

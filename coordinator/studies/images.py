@@ -19,10 +19,12 @@ from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.tensors import digest
 from semisilo.common.measures.study_measure import ACCURACY, AUROC, StudyMeasure, decided_measure, parse_measure
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
+from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.own.model_file import code_of, with_digest
@@ -105,6 +107,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         check_class_names(classes, where="[data]")  # those that the labelled images have brought
         _warn_of_missing_classes(images, classes)
     measure, measure_reason = _measure(config, classes, images_K)
+    if frozen is None:
+        _warn_of_other_aim(config, images, measure, num_classes=len(classes))
     if config.study.patience and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
                                f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
@@ -224,6 +228,18 @@ def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) 
         _LOG.warning("the coordinator has no labelled image of '%s'%s: what silos learn of such a class from their "
                      "labels is hardly kept; give the coordinator a few", missing[0],
                      f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "")
+
+
+def _warn_of_other_aim(config: StudyConfig, images: CoordinatorData, measure: StudyMeasure, *,
+                       num_classes: int) -> None:
+    """Says where a study is about accuracy, and its method makes a model that finds rare classes at accuracy's cost."""
+    settings, labelled = config.method.settings, images.labelled
+    if (isinstance(settings, SelfTrainingSettings) and settings.logit_adjustment > 0
+            and not measure.weighs_classes_alike and labelled is not None and labelled.labels_N is not None
+            and len(labelled) and log_prior(labelled.labels_N, num_classes) is not None):
+        _LOG.warning("the study is about accuracy, and its labels are imbalanced: self-training's model is made for"
+                     " balanced accuracy, and answers rare classes more often than accuracy rewards; set [method]"
+                     " logit_adjustment = 0 for accuracy, or [study] measure = \"balanced_accuracy\"")
 
 
 def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:

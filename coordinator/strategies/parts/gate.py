@@ -3,8 +3,8 @@
     w + s (w' - w)        s the largest of 1, 1/2, 1/4, 0 that is accepted
 
 with w the model that was sent and w' the one after averaging and server momentum, before any training on labels. The
-images are the validation images, or the labelled ones where there are none: these the model knows, so there the gate
-shuts only on what destroys knowledge, such as silos that have collapsed or lie.
+images count as in the study's measure. They are the validation images, or the labelled ones where there are none: these
+the model knows, so there the gate shuts only on what destroys knowledge, such as silos that have collapsed or lie.
 
 Shapes: N images.
 """
@@ -24,11 +24,13 @@ from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.losses import first_argmax
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.measures.multi_label import AreaParts, area_parts
+from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.methods.contract import Environment
 from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 
-__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "taken", "through_gate"]
+__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "taken", "through_gate",
+           "weights_for"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -46,6 +48,23 @@ def class_balanced_weights(labels_N: Tensor) -> Tensor:
     _, index_N, counts_C = torch.unique(labels_N.cpu(), return_inverse=True, return_counts=True)
     weights_N: Tensor = 1.0 / (len(counts_C) * counts_C.double()[index_N])
     return weights_N
+
+
+def weights_for(measure: StudyMeasure, labels_N: Tensor, *, label: int | None = None) -> Tensor:
+    """What each image counts, so that the weighted mean of what is right is the study's measure; float64 (N,), sum 1.
+
+    For accuracy 1 / N; for the recall of a class 1 / n_c for its images and 0 for all others; else
+    `class_balanced_weights`, also for AUROC, of which no image has a part of its own, and for the recall of a class
+    without images.
+
+    Args:
+        label: of the class that a recall is of.
+    """
+    labels_N = labels_N.cpu()
+    if measure.kind == "accuracy":
+        return torch.full((len(labels_N),), 1.0 / len(labels_N), dtype=torch.float64)
+    of_it_N = labels_N == label if measure.kind == "recall" and label is not None else torch.zeros(len(labels_N))
+    return of_it_N.double() / of_it_N.sum() if bool(of_it_N.any()) else class_balanced_weights(labels_N)
 
 
 def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor) -> float:
@@ -149,7 +168,8 @@ class Gate:
         if labels_N.ndim == 2:
             step = accepted_area_step(logits_at, labels_N)
         else:
-            step = accepted_step(right_at, class_balanced_weights(labels_N))
+            step = accepted_step(right_at, weights_for(self._environment.measure, labels_N,
+                                                       label=self._environment.measured_class))
         if step < 1.0:
             _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "
                          "images worse", round, f"{step:.0%} of" if step else "nothing of")

@@ -170,6 +170,20 @@ def test_with_labels_at_both_the_labels_bring_the_classes_which_must_be_names_th
     assert opened("labels-at-coordinator").frozen.classes == ("cat", "unlabelled"), "silos' folders are not read"
 
 
+@each_of(("measure", "tau", "said"), [
+    ("accuracy", 1.0, True), ("accuracy", 0.0, False), ("balanced_accuracy", 1.0, False)])
+def test_a_study_about_accuracy_is_told_that_self_training_makes_a_model_for_balanced_accuracy(
+        deep, caplog, measure, tau, said):
+    caplog.clear()
+    for name in "bcd":
+        Image.fromarray(np.full((8, 8), 1000 + ord(name), np.uint16)).save(deep / f"labelled/cat/{name}.png")
+    read_study_data(config_from_dict({
+        "study": {"measure": measure}, "data": {"labelled": "labelled", "on_error": "skip", "image": {
+            "size": 8, "channels": 1}}, "model": {"name": "small_cnn"},
+        "method": {"name": "self_training", "logit_adjustment": tau}}, where="study.toml"), folder=deep, frozen=None)
+    assert ("logit_adjustment = 0" in caplog.text) == said
+
+
 @each_of(("reading", "said"), [
     ({"window": "auto"}, 'window = "auto"'), ({"windw": "file"}, "window"), ({"frames": "last"}, "frames"),
     ({"axis": "top"}, "axial")])

@@ -139,6 +139,37 @@ def test_without_labelled_or_test_images_it_is_refused() -> None:
         trained(_environment(data=CoordinatorData(labelled=_halves(4, 0))))
 
 
+def _rare(count: int, rare: int, seed: int) -> ImageSet:
+    """Two classes that overlap, of which the second is rare: the fewer a threshold finds, the higher the accuracy."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(count) < rare).long()
+    pixels = 100 + 20 * torch.randn(count, 1, 4, 4, generator=generator) + 8 * labels[:, None, None, None]
+    return ImageSet(pixels.clamp(0, 255).to(torch.uint8), labels, tuple(map(str, range(count))))
+
+
+def test_where_the_study_is_about_accuracy_labels_alone_are_trained_for_accuracy() -> None:
+    """5 % of the labels and of the test images are of the rare class: answering "no" to all is right for 95 %."""
+    environment = _environment(data=CoordinatorData(labelled=_rare(60, 3, 0), test=_rare(1000, 50, 1)))
+    found = {measure: trained(environment, StrongRecipe(epochs=150, num_classes=2, measure=measure))
+             for measure in ("accuracy", "balanced_accuracy")}
+    accuracy, balanced = found["accuracy"], found["balanced_accuracy"]
+    assert accuracy.evaluation.accuracy > balanced.evaluation.accuracy + 0.05
+    assert accuracy.evaluation.balanced_accuracy < balanced.evaluation.balanced_accuracy
+    assert ["logit adjustment" in each.description for each in (accuracy, balanced)] == [False, True]
+    assert trained(environment, StrongRecipe(epochs=150, num_classes=2)) == balanced
+
+
+@each_of(("measure", "weights"), [
+    ("accuracy", [1.0] * 6), ("balanced_accuracy", [1 / 4] * 4 + [1 / 2] * 2), ("auroc", [1 / 4] * 4 + [1 / 2] * 2),
+    ("recall:rare", [0.0] * 4 + [1.0] * 2)])
+def test_rates_are_compared_by_the_measure_of_the_study(measure: str, weights: list[float]) -> None:
+    validation = ImageSet(_halves(6, 2).images_NCHW, torch.tensor([0] * 4 + [1] * 2), tuple("abcdef"))
+    environment = _environment(measured_class=1, data=CoordinatorData(
+        labelled=_rare(60, 3, 0), test=_halves(4, 1), validation=validation))
+    alone = StrongLabelsAlone(environment, StrongRecipe(num_classes=2, measure=measure))
+    assert alone._weights == [pytest.approx(weights)]
+
+
 @each_of(("recipe", "labels", "steps"), [
     (StrongRecipe(num_classes=2), 20, 600), (StrongRecipe(num_classes=2), 100, 2500),
     (StrongRecipe(num_classes=2, study_images=96000), 100, 3000), (StrongRecipe(num_classes=2), 400, 4000),

@@ -12,6 +12,7 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import tensors
 from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.measures.study_measure import ACCURACY, BALANCED_ACCURACY, parse_measure
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
@@ -23,6 +24,7 @@ from semisilo.coordinator.strategies.parts.gate import (
     accepted_step,
     class_balanced_weights,
     taken,
+    weights_for,
 )
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.self_training import SelfTrainingStrategy
@@ -54,6 +56,39 @@ def test_rare_classes_count_as_much_as_frequent_ones() -> None:
     assert weights.tolist() == pytest.approx([1 / 16] * 8 + [1 / 4] * 2)
     lost_rare = torch.tensor([True] * 8 + [False] * 2)
     assert accepted_step(lambda step: lost_rare if step else torch.ones(10).bool(), weights) == 0.0
+
+
+@each_of(("measure", "expected"), [
+    ("accuracy", [1 / 10] * 10), ("balanced_accuracy", [1 / 16] * 8 + [1 / 4] * 2),
+    ("auroc", [1 / 16] * 8 + [1 / 4] * 2), ("recall:rare", [0.0] * 8 + [1 / 2] * 2),
+    ("recall:absent", [1 / 16] * 8 + [1 / 4] * 2)])
+def test_images_count_as_in_the_measure_of_the_study(measure: str, expected: list[float]) -> None:
+    label = {"recall:rare": 2, "recall:absent": 1}.get(measure)
+    found = weights_for(parse_measure(measure), torch.tensor([0] * 8 + [2] * 2), label=label)
+    assert found.tolist() == pytest.approx(expected)
+    assert float(found.sum()) == pytest.approx(1.0)
+
+
+def test_the_gate_of_a_study_about_accuracy_takes_what_answers_no_to_all() -> None:
+    """Of 30 images two are of the last class. A model that finds none of it is as accurate as one that finds both and
+    calls two other images so, and worse in balanced accuracy."""
+    labels = torch.tensor([0] * 28 + [1] * 2)
+    pixels = torch.zeros(30, 1, 4, 4, dtype=torch.uint8)
+    pixels[[0, 1, 28, 29]] = 255  # what is bright is called rare, two of them rightly
+    data = CoordinatorData(validation=ImageSet(pixels, labels, tuple(map(str, range(30)))))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+    w = {"1.weight": torch.stack([torch.zeros(16), torch.ones(16)]), "1.bias": torch.zeros(2)}
+    after = {"1.weight": torch.zeros(2, 16), "1.bias": torch.tensor([100.0, -100.0])}
+    found = {}
+    for measure in (ACCURACY, BALANCED_ACCURACY):
+        environment = Environment(seed=1, rounds=1, num_silos=1, data=data, build_model=net, image=FORM, num_classes=2,
+                                  augmentation=AugmentationSettings(policy="none"), measure=measure)
+        found[measure.kind] = Gate(environment).accepted(w, after, round=1)
+    assert found["accuracy"] == 1.0
+    assert found["balanced_accuracy"] < 1.0
 
 
 def test_what_is_taken_of_model_and_momentum() -> None:
