@@ -64,6 +64,17 @@ class StudyMeasure:
         these."""
         return list(classes).index(self.class_name) if self.kind == "recall" else None
 
+    def unseen(self, classes: Sequence[str], images_K: Sequence[int]) -> tuple[str, ...]:
+        """Classes that it should count and cannot, since no image is of them.
+
+        Args:
+            images_K: images of each class; () where that is not known, or there are none at all.
+        """
+        if self.kind == "accuracy" or not any(images_K):
+            return ()
+        return tuple(name for name, images in zip(classes, images_K, strict=True)
+                     if not images and (self.kind != "recall" or name == self.class_name))
+
     @property
     def weighs_classes_alike(self) -> bool:
         """Whether a rare class counts as much as a frequent one: not of accuracy alone, where images count alike."""

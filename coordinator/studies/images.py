@@ -109,6 +109,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     measure, measure_reason = _measure(config, classes, images_K)
     if frozen is None:
         _warn_of_other_aim(config, images, measure, num_classes=len(classes))
+        _warn_of_unseen_classes(images, classes, measure)
     if config.study.patience and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
                                f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
@@ -228,6 +229,18 @@ def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) 
         _LOG.warning("the coordinator has no labelled image of '%s'%s: what silos learn of such a class from their "
                      "labels is hardly kept; give the coordinator a few", missing[0],
                      f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "")
+
+
+def _warn_of_unseen_classes(images: CoordinatorData, classes: tuple[str, ...], measure: StudyMeasure) -> None:
+    """Says of which classes there is no image where the study measures itself by all of them."""
+    for part, found, what in (("validation", images.validation, "choose the round that is handed over"),
+                              ("test", images.test, "are what the model is judged by")):
+        unseen = measure.unseen(classes, _by_class(found, num_classes=len(classes)))
+        if unseen:
+            _LOG.warning("the %s images, which %s, have none of '%s'%s: their %s leaves out what the model does there,"
+                         " and a model that never answers so looks no worse; give them some of every class", part, what,
+                         unseen[0], f" and {len(unseen) - 1} more of the study's classes" if len(unseen) > 1 else "",
+                         measure.title)
 
 
 def _warn_of_other_aim(config: StudyConfig, images: CoordinatorData, measure: StudyMeasure, *,

@@ -184,6 +184,20 @@ def test_a_study_about_accuracy_is_told_that_self_training_makes_a_model_for_bal
     assert ("logit_adjustment = 0" in caplog.text) == said
 
 
+@each_of(("measure", "said"), [
+    ("balanced_accuracy", True), ("recall:cow", True), ("recall:cat", False), ("accuracy", False)])
+def test_classes_that_validation_or_test_images_lack_are_said_where_the_measure_is_about_them(
+        deep, caplog, measure, said):
+    caplog.clear()
+    read_study_data(config_from_dict({
+        "study": {"measure": measure}, "data": {"labelled": "labelled", "test": "test", "on_error": "skip",
+                                                "classes": ["cat", "cow", "dog", "pig"],
+                                                "image": {"size": 8, "channels": 1}},
+        "model": {"name": "small_cnn"}, "method": {"name": "semifl"}}, where="study.toml"), folder=deep, frozen=None)
+    more = "" if measure.startswith("recall") else " and 1 more of the study's classes"
+    assert (f"the test images, which are what the model is judged by, have none of 'cow'{more}" in caplog.text) == said
+
+
 @each_of(("reading", "said"), [
     ({"window": "auto"}, 'window = "auto"'), ({"windw": "file"}, "window"), ({"frames": "last"}, "frames"),
     ({"axis": "top"}, "axial")])

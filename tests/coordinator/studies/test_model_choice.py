@@ -92,6 +92,22 @@ def test_without_labels_alone_what_is_reached_is_said_with_its_interval() -> Non
     assert "test images" not in choice(0.9, None, num_test=0).conclusion
 
 
+@each_of(("measured", "measure", "said"), [
+    ({"validation_recall/a": 0.9, "selection_score": 0.8}, "balanced_accuracy",
+     "round 1, the last one: balanced accuracy 80.0 % on 50 validation images of 1 of the 2 classes"),
+    ({"validation_recall/a": 0.9}, "balanced_accuracy",
+     "round 1, the last one: the 50 validation images have none of 'b', so balanced accuracy cannot choose"),
+    ({"validation_recall/a": 0.9}, "recall:b",
+     "round 1, the last one: the 50 validation images have none of 'b', so recall of b cannot choose"),
+    ({"validation_recall/a": 0.9, "selection_score": 0.8}, "accuracy",
+     "round 1, the last one: accuracy 80.0 % on 50 validation images"),
+    ({"validation_recall/a": 0.9, "validation_recall/b": 0.0, "selection_score": 0.8}, "balanced_accuracy",
+     "round 1, the last one: balanced accuracy 80.0 % on 50 validation images"),
+    ({}, "balanced_accuracy", "round 1, the last one: validation images have not measured any round")])
+def test_it_is_said_which_classes_validation_images_lack(measured: dict[str, float], measure: str, said: str) -> None:
+    assert choice_of(row_with(None, measure=measure), [round_of(1, measured)], first_update=1).text == said
+
+
 @each_of(("first_update", "said"), [
     (1, ": +20.0 points, 95 % interval +14.6 to +25.3, the silos have helped."),
     (2, "; no silo has part in round 1, so there is no gain."),
