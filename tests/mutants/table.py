@@ -630,6 +630,11 @@ _ALONE = _mutants(
     ("gate-lets-everything-through", "coordinator/strategies/parts/gate.py", "variance.sqrt()) >= -_ROUNDING",
      "variance.sqrt()) >= -1.0",
      "tests/coordinator/strategies/parts/test_gate.py::test_the_largest_step_that_is_not_worse_beyond_noise"),
+    ("gate-takes-a-lost-rare-image-for-no-chance", "coordinator/strategies/parts/gate.py",
+     "return labels_N if measure.weighs_classes_alike else torch.zeros_like(labels_N)",
+     "return torch.zeros_like(labels_N)",
+     "tests/coordinator/strategies/parts/test_gate.py::"
+     "test_one_image_may_be_lost_of_a_rare_class_as_of_a_frequent_one_and_not_two"),
     ("gate-takes-a-model-that-is-not-finite", "coordinator/strategies/parts/gate.py",
      "if step == 0.0:", "if step == 2.0:",
      "tests/coordinator/strategies/parts/test_gate.py::test_what_is_taken_of_model_and_momentum"),

@@ -29,8 +29,8 @@ from semisilo.common.methods.contract import Environment
 from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 
-__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "taken", "through_gate",
-           "weights_for"]
+__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "difference_variance",
+           "strata_for", "taken", "through_gate", "weights_for"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -67,23 +67,52 @@ def weights_for(measure: StudyMeasure, labels_N: Tensor, *, label: int | None = 
     return of_it_N.double() / of_it_N.sum() if bool(of_it_N.any()) else class_balanced_weights(labels_N)
 
 
-def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor) -> float:
+def strata_for(measure: StudyMeasure, labels_N: Tensor) -> Tensor:
+    """Of what images the measure takes the mean apart, int64 (N,): for accuracy all together, else each class."""
+    labels_N = labels_N.cpu()
+    return labels_N if measure.weighs_classes_alike else torch.zeros_like(labels_N)
+
+
+def difference_variance(difference_N: Tensor, weights_N: Tensor, strata_N: Tensor) -> Tensor:
+    """The variance of sum_i w_i d_i over images to come, scalar float64 ():
+
+        sum_c w_c^2 n_c / (n_c - 1) sum_{i in c} (d_i - m_c)^2,  of a stratum of one image w_c^2 d^2
+
+    The spread is that within each stratum, since how many images there are of each is not left to chance. One image
+    that is lost has then a difference of just its standard error, in a rare class as in a frequent one.
+    Args:
+        difference_N: float64.
+        weights_N: float64, the same of all images of a stratum.
+    Source: of a stratified sample, Cochran, "Sampling Techniques", 1977, section 5.4; a single image, which has no
+        spread, is taken for its square.
+    """
+    _, index_N, counts_C = torch.unique(strata_N, return_inverse=True, return_counts=True)
+    mean_C = torch.zeros(len(counts_C), dtype=torch.float64).index_add_(0, index_N, difference_N) / counts_C
+    mean_C[counts_C == 1] = 0.0
+    factor_C = counts_C.double() / (counts_C - 1).clamp(min=1)
+    variance: Tensor = (factor_C[index_N] * (weights_N * (difference_N - mean_C[index_N])).square()).sum()
+    return variance
+
+
+def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor, strata_N: Tensor | None = None) -> float:
     """The largest step of `STEPS` at which images are not classified worse than at 0, beyond noise; else 0.
 
         d = right_at(s) - right_at(0)         m = sum_i w_i d_i
-        accepted where m >= -sqrt(N / (N - 1) sum_i (w_i (d_i - m))^2)
+        accepted where m >= -sqrt(`difference_variance`)
 
-    that is, where the difference is not below 0 by more than its standard error: with equal weights one image may be
-    lost, and not two.
+    that is, where the difference is not below 0 by more than its standard error: one image may be lost, of whatever
+    class, and not two of the same.
     Args:
         right_at: from a step to whether each image is classified rightly, bool (N,), on the CPU.
         weights_N: float64, sum 1.
+        strata_N: see `strata_for`; None: all images are one.
     """
+    strata_N = torch.zeros(len(weights_N), dtype=torch.int64) if strata_N is None else strata_N
     before_N = right_at(0.0).double()
     for step in STEPS:
         difference_N = right_at(step).double() - before_N
         mean = (weights_N * difference_N).sum()
-        variance = (weights_N * (difference_N - mean)).square().sum() * len(weights_N) / max(len(weights_N) - 1, 1)
+        variance = difference_variance(difference_N, weights_N, strata_N)
         if float(mean + variance.sqrt()) >= -_ROUNDING:
             return step
     return 0.0
@@ -169,7 +198,8 @@ class Gate:
             step = accepted_area_step(logits_at, labels_N)
         else:
             step = accepted_step(right_at, weights_for(self._environment.measure, labels_N,
-                                                       label=self._environment.measured_class))
+                                                       label=self._environment.measured_class),
+                                 strata_for(self._environment.measure, labels_N))
         if step < 1.0:
             _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "
                          "images worse", round, f"{step:.0%} of" if step else "nothing of")

@@ -23,6 +23,8 @@ from semisilo.coordinator.strategies.parts.gate import (
     accepted_area_step,
     accepted_step,
     class_balanced_weights,
+    difference_variance,
+    strata_for,
     taken,
     weights_for,
 )
@@ -56,6 +58,33 @@ def test_rare_classes_count_as_much_as_frequent_ones() -> None:
     assert weights.tolist() == pytest.approx([1 / 16] * 8 + [1 / 4] * 2)
     lost_rare = torch.tensor([True] * 8 + [False] * 2)
     assert accepted_step(lambda step: lost_rare if step else torch.ones(10).bool(), weights) == 0.0
+
+
+@each_of("counts", [(190, 10), (95, 5), (500, 20), (57, 3), (50, 50), (20, 1), (30, 30, 2)])
+def test_one_image_may_be_lost_of_a_rare_class_as_of_a_frequent_one_and_not_two(counts: tuple[int, ...]) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    for label, count in enumerate(counts):
+        for measure, may_lose in ((ACCURACY, 1), (BALANCED_ACCURACY, 1)):
+            for lost in range(min(count, 3) + 1):
+                right = torch.ones(len(labels), dtype=torch.bool)
+                right[torch.nonzero(labels == label).flatten()[:lost]] = False
+                step = accepted_step(lambda step, right=right: right if step else torch.ones(len(labels)).bool(),
+                                     weights_for(measure, labels), strata_for(measure, labels))
+                assert step == (1.0 if lost <= may_lose else 0.0)
+
+
+def test_the_variance_of_the_gate_is_that_of_the_mean_over_samples_with_as_many_of_each_class() -> None:
+    """Of 40 images of one class and 5 of another, whose answers change with other frequencies: its mean over 4000
+    samples against the variance of the mean."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.tensor([0] * 40 + [1] * 5)
+    weights, strata = class_balanced_weights(labels), strata_for(BALANCED_ACCURACY, labels)
+    chance = torch.where(labels == 0, 0.1, 0.6)
+    drawn = -(torch.rand(4000, 45, generator=generator) < chance).double()
+    means = (drawn * weights).sum(dim=1)
+    found = torch.stack([difference_variance(each, weights, strata) for each in drawn]).mean()
+    assert float(found) == pytest.approx(float(means.var()), rel=0.06)
+    assert float(means.var()) == pytest.approx((0.1 * 0.9 / 40 + 0.6 * 0.4 / 5) / 4, rel=0.06)
 
 
 @each_of(("measure", "expected"), [
