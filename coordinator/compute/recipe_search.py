@@ -102,7 +102,8 @@ def next_trial(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence
 
 def chosen_rate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence[float]]) -> int:
     """Index of the learning rate: the first one, unless another one with as many trials as any is better on the same
-    images by more than two standard errors of the difference; then the best of those.
+    images by more than two standard errors of the difference; then the best of those. The error is at least what the
+    heaviest image weighs: where all of a few answers are better, the images themselves show no spread.
 
     A search on a few dozen labels is noisy, and its trials are shorter than the training, which flatters high rates.
     """
@@ -116,7 +117,9 @@ def chosen_rate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequenc
             [float(mine) - float(its) for fold in shared
              for mine, its in zip(right[Trial(rate, fold)], right[Trial(0, fold)], strict=True)],
             [weight for fold in shared for weight in weights[fold]])
-        if difference.value > max(_CLEARLY * difference.error, gain):
+        weighs = [weight for fold in shared for weight in weights[fold]]
+        error = max(difference.error, max(weighs) / math.fsum(weighs)) if any(weighs) else math.inf
+        if difference.value > max(_CLEARLY * error, gain):
             found, gain = rate, difference.value
     return found
 

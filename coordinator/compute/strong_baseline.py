@@ -31,7 +31,13 @@ from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.learning.training import check_finite, unloaded_model
-from semisilo.common.measures.study_measure import BALANCED_ACCURACY, parse_measure
+from semisilo.common.measures.study_measure import (
+    ACCURACY,
+    BALANCED_ACCURACY,
+    StudyMeasure,
+    parse_measure,
+    score_of,
+)
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone, Recipe, SavedWork
@@ -40,7 +46,6 @@ from semisilo.coordinator.compute.recipe_search import (
     Trial,
     chosen_rate,
     class_weights,
-    estimate,
     folds_of,
     next_trial,
     num_trials,
@@ -147,6 +152,8 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self._adjusted = self._alike and log_prior(self._labels_N, recipe.num_classes) is not None
         only = environment.measured_class if measure.kind == "recall" else None
         self._parts = self._search_parts()
+        if not self._tell_rates_apart(self._parts, measure, only):
+            self._parts = []
         self._weights = [class_weights(part.labels_n, balanced=self._adjusted, only=only).tolist()
                          for part in self._parts]
         self._model = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
@@ -159,7 +166,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self._left_at: AveragedPosition | None = None
         if saved is not None:
             self._right = {Trial(rate, fold): [bool(each) for each in right]
-                           for rate, fold, right in saved.right}
+                           for rate, fold, right in saved.right if self._parts}
             self._steps, self._trial_steps, self._planned = saved.steps, saved.trial_steps, saved.planned
             self._searching = saved.searching
             self._left_at = AveragedPosition(
@@ -314,6 +321,16 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             parts.append(_Part(everything_n[rest], self._labelled, held_n, self._labels_N[held_n].cpu()))
         return parts
 
+    @staticmethod
+    def _tell_rates_apart(parts: Sequence[_Part], measure: StudyMeasure, only: int | None) -> bool:
+        """Whether the held-out images say which rate is better: not those of one class, which the model has all right
+        that always answers it, unless the study is about its recall."""
+        labels_n = torch.cat([part.labels_n for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
+        if labels_n.ndim == 2:
+            return bool(class_weights(labels_n, balanced=False).any())
+        held_out = set(labels_n.tolist())
+        return only in held_out if measure.kind == "recall" else len(held_out) > 1
+
     def _trial_length(self, steps: int) -> int:
         trials = num_trials(len(self._parts))
         return max(1, int(_SEARCH_SHARE * steps / trials)) if trials else 0
@@ -321,17 +338,23 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
     def _crossfit(self) -> dict[str, float]:
         """What the labels themselves say of the recipe: of trials that were shorter and had fewer labels, so rather
         less than the training reaches. {} with validation images, where no label could be held out, and with several
-        labels for an image, which have no accuracy."""
+        labels for an image, which have no accuracy. Balanced accuracy only where labels of every class were held out:
+        of a class with one label none can be, and without it the number would be of another question."""
         rate = LEARNING_RATES.index(self._lr)
         folds = [trial.fold for trial in self._right if trial.rate == rate]
         if not folds or self._environment.data.validation is not None or self._labels_N.ndim == 2:
             return {}
+        labels_n = torch.cat([self._parts[fold].labels_n for fold in sorted(folds)])
+        right_n = torch.tensor([each for fold in sorted(folds) for each in self._right[Trial(rate, fold)]])
+        classes = self._recipe.num_classes
+        images_K = torch.bincount(labels_n, minlength=classes).tolist()
+        hits_K = torch.bincount(labels_n[right_n], minlength=classes).tolist()
         found: dict[str, float] = {}
-        for name, balanced in (("crossfit_accuracy", False), ("crossfit_balanced_accuracy", True)):
-            labels_n = torch.cat([self._parts[fold].labels_n for fold in sorted(folds)])
-            right = [float(each) for fold in sorted(folds) for each in self._right[Trial(rate, fold)]]
-            of_it = estimate(right, class_weights(labels_n, balanced=balanced).tolist())
-            found |= {name: of_it.value, f"{name}_error": of_it.error}
+        for measure in (ACCURACY, BALANCED_ACCURACY) if all(images_K) else (ACCURACY,):
+            score = score_of(measure, classes=("",) * classes, hits_K=hits_K, images_K=images_K,
+                             areas_K=(None,) * classes)
+            if score is not None:
+                found |= {f"crossfit_{measure}": score.value, f"crossfit_{measure}_error": score.error}
         return found
 
     def _description(self) -> str:

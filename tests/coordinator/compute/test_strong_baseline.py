@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
+from semisilo.common.measures.intervals import standard_error
 from semisilo.common.methods.contract import CoordinatorData, Environment
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.coordinator.compute import labels_alone
 from semisilo.coordinator.compute.labels_alone import LabelledOnly
+from semisilo.coordinator.compute.recipe_search import LEARNING_RATES, Trial
 from semisilo.coordinator.compute.strong_baseline import (
     StrongLabelsAlone,
     StrongRecipe,
@@ -168,6 +171,48 @@ def test_rates_are_compared_by_the_measure_of_the_study(measure: str, weights: l
         labelled=_rare(60, 3, 0), test=_halves(4, 1), validation=validation))
     alone = StrongLabelsAlone(environment, StrongRecipe(num_classes=2, measure=measure))
     assert alone._weights == [pytest.approx(weights)]
+
+
+def _uneven(count: int, others: int) -> ImageSet:
+    """So many images of class 0, then so many of class 1."""
+    halves = _halves(2 * max(count, others), 0)
+    labels = halves.labels_N
+    assert labels is not None
+    return halves.subset(torch.cat([torch.nonzero(labels == label).flatten()[:number]
+                                    for label, number in enumerate((count, others))]))
+
+
+@each_of(("others", "searched", "estimated"), [(0, False, set()), (1, False, set()),
+                                               (2, True, {"crossfit_accuracy", "crossfit_balanced_accuracy"})])
+def test_labels_of_one_class_alone_can_be_held_out_and_then_nothing_is_searched_or_estimated(
+        others: int, searched: bool, estimated: set[str]) -> None:
+    data = CoordinatorData(labelled=_uneven(20, others), test=_halves(40, 1))
+    found = trained(_environment(data=data), StrongRecipe(epochs=20, num_classes=2))
+    assert ("found on" in found.description) == searched
+    assert {name for name in found.crossfit if not name.endswith("_error")} == estimated
+    assert all(value > 0 for name, value in found.crossfit.items() if name.endswith("_error"))
+
+
+def test_what_the_labels_let_expect_has_the_errors_of_all_other_shares() -> None:
+    """Wilson's; and where the study has a third class without labels there is no balanced accuracy."""
+    data = CoordinatorData(labelled=_uneven(12, 6), test=_halves(40, 1))
+    alone = StrongLabelsAlone(_environment(data=data), StrongRecipe(epochs=20, num_classes=2))
+    alone.work(float("inf"))
+    assert alone.found is not None
+    crossfit = alone.found.crossfit
+    of_all = [(int(label), bool(right)) for fold, part in enumerate(alone._parts)
+              for label, right in zip(part.labels_n, alone._right[Trial(LEARNING_RATES.index(alone.found.lr), fold)],
+                                      strict=True)]
+    hits, images = [[sum(right or counted for each, right in of_all if each == label) for label in range(2)]
+                    for counted in (False, True)]
+    assert images == [12, 6]
+    assert crossfit["crossfit_accuracy"] == pytest.approx(sum(hits) / 18)
+    assert crossfit["crossfit_accuracy_error"] == pytest.approx(standard_error(sum(hits), 18))
+    assert crossfit["crossfit_balanced_accuracy"] == pytest.approx((hits[0] / 12 + hits[1] / 6) / 2)
+    assert crossfit["crossfit_balanced_accuracy_error"] == pytest.approx(
+        math.hypot(standard_error(hits[0], 12), standard_error(hits[1], 6)) / 2)
+    three = trained(_environment(data=data), StrongRecipe(epochs=20, num_classes=3, measure="accuracy"))
+    assert {"crossfit_accuracy", "crossfit_accuracy_error"} == set(three.crossfit)
 
 
 @each_of(("recipe", "labels", "steps"), [
