@@ -105,7 +105,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
     if frozen is None and silos_have_labels(config.method.settings.scenario):
         check_class_names(classes, where="[data]")  # those that the labelled images have brought
-        _warn_of_missing_classes(images, classes)
+    if frozen is None:
+        _warn_of_missing_classes(images, classes, silos_too=silos_have_labels(config.method.settings.scenario))
     measure, measure_reason = _measure(config, classes, images_K)
     if frozen is None:
         _warn_of_other_aim(config, images, measure, num_classes=len(classes))
@@ -221,14 +222,20 @@ def _without(images: ImageSet | None) -> tuple[int, ...]:
     return tuple(int(count) for count in (images.labels_N == 0).sum(dim=0))
 
 
-def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) -> None:
-    """Says which classes the coordinator has no labelled image of, where it has labels and silos have some too."""
+def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...], *, silos_too: bool) -> None:
+    """Says which classes the coordinator has no labelled image of, where it has labels.
+
+    Args:
+        silos_too: whether silos have some too.
+    """
     counts_K = _by_class(images.labelled, num_classes=len(classes))
     missing = [name for name, count in zip(classes, counts_K, strict=False) if not count]
     if missing:
-        _LOG.warning("the coordinator has no labelled image of '%s'%s: what silos learn of such a class from their "
-                     "labels is hardly kept; give the coordinator a few", missing[0],
-                     f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "")
+        _LOG.warning("the coordinator has no labelled image of '%s'%s: %s", missing[0],
+                     f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "",
+                     "what silos learn of such a class from their labels is hardly kept; give the coordinator a few"
+                     if silos_too else "nobody has labels of such a class, so the model can never learn it; give the"
+                     " coordinator a few, or leave it out of [data] classes")
 
 
 def _warn_of_unseen_classes(images: CoordinatorData, classes: tuple[str, ...], measure: StudyMeasure) -> None:

@@ -163,7 +163,12 @@ def test_with_labels_at_both_the_labels_bring_the_classes_which_must_be_names_th
     assert opened("labels-at-both").frozen.classes == ("cat", "dog")
     assert "no labelled image" not in caplog.text
     opened("labels-at-both", classes=["cat", "cow", "dog", "pig"])
-    assert "no labelled image of 'cow' and 1 more of the study's classes" in caplog.text
+    assert "no labelled image of 'cow' and 1 more of the study's classes: what silos learn" in caplog.text
+    caplog.clear()
+    opened("labels-at-coordinator")
+    assert "no labelled image" not in caplog.text
+    opened("labels-at-coordinator", classes=["cat", "cow", "dog"])
+    assert "no labelled image of 'cow': nobody has labels of such a class, so the model can never" in caplog.text
     (deep / "labelled/dog").rename(deep / "labelled/unlabelled")
     with pytest.raises(BadConfiguration, match="no class may be called 'unlabelled'"):
         opened("labels-at-both")
