@@ -169,13 +169,16 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
                             num_classes=num_strata(labels_N, num_classes),
                             digests=digests["labelled"],
-                            patients=labelled.patients if frozen is None or frozen.by_patient else ())
+                            patients=labelled.patients if frozen is None or frozen.by_patient else (),
+                            drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
         if config.data.stated_share is None:
             return images, 0, images_K
         raise BadData(f'[data] validation_share = "{config.data.validation_share}": of {len(labelled)} labelled images'
                       " none can be held out: no class has two different ones.",
                       remedy='Give more labelled images, or set validation_share = "0%".')
+    if frozen is None:
+        _LOG.info("%d of %d labelled images are held out for validation", len(drawn), len(labelled))
     kept = np.setdiff1d(np.arange(len(labelled)), drawn)
     return (replace(images, labelled=part_of(labelled, kept, disk=disk),
                     validation=part_of(labelled, drawn, disk=disk)), len(drawn), images_K)

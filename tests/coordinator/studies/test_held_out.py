@@ -61,6 +61,44 @@ def test_the_share_of_every_class_is_drawn_one_at_least_and_never_the_last_one()
     assert len(draw_validation(labels, 0.0, seed=1, num_classes=5)) == 0
 
 
+@each_of(("classes", "each", "share", "wanted"), [
+    (120, 2, 0.2, 48), (120, 2, 0.1, 24), (100, 3, 0.2, 60), (50, 4, 0.1, 20), (50, 4, 0.2, 50), (10, 10, 0.2, 20),
+    (10, 13, 0.2, 30), (3, 2, 0.2, 3), (2, 2, 0.1, 2), (5, 1, 0.2, 0)])
+def test_of_many_small_classes_not_far_more_than_the_share_is_held_out(classes: int, each: int, share: float,
+                                                                      wanted: int) -> None:
+    labels = np.repeat(np.arange(classes), each)
+    drawn = draw_validation(labels, share, seed=1, num_classes=classes)
+    assert len(drawn) == wanted
+    counts = np.bincount(labels[drawn], minlength=classes)
+    assert counts.max() - counts.min() <= 1
+    some = draw_validation(labels, share, seed=2, num_classes=classes)
+    if wanted < classes and wanted:
+        assert set(labels[some]) != set(labels[drawn]), "not always the first classes"
+
+
+def test_of_few_large_and_many_small_classes_each_has_one_where_the_share_is_enough_for_that() -> None:
+    """2600 images of which a fifth is 520; a fifth of each class, and one at least, is 700."""
+    labels = np.repeat(np.arange(302), [1000, 1000, *[2] * 300])
+    counts = np.bincount(labels[draw_validation(labels, 0.2, seed=1, num_classes=302)])
+    assert counts.tolist() == [110, 110, *[1] * 300]
+    few = np.repeat(np.arange(101), [100, *[2] * 100])
+    counts = np.bincount(few[draw_validation(few, 0.1, seed=1, num_classes=101)], minlength=101)
+    assert (counts[0], counts[1:].sum(), counts[1:].max()) == (10, 20, 1)
+
+
+@each_of("patients", [False, True])
+def test_a_study_that_an_earlier_version_began_keeps_its_validation_images(patients: bool) -> None:
+    """It held out one image of each of 120 classes."""
+    labels = np.repeat(np.arange(120), 2)
+    known = tuple(f"p{index}" for index in range(240)) if patients else ()
+    first = draw_validation(labels, 0.2, seed=1, num_classes=120, patients=known)
+    assert len(first) == 48
+    again = draw_validation(labels, 0.2, seed=1, num_classes=120, patients=known, drawn_before=48)
+    assert np.array_equal(again, first)
+    earlier = draw_validation(labels, 0.2, seed=1, num_classes=120, patients=known, drawn_before=120)
+    assert np.bincount(labels[earlier]).tolist() == [1] * 120
+
+
 def test_of_very_many_labels_no_more_than_two_thousand_are_held_out() -> None:
     labels = np.repeat([0, 1], [30_000, 10_000])
     drawn = draw_validation(labels, 0.2, seed=1, num_classes=2)
