@@ -99,6 +99,10 @@ class FrozenStudy:
     left_out_views_reason: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Why, for a person; empty where none is left out."""
 
+    keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
+    study that an earlier version began."""
+
     @property
     def study_measure(self) -> StudyMeasure:
         """What rounds are chosen and compared by."""

@@ -129,7 +129,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
-        weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random)
+        weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random,
+        keeps_best=True)
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
@@ -275,7 +276,7 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, test_without=())
     if not frozen.by_patient:
         now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
-    return replace(now, num_broken=frozen.num_broken)
+    return replace(now, num_broken=frozen.num_broken, keeps_best=frozen.keeps_best)
 
 
 def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder: Path,

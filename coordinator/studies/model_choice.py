@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from semisilo.common.measures.gain import Gain, describe_gain, gain_of, interval_of
 from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric, describe_percentage
-from semisilo.coordinator.ledger.progress import handed_over, labels_alone_score, prefers_labels_alone
+from semisilo.coordinator.ledger.progress import (
+    handed_over,
+    handed_over_beside,
+    labels_alone_score,
+    prefers_labels_alone,
+)
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
@@ -64,7 +69,7 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
     """
     measure = row.study_measure
     images = 0 if row.frozen is None else row.frozen.num_validation
-    chosen = handed_over(rounds)
+    chosen = handed_over_beside(row, rounds)
     last = next((each for each in reversed(rounds) if each.state is RoundState.COMPLETED), None)
     score, last_score = (None if each is None else each.metrics.get("selection_score")
                          for each in (chosen, last))
@@ -76,7 +81,10 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
         labels_alone=prefers_labels_alone(row, chosen), labels_alone_score=labels_alone_score(row),
         unseen=() if chosen is None else _unseen(row, chosen.metrics), num_classes=len(row.classes), text="",
         conclusion="")
-    facts = replace(facts, text=_choice_text(facts))
+    usual = handed_over(rounds)
+    instead = "" if usual is chosen or usual is None else \
+        f", instead of round {usual.number}, than which labels alone score higher"
+    facts = replace(facts, text=_choice_text(facts, instead=instead))
     if chosen is None or row.state not in (StudyState.COMPLETED, StudyState.STOPPED):
         return facts
     return replace(facts, conclusion=_conclusion(row, facts, chosen.metrics, has_silos=first_update is not None
@@ -90,7 +98,11 @@ def _unseen(row: StudyRow, metrics: Mapping[str, float]) -> tuple[str, ...]:
     return measure.unseen(row.classes, [int(f"{by_class}{name}" in metrics) for name in row.classes])
 
 
-def _choice_text(facts: ChoiceFacts) -> str:
+def _choice_text(facts: ChoiceFacts, *, instead: str) -> str:
+    """
+    Args:
+        instead: why it is not the round that would be chosen without labels alone; empty where it is.
+    """
     if facts.round is None:
         return ""
     images = f"{facts.num_validation} validation images"
@@ -111,7 +123,7 @@ def _choice_text(facts: ChoiceFacts) -> str:
         return f"round {facts.round}, the last one: {on}"
     other = "was not measured on them" if facts.last_score is None else \
         f"has {describe_metric(facts.metric, facts.last_score)}"
-    return f"round {facts.round}, {on}; the last round, {facts.last}, {other}"
+    return f"round {facts.round}, {on}{instead}; the last round, {facts.last}, {other}"
 
 
 def next_command(row: StudyRow, facts: ChoiceFacts) -> str:
