@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.measures.intervals import area_error, standard_error
+from semisilo.common.measures.intervals import area_spread, share_error, standard_error
 
 __all__ = ["ACCURACY", "AUROC", "BALANCED_ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score",
            "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
@@ -161,8 +161,8 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     |-------------------|--------------------------------------------------------------------------------|
     | accuracy, recall  | Wilson's at z = 1 (`standard_error`)                                           |
     | balanced accuracy | sqrt(sum of the squares of those of the recalls) / number of classes           |
-    | AUROC             | the same of Hanley and McNeil's, as if the areas did not hang on one another   |
-    | average precision | the same of sqrt(p (1 - p) / images of the class)                              |
+    | AUROC             | the same of `area_spread`, as if the areas did not hang on one another         |
+    | average precision | the same of Wilson's, with as many trials as images of the class               |
 
     Args:
         classes: names in label order, (K,).
@@ -174,7 +174,9 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
             the other classes.
     Returns: None where it cannot be measured: no images, none of the class, or no class with an area.
     Raises: ValueError for a class that is not among `classes`.
-    Source: of average precision the binomial error of Boyd, Eng and Page, ECML PKDD 2013, section 4.
+    None of them is 0, also where all is right: of few images that may be luck.
+    Source: of average precision the binomial interval of Boyd, Eng and Page, ECML PKDD 2013, section 4, in Wilson's
+        form.
     """
     if measure.kind == "accuracy":
         return _share(sum(hits_K), sum(images_K))
@@ -184,11 +186,11 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     if measure.kind == "balanced_accuracy":
         return _mean([_share(hits, images) for hits, images in zip(hits_K, images_K, strict=True)])
     if measure.kind == "average_precision":
-        return _mean([None if area is None or not images else Score(area, math.sqrt(area * (1 - area) / images))
+        return _mean([None if area is None or not images else Score(area, share_error(area, images))
                       for area, images in zip(areas_K, images_K, strict=True)])
     total = sum(images_K)
     without_K = [total - images for images in images_K] if without_K is None else without_K
-    return _mean([None if area is None else Score(area, area_error(area, inside=images, outside=without))
+    return _mean([None if area is None else Score(area, area_spread(area, inside=images, outside=without))
                   for area, images, without in zip(areas_K, images_K, without_K, strict=True)])
 
 
