@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisilo.common.data.multi_hot import strata_of
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.evaluation import logits_of
@@ -30,7 +31,7 @@ from semisilo.coordinator.strategies.parts.averaging import apply_global_momentu
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 
 __all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "difference_variance",
-           "strata_for", "taken", "through_gate", "weights_for"]
+           "evenly", "images_tried", "strata_for", "taken", "through_gate", "weights_for"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -92,6 +93,29 @@ def difference_variance(difference_N: Tensor, weights_N: Tensor, strata_N: Tenso
     factor_C = counts_C.double() / (counts_C - 1).clamp(min=1)
     variance: Tensor = (factor_C[index_N] * (weights_N * (difference_N - mean_C[index_N])).square()).sum()
     return variance
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """At most so many of `count` images, spread evenly over them; int64, ascending."""
+    return torch.arange(count) if count <= most else torch.arange(most) * count // most
+
+
+def images_tried(strata_N: Tensor, most: int = _MOST_IMAGES) -> Tensor:
+    """Which images a model is tried on, at most so many; int64, ascending: all of the small strata, and of each larger
+    one as many as of any other, spread evenly over it. A rare class so keeps the few images that it has.
+
+    Args:
+        strata_N: int64; fewer strata than `most`.
+    """
+    if len(strata_N) <= most:
+        return torch.arange(len(strata_N))
+    _, index_N, counts_C = torch.unique(strata_N, return_inverse=True, return_counts=True)
+    each, left, strata = most, most, len(counts_C)
+    for count in sorted(counts_C.tolist()):
+        each = max(1, left // strata)
+        left, strata = left - min(count, each), strata - 1
+    return torch.cat([torch.nonzero(index_N == stratum).flatten()[evenly(count, each)]
+                      for stratum, count in enumerate(counts_C.tolist())]).sort().values
 
 
 def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor, strata_N: Tensor | None = None) -> float:
@@ -167,11 +191,13 @@ class Gate:
         """
         if self._images is None:
             return 1.0
-        chosen = self._images
-        if len(chosen) > _MOST_IMAGES:
-            chosen = chosen.subset(torch.arange(_MOST_IMAGES) * len(chosen) // _MOST_IMAGES)
-        model = model_at_coordinator(self._environment, w, round=round)
+        chosen = measured = self._images
         assert chosen.labels_N is not None
+        if len(chosen) > _MOST_IMAGES:  # statistics are of images as frequent as they are
+            measured = chosen.subset(evenly(len(chosen), _MOST_IMAGES))
+            chosen = chosen.subset(images_tried(self._strata(chosen.labels_N)))
+        assert chosen.labels_N is not None
+        model = model_at_coordinator(self._environment, w, round=round)
         labels_N, change = chosen.labels_N.cpu(), tensors.subtract(after, w)
 
         def logits_at(step: float) -> Tensor | None:
@@ -182,7 +208,7 @@ class Gate:
             tensors.load_into(model, tried)
             try:
                 batch_norm.load(model, batch_norm.to_tensors(batch_norm.measure(
-                    model, chosen.images_NCHW, form=self._environment.image,
+                    model, measured.images_NCHW, form=self._environment.image,
                     generator=torch_generator(self._environment.seed, "batch_norm_order", round=round))))
             except BadPayload:  # statistics that no float32 can hold
                 return None
@@ -199,11 +225,18 @@ class Gate:
         else:
             step = accepted_step(right_at, weights_for(self._environment.measure, labels_N,
                                                        label=self._environment.measured_class),
-                                 strata_for(self._environment.measure, labels_N))
+                                 self._strata(labels_N))
         if step < 1.0:
             _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "
                          "images worse", round, f"{step:.0%} of" if step else "nothing of")
         return step
+
+
+    def _strata(self, labels_N: Tensor) -> Tensor:
+        """`strata_for`; with several labels for an image its rarest finding, or none."""
+        if labels_N.ndim == 2:
+            return torch.from_numpy(strata_of(labels_N.cpu().numpy()))
+        return strata_for(self._environment.measure, labels_N)
 
 
 def taken(w: Mapping[str, Tensor], after: Mapping[str, Tensor], buffer: Mapping[str, Tensor] | None,

@@ -24,6 +24,8 @@ from semisilo.coordinator.strategies.parts.gate import (
     accepted_step,
     class_balanced_weights,
     difference_variance,
+    evenly,
+    images_tried,
     strata_for,
     taken,
     weights_for,
@@ -85,6 +87,37 @@ def test_the_variance_of_the_gate_is_that_of_the_mean_over_samples_with_as_many_
     found = torch.stack([difference_variance(each, weights, strata) for each in drawn]).mean()
     assert float(found) == pytest.approx(float(means.var()), rel=0.06)
     assert float(means.var()) == pytest.approx((0.1 * 0.9 / 40 + 0.6 * 0.4 / 5) / 4, rel=0.06)
+
+
+@each_of(("counts", "kept"), [
+    ((4997, 3), (1997, 3)), ((1990, 10), (1990, 10)), ((3000, 3000), (1000, 1000)), ((5000, 900, 40), (1060, 900, 40)),
+    ((2500, 1, 2500, 1), (999, 1, 999, 1))])
+def test_of_very_many_images_rare_classes_keep_theirs(counts: tuple[int, ...], kept: tuple[int, ...]) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(2))]
+    found = images_tried(labels)
+    assert torch.bincount(labels[found]).tolist() == list(kept)
+    assert bool((found[1:] > found[:-1]).all())
+    if len(labels) > 2000:
+        frequent = found[labels[found] == 0].double()
+        assert float(frequent.mean()) == pytest.approx(len(labels) / 2, rel=0.1), "not the first ones"
+
+
+def test_the_gate_looks_at_the_rare_images_of_a_large_set() -> None:
+    """3 of 4003 images are of the rare class, none of them among every second one. A model that loses them is not
+    accepted in balanced accuracy, and the statistics are of images as frequent as they are."""
+    labels = torch.zeros(4003, dtype=torch.int64)
+    labels[[1, 3, 5]] = 1
+    pixels = torch.zeros(4003, 1, 4, 4, dtype=torch.uint8)
+    pixels[[1, 3, 5]] = 255
+    data = CoordinatorData(validation=ImageSet(pixels, labels, tuple(map(str, range(4003)))))
+    assert not bool(labels[evenly(4003, 2000)].any())
+    environment = Environment(seed=1, rounds=1, num_silos=1, data=data, num_classes=2, image=FORM,
+                              build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)),
+                              augmentation=AugmentationSettings(policy="none"))
+    w = {"1.weight": torch.stack([torch.zeros(16), torch.ones(16)]), "1.bias": torch.zeros(2)}
+    after = {"1.weight": torch.zeros(2, 16), "1.bias": torch.tensor([1000.0, -1000.0])}
+    assert Gate(environment).accepted(w, after, round=1) == 0.0
 
 
 @each_of(("measure", "expected"), [
