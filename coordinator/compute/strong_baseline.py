@@ -1,9 +1,9 @@
 """The strong line of labels alone: what the coordinator could make of its labels without any silo.
 
 Strong and weak views mixed in pairs, an exponential average of the weights that is evaluated with batch-norm statistics
-of its own, as many steps as the study spends, a learning rate from a small search on validation images or, where
-there are none, by cross-validation on the labels; imbalanced labels with logit adjustment, unless the study is about
-accuracy. Test images are measured, and nothing is chosen by them
+of its own, as many steps as the study spends, within bounds, a learning rate from a small search on validation images
+or, where there are none, by cross-validation on the labels; imbalanced labels with logit adjustment, unless the study is
+about accuracy. Test images are measured, and nothing is chosen by them
 (docs/decisions/0027-a-strong-line-of-labels-alone.md).
 
 It is worked on in slices (`semisilo.coordinator.compute.labels_alone`), the search included.
@@ -360,10 +360,15 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
     def _description(self) -> str:
         parts = ["strong and weak views with MixUp", "average of the weights",
                  f"learning rate {self._lr:g}{' found on ' + self._held_out() if self._right else ''}",
-                 f"{self._training.done} steps of {self._batch_size} images"]
+                 f"{self._training.done} steps of {self._batch_size} images{self._shorter()}"]
         if self._adjusted:
             parts.insert(2, LOGIT_ADJUSTMENT)
         return ", ".join(parts)
+
+    def _shorter(self) -> str:
+        """That the bounds on its steps have made it shorter than the study, where they have."""
+        steps = self._recipe.study_images // self._batch_size
+        return f" (the study takes {steps})" if not self._recipe.epochs and steps > self._asked else ""
 
     def _held_out(self) -> str:
         folds = {trial.fold for trial in self._right}

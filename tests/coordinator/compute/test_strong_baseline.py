@@ -223,6 +223,18 @@ def test_it_takes_as_many_steps_as_the_study_within_bounds(recipe: StrongRecipe,
     assert planned_steps(recipe, num_labelled=labels, batch_size=32) == steps
 
 
+def test_where_the_bounds_make_it_shorter_than_the_study_it_says_so() -> None:
+    """60 labels and 100 rounds of self-training: 6062 batches of 32, of which labels alone take at most 4000."""
+    images = images_of_study(SelfTrainingSettings(warm_up_steps=None), rounds=100, num_labelled=60)
+    for study_images, said in ((images, f" (the study takes {images // 32})"), (4000 * 32, ""), (0, "")):
+        recipe = StrongRecipe(num_classes=2, study_images=study_images)
+        alone = StrongLabelsAlone(_environment(data=CoordinatorData(labelled=_halves(60, 0), test=_halves(4, 1))),
+                                  recipe)
+        assert alone._description().endswith(f" steps of 32 images{said}")
+    assert images // 32 > 4000 == planned_steps(StrongRecipe(num_classes=2, study_images=images), num_labelled=60,
+                                                batch_size=32)
+
+
 def test_what_a_study_looks_at_follows_from_its_settings() -> None:
     assert images_of_study(SemiFLSettings(coordinator_epochs=4, local_epochs=3), rounds=10, num_labelled=20) == 1400
     assert images_of_study(SelfTrainingSettings(coordinator_steps=5, local_epochs=3, labelled_batch=8, warm_up_steps=9),
