@@ -2,8 +2,8 @@
 
 Strong and weak views mixed in pairs, an exponential average of the weights that is evaluated with batch-norm statistics
 of its own, as many steps as the study spends, within bounds, a learning rate from a small search on validation images
-or, where there are none, by cross-validation on the labels; imbalanced labels with logit adjustment, unless the study is
-about accuracy. Test images are measured, and nothing is chosen by them
+or, where there are none, by cross-validation on the labels; imbalanced labels with logit adjustment, unless the study
+is about accuracy. Test images are measured, and nothing is chosen by them
 (docs/decisions/0027-a-strong-line-of-labels-alone.md).
 
 It is worked on in slices (`semisilo.coordinator.compute.labels_alone`), the search included.
