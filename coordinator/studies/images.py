@@ -111,6 +111,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if frozen is None:
         _warn_of_other_aim(config, images, measure, num_classes=len(classes))
         _warn_of_unseen_classes(images, classes, measure)
+        if not config.study.measure and config.study.task != "multi_label" and not any(images_K):
+            _warn_of_imbalanced_tests(_by_class(images.test, num_classes=len(classes)))
     if config.study.patience and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
                                f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
@@ -252,6 +254,17 @@ def _warn_of_unseen_classes(images: CoordinatorData, classes: tuple[str, ...], m
                          " and a model that never answers so looks no worse; give them some of every class", part, what,
                          unseen[0], f" and {len(unseen) - 1} more of the study's classes" if len(unseen) > 1 else "",
                          measure.title)
+
+
+def _warn_of_imbalanced_tests(images_K: tuple[int, ...]) -> None:
+    """Says that accuracy was taken for want of labelled and validation images, where the test images are imbalanced:
+    they choose nothing, so they do not change the measure either; only how frequent classes are is looked at."""
+    measure = decided_measure(images_K)
+    if measure != ACCURACY:
+        _LOG.warning("the study is about accuracy, since the coordinator has neither labelled nor validation images;"
+                     " its test images are imbalanced, %d of the largest class to %d of the smallest: set [study]"
+                     ' measure = "%s" if rare classes count as much as frequent ones', max(images_K), min(images_K),
+                     measure)
 
 
 def _warn_of_other_aim(config: StudyConfig, images: CoordinatorData, measure: StudyMeasure, *,

@@ -196,6 +196,22 @@ def test_without_labels_the_measure_follows_the_validation_images(tmp_path: Path
     assert "the validation images are imbalanced" in found.measure_reason
 
 
+@each_of(("tests", "stated", "said"), [
+    ([0] * 8 + [1] * 2, "", True), ([0] * 6 + [1] * 4, "", False), ([0] * 8 + [1] * 2, "accuracy", False)])
+def test_where_only_test_images_show_an_imbalance_the_measure_to_set_is_named_and_not_taken(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, tests: list[int], stated: str, said: bool) -> None:
+    caplog.clear()
+    write(tmp_path / "test.npz", tests, seed=2)
+    config = config_from_dict({
+        "study": {"measure": stated}, "model": {"name": "small_cnn"},
+        "method": {"name": "fedavg", "scenario": "labels-at-silo"},
+        "data": {"test": "test.npz", "classes": ["0", "1"],
+                 "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25]}}}, where="study")
+    assert read_study_data(config, folder=tmp_path, frozen=None).frozen.measure == "accuracy"
+    assert ("8 of the largest class to 2 of the smallest: set [study] measure = \"balanced_accuracy\"" in caplog.text
+            ) == said
+
+
 def test_a_recall_of_a_class_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:
     write(tmp_path / "labelled.npz", [0, 1], seed=1)
     with pytest.raises(BadConfiguration, match="there is no class '2'"):
