@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LEVEL", "Interval", "area_error", "area_interval", "around", "clustered_share_interval",
-           "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval", "newcombe",
-           "precision_interval", "standard_error", "wilson"]
+__all__ = ["LEVEL", "Interval", "area_error", "area_interval", "area_spread", "around",
+           "clustered_share_interval", "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval",
+           "newcombe", "precision_interval", "share_error", "standard_error", "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
@@ -111,7 +111,16 @@ def standard_error(successes: int, count: int) -> float:
     """
     if not 0 <= successes <= count or count < 1:
         raise ValueError(f"{successes} successes of {count}.")
-    share = successes / count
+    return share_error(successes / count, count)
+
+
+def share_error(share: float, count: int) -> float:
+    """`standard_error` of what is taken for a share of `count` images, such as an average precision.
+
+    Raises: ValueError unless 0 <= share <= 1 and count >= 1.
+    """
+    if not 0 <= share <= 1 or count < 1:
+        raise ValueError(f"a share of {share} of {count}.")
     return math.sqrt(share * (1 - share) / count + 1 / (4 * count * count)) / (1 + 1 / count)
 
 
@@ -209,6 +218,21 @@ def area_interval(area: float, *, inside: int, outside: int) -> Interval:
     Source: Newcombe, Statistics in Medicine 25 (2006) 559, part 2, which inverts the same error; there with the mean of
         both counts, here with each.
     """
+    return _areas_near(area, inside=inside, outside=outside, errors=_Z)
+
+
+def area_spread(area: float, *, inside: int, outside: int) -> float:
+    """How far an area under the curve lies from the true one, typically: half the width of `area_interval` at z = 1.
+
+    To `area_error`, which is 0 for a perfect order, it is what `standard_error` is to the binomial's: with few images
+    an area of 1 is no better than one of 0.99.
+    Raises: ValueError as `area_error`.
+    """
+    found = _areas_near(area, inside=inside, outside=outside, errors=1.0)
+    return (found.high - found.low) / 2
+
+
+def _areas_near(area: float, *, inside: int, outside: int, errors: float) -> Interval:
     area_error(area, inside=inside, outside=outside)
 
     def end(far: float) -> float:
@@ -216,7 +240,7 @@ def area_interval(area: float, *, inside: int, outside: int) -> Interval:
         near = area
         for _ in range(_HALVINGS):
             middle = (near + far) / 2
-            if abs(area - middle) <= _Z * area_error(middle, inside=inside, outside=outside):
+            if abs(area - middle) <= errors * area_error(middle, inside=inside, outside=outside):
                 near = middle
             else:
                 far = middle

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.measures.intervals import area_error, standard_error
+from semisilo.common.measures.intervals import area_spread, share_error, standard_error
 
-__all__ = ["ACCURACY", "AUROC", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score", "StudyMeasure",
-           "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
+__all__ = ["ACCURACY", "AUROC", "BALANCED_ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score",
+           "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
 
 MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "recall"]
 VALIDATION_PREFIX = "validation_"
@@ -59,6 +59,27 @@ class StudyMeasure:
         """In a sentence: "a balanced accuracy", "an AUROC"."""
         return f"{'a' if self.kind in ('balanced_accuracy', 'recall') else 'an'} {self.title}"
 
+    def label_in(self, classes: Sequence[str]) -> int | None:
+        """Label of the class that it is about; None unless it is a recall. Raises: ValueError where that is none of
+        these."""
+        return list(classes).index(self.class_name) if self.kind == "recall" else None
+
+    def unseen(self, classes: Sequence[str], images_K: Sequence[int]) -> tuple[str, ...]:
+        """Classes that it should count and cannot, since no image is of them.
+
+        Args:
+            images_K: images of each class; () where that is not known, or there are none at all.
+        """
+        if self.kind == "accuracy" or not any(images_K):
+            return ()
+        return tuple(name for name, images in zip(classes, images_K, strict=True)
+                     if not images and (self.kind != "recall" or name == self.class_name))
+
+    @property
+    def weighs_classes_alike(self) -> bool:
+        """Whether a rare class counts as much as a frequent one: not of accuracy alone, where images count alike."""
+        return self.kind != "accuracy"
+
     @property
     def is_area(self) -> bool:
         """Whether it is an area under a curve, which people write as 0.912 and not as a percentage."""
@@ -66,6 +87,7 @@ class StudyMeasure:
 
 
 ACCURACY = StudyMeasure("accuracy")
+BALANCED_ACCURACY = StudyMeasure("balanced_accuracy")
 AUROC = StudyMeasure("auroc")
 
 
@@ -128,7 +150,7 @@ def decided_measure(images_K: Sequence[int]) -> StudyMeasure:
     """
     if not any(images_K) or max(images_K) <= IMBALANCED * min(images_K):
         return ACCURACY
-    return StudyMeasure("balanced_accuracy")
+    return BALANCED_ACCURACY
 
 
 def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[int], images_K: Sequence[int],
@@ -139,8 +161,8 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     |-------------------|--------------------------------------------------------------------------------|
     | accuracy, recall  | Wilson's at z = 1 (`standard_error`)                                           |
     | balanced accuracy | sqrt(sum of the squares of those of the recalls) / number of classes           |
-    | AUROC             | the same of Hanley and McNeil's, as if the areas did not hang on one another   |
-    | average precision | the same of sqrt(p (1 - p) / images of the class)                              |
+    | AUROC             | the same of `area_spread`, as if the areas did not hang on one another         |
+    | average precision | the same of Wilson's, with as many trials as images of the class               |
 
     Args:
         classes: names in label order, (K,).
@@ -152,7 +174,9 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
             the other classes.
     Returns: None where it cannot be measured: no images, none of the class, or no class with an area.
     Raises: ValueError for a class that is not among `classes`.
-    Source: of average precision the binomial error of Boyd, Eng and Page, ECML PKDD 2013, section 4.
+    None of them is 0, also where all is right: of few images that may be luck.
+    Source: of average precision the binomial interval of Boyd, Eng and Page, ECML PKDD 2013, section 4, in Wilson's
+        form.
     """
     if measure.kind == "accuracy":
         return _share(sum(hits_K), sum(images_K))
@@ -162,11 +186,11 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     if measure.kind == "balanced_accuracy":
         return _mean([_share(hits, images) for hits, images in zip(hits_K, images_K, strict=True)])
     if measure.kind == "average_precision":
-        return _mean([None if area is None or not images else Score(area, math.sqrt(area * (1 - area) / images))
+        return _mean([None if area is None or not images else Score(area, share_error(area, images))
                       for area, images in zip(areas_K, images_K, strict=True)])
     total = sum(images_K)
     without_K = [total - images for images in images_K] if without_K is None else without_K
-    return _mean([None if area is None else Score(area, area_error(area, inside=images, outside=without))
+    return _mean([None if area is None else Score(area, area_spread(area, inside=images, outside=without))
                   for area, images, without in zip(areas_K, images_K, without_K, strict=True)])
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.measures.study_measure import BALANCED_ACCURACY, StudyMeasure
 from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
@@ -412,6 +413,10 @@ class Environment:
     """Where the study has differential privacy of whole silos."""
     trained_before: bool = False
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""
+    measure: StudyMeasure = BALANCED_ACCURACY
+    """What the study chooses, stops and compares by, so that gates aim at the same."""
+    measured_class: int | None = None
+    """Label of the class that `measure` is about, where it is a recall."""
     start_work: StartWork | None = None
     """Where the work of `Strategy.start` is kept while it is under way; None where nobody goes on with it."""
 

@@ -99,7 +99,7 @@ class SelfTrainingSettings(LabelTaskSettings):
     both, which is lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may
     be; 0.9 with labels at silos alone, where nobody with labels of all classes puts the average right. Of K classes
     fewer than eight at least 13 / (12 + K), 0.93 of two: a label is then as many times as probable as the others are
-    on average as with eight."""
+    on average as with eight. Not so with several labels for an image, nor with differential privacy of images."""
     local_epochs: int = 3
     """Passes over the kept images in a round."""
     unlabelled_batch: int = 32

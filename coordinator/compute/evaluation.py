@@ -20,7 +20,13 @@ from semisilo.common.learning.evaluation import (
     evaluate_classes,
 )
 from semisilo.common.learning.tensors import load_into
-from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure, score_of
+from semisilo.common.measures.study_measure import (
+    ACCURACY,
+    BALANCED_ACCURACY,
+    VALIDATION_PREFIX,
+    StudyMeasure,
+    score_of,
+)
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
 from semisilo.common.models.exported import ModelFacts, write_model
 
@@ -186,8 +192,9 @@ def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: S
     """"selection_score", the study's measure on images that nothing was trained on, and "selection_error", its standard
     error: what rounds are chosen by.
 
-    {} where it cannot be measured (no image of the class that it is about), and for a model whose answers are not
-    finite, which is never to be chosen.
+    {} where it cannot be measured (no image of the class that it is about; for balanced accuracy images of one class
+    alone, by which the model that always answers it would be best), and for a model whose answers are not finite, which
+    is never to be chosen.
     """
     if isinstance(evaluation, MultiLabelEvaluation):
         by_class = evaluation.areas if measure.kind == "auroc" else evaluation.average_precisions
@@ -198,8 +205,11 @@ def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: S
         return {} if found is None else {"selection_score": found.value, "selection_error": found.error}
     if evaluation.calibration_error is None:
         return {}
+    images_K = [sum(row) for row in evaluation.confusion]
+    if measure == BALANCED_ACCURACY and sum(images > 0 for images in images_K) < 2:
+        return {}
     found = score_of(measure, classes=classes, hits_K=[row[label] for label, row in enumerate(evaluation.confusion)],
-                     images_K=[sum(row) for row in evaluation.confusion], areas_K=evaluation.per_class_auroc)
+                     images_K=images_K, areas_K=evaluation.per_class_auroc)
     return {} if found is None else {"selection_score": found.value, "selection_error": found.error}
 
 

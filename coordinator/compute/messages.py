@@ -308,4 +308,6 @@ class Export(Request[Exported]):
     state: str
     """Of labels alone the digest of their model's file, which the ledger names."""
     labels_alone: bool = False
+    adjusted: bool = False
+    """Whether these were trained with logit adjustment."""
     path: Path

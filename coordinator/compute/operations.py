@@ -180,7 +180,8 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
         largest_weight=config.participation.largest_share,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
-        summed=config.privacy.secure_aggregation)
+        summed=config.privacy.secure_aggregation, measure=data.frozen.study_measure,
+        measured_class=data.frozen.study_measure.label_in(data.frozen.classes))
     return environment, load_strategy(config.method.name)(config.method.settings, environment)
 
 
@@ -297,7 +298,7 @@ class Operations:
             epochs=request.epochs, budget_seconds=request.budget_seconds,
             study_images=images_of_study(study.config.method.settings, rounds=study.config.study.rounds,
                                          num_labelled=study.data.frozen.num_labelled),
-            num_classes=len(study.data.frozen.classes)), file=file)
+            num_classes=len(study.data.frozen.classes), measure=str(study.environment.measure)), file=file)
 
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""
@@ -599,14 +600,14 @@ class Operations:
     def export(self, request: Export) -> Exported:
         """Writes the model of a state as one safetensors file that needs nothing else to be used."""
         study = self._opened()
-        recipe = study.config.study.baseline_recipe if request.labels_alone else None
         if request.labels_alone:
             alone = read_labels_alone(study.folder / LABELS_ALONE_MODEL, digest=request.state)
             parameters, statistics = alone.tensors
         else:
             parameters, statistics = study.strategy.model(self._load(request.state))
         export_model(request.path, study.environment, parameters, statistics, model_facts(
-            study.name, study.config, study.data.frozen, study.data.images.labelled, state=request.state, alone=recipe))
+            study.name, study.config, study.data.frozen, study.data.images.labelled, state=request.state,
+            alone_adjusted=request.adjusted if request.labels_alone else None))
         return Exported(path=request.path)
 
     # Files ------------------------------------------------------------------------------------------------------------

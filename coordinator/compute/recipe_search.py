@@ -102,7 +102,8 @@ def next_trial(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence
 
 def chosen_rate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence[float]]) -> int:
     """Index of the learning rate: the first one, unless another one with as many trials as any is better on the same
-    images by more than two standard errors of the difference; then the best of those.
+    images by more than two standard errors of the difference; then the best of those. The error is at least what the
+    heaviest image weighs: where all of a few answers are better, the images themselves show no spread.
 
     A search on a few dozen labels is noisy, and its trials are shorter than the training, which flatters high rates.
     """
@@ -116,7 +117,9 @@ def chosen_rate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequenc
             [float(mine) - float(its) for fold in shared
              for mine, its in zip(right[Trial(rate, fold)], right[Trial(0, fold)], strict=True)],
             [weight for fold in shared for weight in weights[fold]])
-        if difference.value > max(_CLEARLY * difference.error, gain):
+        weighs = [weight for fold in shared for weight in weights[fold]]
+        error = max(difference.error, max(weighs) / math.fsum(weighs)) if any(weighs) else math.inf
+        if difference.value > max(_CLEARLY * error, gain):
             found, gain = rate, difference.value
     return found
 
@@ -137,8 +140,9 @@ def rightly_answered(logits_NK: Tensor, labels_N: Tensor) -> Tensor:
     return first_argmax(logits_NK) == labels_N
 
 
-def class_weights(labels_N: Tensor, *, balanced: bool) -> Tensor:
-    """Weight of every answer, float64, for accuracy (all equal) or balanced accuracy (1 / images of its class).
+def class_weights(labels_N: Tensor, *, balanced: bool, only: int | None = None) -> Tensor:
+    """Weight of every answer, float64, for accuracy (all equal) or balanced accuracy (1 / images of its class), or with
+    `only` for the recall of that class (1, and 0 for all others).
 
     Of multi-hot rows, (N K,): 1 / images of its kind, with or without the class; 0 for a class that has one kind alone.
     """
@@ -151,6 +155,8 @@ def class_weights(labels_N: Tensor, *, balanced: bool) -> Tensor:
         weights_NK = torch.where(shows_NK, 1.0 / inside_K, 1.0 / outside_K) if balanced else torch.ones(
             labels_N.shape, dtype=torch.float64)
         return torch.where(whole_K & (labels_N >= 0), weights_NK, torch.zeros_like(weights_NK)).flatten()
+    if only is not None:
+        return (labels_N == only).double()
     if not balanced:
         return torch.ones(len(labels_N), dtype=torch.float64)
     return 1.0 / torch.bincount(labels_N).to(torch.float64)[labels_N]

@@ -1,9 +1,10 @@
 """The strong line of labels alone: what the coordinator could make of its labels without any silo.
 
 Strong and weak views mixed in pairs, an exponential average of the weights that is evaluated with batch-norm statistics
-of its own, as many steps as the study spends, a learning rate from a small search on validation images or, where
-there are none, by cross-validation on the labels; imbalanced labels with logit adjustment. Test images are measured,
-and nothing is chosen by them (docs/decisions/0027-a-strong-line-of-labels-alone.md).
+of its own, as many steps as the study spends, within bounds, a learning rate from a small search on validation images
+or, where there are none, by cross-validation on the labels; imbalanced labels with logit adjustment, unless the study
+is about accuracy. Test images are measured, and nothing is chosen by them
+(docs/decisions/0027-a-strong-line-of-labels-alone.md).
 
 It is worked on in slices (`semisilo.coordinator.compute.labels_alone`), the search included.
 """
@@ -30,6 +31,13 @@ from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.learning.training import check_finite, unloaded_model
+from semisilo.common.measures.study_measure import (
+    ACCURACY,
+    BALANCED_ACCURACY,
+    StudyMeasure,
+    parse_measure,
+    score_of,
+)
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone, Recipe, SavedWork
@@ -38,13 +46,12 @@ from semisilo.coordinator.compute.recipe_search import (
     Trial,
     chosen_rate,
     class_weights,
-    estimate,
     folds_of,
     next_trial,
     num_trials,
     rightly_answered,
 )
-from semisilo.coordinator.ledger.records import EndedBy
+from semisilo.coordinator.ledger.records import LOGIT_ADJUSTMENT, EndedBy
 from semisilo.coordinator.strategies.self_training import warm_up_steps
 
 __all__ = ["StrongLabelsAlone", "StrongRecipe", "images_of_study", "planned_steps"]
@@ -67,6 +74,9 @@ class StrongRecipe(Recipe):
     study_images: int = 0
     """Labelled images that the study itself looks at in all rounds, each counted as often as it is looked at."""
     num_classes: int
+    measure: str = str(BALANCED_ACCURACY)
+    """What the study is about: with "accuracy" the labels' frequencies stay in the model, and rates are compared by
+    it."""
 
 
 def planned_steps(recipe: StrongRecipe, *, num_labelled: int, batch_size: int) -> int:
@@ -137,9 +147,15 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         assert self._labelled.labels_N is not None
         self._labels_N = self._labelled.labels_N
         self._batch_size = 64 if len(self._labelled) > _MANY_LABELS else 32
-        self._balanced = log_prior(self._labels_N, recipe.num_classes) is not None
+        measure = parse_measure(recipe.measure)
+        self._alike = measure.weighs_classes_alike
+        self._adjusted = self._alike and log_prior(self._labels_N, recipe.num_classes) is not None
+        only = environment.measured_class if measure.kind == "recall" else None
         self._parts = self._search_parts()
-        self._weights = [class_weights(part.labels_n, balanced=self._balanced).tolist() for part in self._parts]
+        if not self._tell_rates_apart(self._parts, measure, only):
+            self._parts = []
+        self._weights = [class_weights(part.labels_n, balanced=self._adjusted, only=only).tolist()
+                         for part in self._parts]
         self._model = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._averaged = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._initial = initial_model(environment.build_model, environment.seed)
@@ -150,7 +166,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self._left_at: AveragedPosition | None = None
         if saved is not None:
             self._right = {Trial(rate, fold): [bool(each) for each in right]
-                           for rate, fold, right in saved.right}
+                           for rate, fold, right in saved.right if self._parts}
             self._steps, self._trial_steps, self._planned = saved.steps, saved.trial_steps, saved.planned
             self._searching = saved.searching
             self._left_at = AveragedPosition(
@@ -214,7 +230,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             chosen_n=None if trial is None else self._parts[trial.fold].learns_n, initial=self._initial,
             sgd=SGDSettings(lr=self._lr), steps=self._steps if trial is None else self._trial_steps,
             batch_size=self._batch_size,
-            position=position, log_prior_K=log_prior(
+            position=position, log_prior_K=None if not self._alike else log_prior(
                 self._labels_N if trial is None else self._labels_N[self._parts[trial.fold].learns_n],
                 self._recipe.num_classes),
             purpose="labels_alone" if trial is None else f"labels_alone_fold_{trial.fold}")
@@ -305,6 +321,16 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             parts.append(_Part(everything_n[rest], self._labelled, held_n, self._labels_N[held_n].cpu()))
         return parts
 
+    @staticmethod
+    def _tell_rates_apart(parts: Sequence[_Part], measure: StudyMeasure, only: int | None) -> bool:
+        """Whether the held-out images say which rate is better: not those of one class, which the model has all right
+        that always answers it, unless the study is about its recall."""
+        labels_n = torch.cat([part.labels_n for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
+        if labels_n.ndim == 2:
+            return bool(class_weights(labels_n, balanced=False).any())
+        held_out = set(labels_n.tolist())
+        return only in held_out if measure.kind == "recall" else len(held_out) > 1
+
     def _trial_length(self, steps: int) -> int:
         trials = num_trials(len(self._parts))
         return max(1, int(_SEARCH_SHARE * steps / trials)) if trials else 0
@@ -312,26 +338,37 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
     def _crossfit(self) -> dict[str, float]:
         """What the labels themselves say of the recipe: of trials that were shorter and had fewer labels, so rather
         less than the training reaches. {} with validation images, where no label could be held out, and with several
-        labels for an image, which have no accuracy."""
+        labels for an image, which have no accuracy. Balanced accuracy only where labels of every class were held out:
+        of a class with one label none can be, and without it the number would be of another question."""
         rate = LEARNING_RATES.index(self._lr)
         folds = [trial.fold for trial in self._right if trial.rate == rate]
         if not folds or self._environment.data.validation is not None or self._labels_N.ndim == 2:
             return {}
+        labels_n = torch.cat([self._parts[fold].labels_n for fold in sorted(folds)])
+        right_n = torch.tensor([each for fold in sorted(folds) for each in self._right[Trial(rate, fold)]])
+        classes = self._recipe.num_classes
+        images_K = torch.bincount(labels_n, minlength=classes).tolist()
+        hits_K = torch.bincount(labels_n[right_n], minlength=classes).tolist()
         found: dict[str, float] = {}
-        for name, balanced in (("crossfit_accuracy", False), ("crossfit_balanced_accuracy", True)):
-            labels_n = torch.cat([self._parts[fold].labels_n for fold in sorted(folds)])
-            right = [float(each) for fold in sorted(folds) for each in self._right[Trial(rate, fold)]]
-            of_it = estimate(right, class_weights(labels_n, balanced=balanced).tolist())
-            found |= {name: of_it.value, f"{name}_error": of_it.error}
+        for measure in (ACCURACY, BALANCED_ACCURACY) if all(images_K) else (ACCURACY,):
+            score = score_of(measure, classes=("",) * classes, hits_K=hits_K, images_K=images_K,
+                             areas_K=(None,) * classes)
+            if score is not None:
+                found |= {f"crossfit_{measure}": score.value, f"crossfit_{measure}_error": score.error}
         return found
 
     def _description(self) -> str:
         parts = ["strong and weak views with MixUp", "average of the weights",
                  f"learning rate {self._lr:g}{' found on ' + self._held_out() if self._right else ''}",
-                 f"{self._training.done} steps of {self._batch_size} images"]
-        if self._balanced:
-            parts.insert(2, "logit adjustment for the imbalanced labels")
+                 f"{self._training.done} steps of {self._batch_size} images{self._shorter()}"]
+        if self._adjusted:
+            parts.insert(2, LOGIT_ADJUSTMENT)
         return ", ".join(parts)
+
+    def _shorter(self) -> str:
+        """That the bounds on its steps have made it shorter than the study, where they have."""
+        steps = self._recipe.study_images // self._batch_size
+        return f" (the study takes {steps})" if not self._recipe.epochs and steps > self._asked else ""
 
     def _held_out(self) -> str:
         folds = {trial.fold for trial in self._right}

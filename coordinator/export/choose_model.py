@@ -9,7 +9,7 @@ from pathlib import Path
 from semisilo.common.errors import UsageError
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone
+from semisilo.coordinator.ledger.progress import handed_over_beside, prefers_labels_alone
 from semisilo.coordinator.ledger.records import LABELS_ALONE, LABELS_ALONE_MODEL, RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import first_update
@@ -75,7 +75,7 @@ def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -
     kept = [each for each in committed if (states / f"{each.state_digest}{STATE_ENDING}").exists()]
     numbers = ", ".join(str(each.number) for each in kept) or "none"
     if rule == CHOSEN:
-        found_chosen = handed_over(committed)
+        found_chosen = handed_over_beside(row, committed)
         assert found_chosen is not None, "there is a committed round"
         if prefers_labels_alone(row, found_chosen):
             return _labels_alone(ledger, row, committed, study_folder)

@@ -254,13 +254,13 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
         num_classes=len(frozen.classes), device=device, trained_before=bool(frozen.weights_digest))
     kind = load_strategy(config.method.name)
     strategy = kind(config.method.settings, environment)
-    recipe = None
+    adjusted = None
     if chosen.rule == LABELS_ALONE:
         assert row.baseline is not None, "their model is chosen once they are trained"
-        recipe = row.baseline.recipe
+        adjusted = row.baseline.is_adjusted
     facts = model_facts(row.name, config, frozen, data.images.labelled, round=chosen.round.number,
-                        state=chosen.round.state_digest, alone=recipe)
-    if recipe is not None:
+                        state=chosen.round.state_digest, alone_adjusted=adjusted)
+    if adjusted is not None:
         return _opened_labels_alone(chosen, study_folder, data, facts, numerics=record,
                                     seed=config.study.seed, device=device)
     try:

@@ -21,7 +21,7 @@ from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, kept_after, oldest_return, roll_back
-from semisilo.coordinator.ledger.progress import handed_over_then, round_heads
+from semisilo.coordinator.ledger.progress import best_committed, handed_over_then, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
@@ -236,12 +236,15 @@ def take_back(ledger: Ledger, silo: str, *, origin: Origin) -> None:
 def returnable_rounds(ledger: Ledger, study: str, *, study_folder: Path) -> list[int]:
     """The rounds that a study can go back to: committed, with a later one, and all that they left is still on the disk;
     so is the model that the study would hand over then, which may be of a round before."""
-    heads = round_heads(ledger, study)
+    heads, frozen = round_heads(ledger, study), ledger.study(study).frozen
     states, oldest, then = study_folder / "states", oldest_return(ledger, study), handed_over_then(heads)
+    keeps_best = frozen is not None and frozen.keeps_best
 
     def is_whole(row: RoundHead) -> bool:
         kept = {digest for _, digest in kept_after(ledger, study, row.number).values() if digest is not None}
-        needed = {row.state_digest, then[row.number].state_digest, *kept}
+        best = best_committed(each for each in heads if each.number <= row.number) if keeps_best else None
+        needed = {row.state_digest, then[row.number].state_digest, *kept} | (
+            set() if best is None else {best.state_digest})
         return all((states / f"{digest}{STATE_ENDING}").is_file() for digest in needed)
 
     return [row.number for row in heads[:-1]

@@ -15,7 +15,7 @@ from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import kept_after
-from semisilo.coordinator.ledger.progress import handed_over, handed_over_then, round_heads
+from semisilo.coordinator.ledger.progress import best_committed, handed_over, handed_over_then, round_heads
 from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 
@@ -66,7 +66,9 @@ class Cleanup:
         updates, payloads = there[0] - updates_to_keep(self._ledger), there[1] - payloads_to_keep(self._ledger)
         rounds = round_heads(self._ledger, name)
         unfinished = self._ledger.unfinished_updates(name, rounds[-1].number)
-        keep = states_to_keep(rounds, every=keep_every) | self._ledger.kept_digests(name)
+        frozen = self._ledger.study(name).frozen
+        keep = states_to_keep(rounds, every=keep_every, best=frozen is not None and frozen.keeps_best)
+        keep |= self._ledger.kept_digests(name)
         for row in returnable(rounds):
             keep |= {digest for _, digest in kept_after(self._ledger, name, row.number).values() if digest is not None}
 
@@ -112,12 +114,16 @@ def payloads_to_keep(ledger: Ledger) -> set[str]:
         f" WHERE round.closed_unix IS NULL AND task.state = '{TaskState.OPEN}'")} - {""}
 
 
-def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
+def states_to_keep(rounds: Sequence[RoundHead], *, every: int, best: bool = False) -> set[str]:
     """Digests of the state files to keep: of the last 3 rounds, of the one that is handed over as things stand, and of
     every `every`-th; and for each that a study can so go back to, of the one that it would hand over then.
 
     With another round that one stays or is the new one (`semisilo.common.measures.round_choice`), so it is always here.
     For going back that is at most 3 files more for the last rounds, and at most one for each `every`-th.
+
+    Args:
+        best: whether the round with the highest score stays likewise, which labels alone may leave in the place of the
+            chosen one (`semisilo.coordinator.ledger.progress.handed_over_beside`).
     """
     keep = {digest for row in rounds[-_LAST:] for digest in (row.start_digest, row.state_digest)}
     committed = [row for row in rounds if row.state is RoundState.COMPLETED]
@@ -125,6 +131,10 @@ def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
     last = {row.number for row in committed[-_LAST - 1:]}
     keep |= {row.state_digest for number, row in handed_over_then(committed).items()
              if number % every == 0 or number in last}
+    for index, row in enumerate(committed) if best else ():
+        if row.number % every == 0 or row.number in last:
+            best_then = best_committed(committed[:index + 1])
+            keep |= set() if best_then is None else {best_then.state_digest}
     return keep - {""}
 
 

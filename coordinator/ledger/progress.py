@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semisilo.common.measures.round_choice import ScoredRound, chosen_at_each, chosen_round
+from semisilo.common.measures.round_choice import ScoredRound, best_round, chosen_at_each, chosen_round
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow, phase_row, round_head, study_row
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 
-__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "confusion_of", "handed_over",
-           "handed_over_then", "labels_alone_score", "last_phase", "last_studies", "open_phase", "phases_of_round",
-           "prefers_labels_alone", "round_heads", "round_outcomes", "scored_rounds", "silo_totals", "study_progress"]
+__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "best_committed", "confusion_of", "handed_over",
+           "handed_over_beside", "handed_over_then", "labels_alone_score", "last_phase", "last_studies", "open_phase",
+           "phases_of_round", "prefers_labels_alone", "round_heads", "round_outcomes", "scored_rounds", "silo_totals",
+           "study_progress"]
 
 RoundT = TypeVar("RoundT", bound=RoundHead)
 
@@ -127,6 +128,31 @@ def handed_over(rounds: Iterable[RoundT]) -> RoundT | None:
     return next(row for row in committed if row.number == chosen.number)
 
 
+def handed_over_beside(row: StudyRow, rounds: Iterable[RoundT]) -> RoundT | None:
+    """The round that a study hands over where labels alone may take its place: `handed_over`; where labels alone score
+    higher than that one, though not than the best one, the best.
+
+    What a later round is worse by than the best may be chance, and is then no reason to drop what silos have added
+    altogether: see `prefers_labels_alone`, which is asked with this round.
+
+    Args:
+        rounds: all rounds of the study, in order.
+    """
+    rounds = list(rounds)
+    chosen = handed_over(rounds)
+    if not prefers_labels_alone(row, chosen) or row.frozen is None or not row.frozen.keeps_best:
+        return chosen
+    best = best_committed(rounds)
+    return chosen if prefers_labels_alone(row, best) else best
+
+
+def best_committed(rounds: Iterable[RoundT]) -> RoundT | None:
+    """The committed round with the highest selection score, of equals the earliest; None where none has one."""
+    committed = [row for row in rounds if row.state is RoundState.COMPLETED and row.state_digest]
+    best = best_round(scored_rounds(committed))
+    return None if best is None else next(row for row in committed if row.number == best.number)
+
+
 def handed_over_then(rounds: Iterable[RoundT]) -> dict[int, RoundT]:
     """Number of each committed round -> the round that `handed_over` gave while that one was the last: what a study
     that goes back to it would hand over.
@@ -159,7 +185,7 @@ def prefers_labels_alone(row: StudyRow, chosen: RoundHead | None) -> bool:
     validation images, so that what silos have added does not help. Never by test images.
 
     Args:
-        chosen: as `handed_over` gives it.
+        chosen: as `handed_over_beside` gives it; None before the first commit.
     """
     alone = labels_alone_score(row)
     return alone is not None and chosen is not None and alone > chosen.metrics.get("selection_score", float("inf"))

@@ -40,6 +40,10 @@ BaselineRecipe = Literal["strong", "paper"]
 """How labels alone are trained: as well as the tool can, or by the recipe of SemiFL's paper."""
 
 
+LOGIT_ADJUSTMENT = "logit adjustment for the imbalanced labels"
+"""How the description of labels alone says that there was some."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenStudy:
     """What is measured once when a study starts and never changes after."""
@@ -94,6 +98,10 @@ class FrozenStudy:
     "auto")."""
     left_out_views_reason: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Why, for a person; empty where none is left out."""
+
+    keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
+    study that an earlier version began."""
 
     @property
     def study_measure(self) -> StudyMeasure:
@@ -168,6 +176,12 @@ class LabelledOnlyResult:
     """How it was trained, in words; empty in a study of an earlier version."""
     model_digest: str = ""
     """SHA-256, hex, of the file `LABELS_ALONE_MODEL` of the study's folder; empty in a study of an earlier version."""
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the labels' frequencies were taken out of the model, which then takes all classes for equally
+        frequent."""
+        return LOGIT_ADJUSTMENT in self.description
 
 
 def cut_short(result: LabelledOnlyResult) -> str:

@@ -30,7 +30,12 @@ from semisilo.coordinator.ledger.events import (
     round_ended_event,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads, scored_rounds
+from semisilo.coordinator.ledger.progress import (
+    handed_over_beside,
+    prefers_labels_alone,
+    round_heads,
+    scored_rounds,
+)
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
@@ -82,11 +87,13 @@ class OperatorRequests:
 def model_to_write(ledger: Ledger, study: str) -> Export | None:
     """What is handed over, without its place: the model of the chosen round, or that of labels alone where these score
     higher; None before round 0."""
-    row, chosen = ledger.study(study), handed_over(round_heads(ledger, study))
+    row = ledger.study(study)
+    chosen = handed_over_beside(row, round_heads(ledger, study))
     if chosen is None:
         return None
     if row.baseline is not None and prefers_labels_alone(row, chosen):
-        return Export(state=row.baseline.model_digest, labels_alone=True, path=Path())
+        return Export(state=row.baseline.model_digest, labels_alone=True, adjusted=row.baseline.is_adjusted,
+                      path=Path())
     return Export(state=chosen.state_digest, path=Path())
 
 

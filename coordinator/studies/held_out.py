@@ -16,13 +16,15 @@ from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
 
 __all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "check_apart", "check_patients_apart", "draw_validation",
-           "held_out_share"]
+           "held_out_share", "wanted_of_each"]
 
 ENOUGH_LABELS = 200
 """From so many labelled images on some are held out without being asked for."""
 SHARE_HELD_OUT = 0.2
 MOST_HELD_OUT = 2000
 """More would sharpen the choice by less than a point, and cost labels."""
+_NEAR_SHARE, _NEAR_IMAGES = 1.25, 2
+"""How many times its share, and how many images, all that is held out may exceed it for every class to have one."""
 _NAMED = 3
 
 Digests = Sequence[bytes]
@@ -40,10 +42,36 @@ def held_out_share(stated: float | None, num_labelled: int) -> float:
     return SHARE_HELD_OUT if num_labelled >= ENOUGH_LABELS else 0.0
 
 
+def wanted_of_each(images_K: NDArray[np.int64], share: float, *, seed: int) -> NDArray[np.int64]:
+    """How many images of each class to hold out, int64 (K,): this share, rounded, at least one of a class that has two,
+    never the last of a class.
+
+    Of many classes with two or three images that is far more than the share, up to half of the labels. Where it exceeds
+    the share of all by more than a quarter and two images, just the share of all is held out: one image of every class
+    with two where they are not too many, and each further one of the class that is furthest below its share, of equals
+    at random.
+    Args:
+        images_K: of each class.
+        seed: of the study; the stream is called "validation split classes".
+    """
+    room_K = (images_K - 1).clip(min=0)
+    each_K: NDArray[np.int64] = np.minimum(np.maximum(1, np.rint(share * images_K)).astype(np.int64), room_K)
+    wanted = max(1, round(share * int(images_K.sum())))
+    if each_K.sum() <= max(_NEAR_SHARE * wanted, wanted + _NEAR_IMAGES):
+        return each_K
+    found_K: NDArray[np.int64] = np.minimum(room_K, int((room_K > 0).sum() <= wanted))
+    order_K = numpy_generator(seed, "validation split classes").permutation(len(images_K))
+    while found_K.sum() < wanted and (found_K < room_K).any():
+        short_K = np.where(found_K < room_K, share * images_K - found_K, -np.inf)
+        found_K[order_K[short_K[order_K].argmax()]] += 1
+    return found_K
+
+
 def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num_classes: int,
-                    digests: Digests | None = None, patients: Sequence[str] = ()) -> NDArray[np.int64]:
-    """Which labelled images are held out: this share of each class at random, rounded, at least one of a class that has
-    two, never the last of a class; at most `MOST_HELD_OUT` together, or the share of each class is smaller.
+                    digests: Digests | None = None, patients: Sequence[str] = (), drawn_before: int = 0
+                    ) -> NDArray[np.int64]:
+    """Which labelled images are held out: this share of each class at random, as `wanted_of_each` says; at most
+    `MOST_HELD_OUT` together, or the share of each class is smaller.
 
     Where patients are known, all images of one are held out or none is: they are taken at random as long as each brings
     a class closer to its share than it carries others beyond theirs; of a class that has none then, the patient with
@@ -52,6 +80,8 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
         patients: a key of each image's, "" where it is not known; () where none is.
         digests: of the pixels; an image that stands twice is not held out, for it would stand on both sides.
         seed: of the study; the stream is called "validation split".
+        drawn_before: how many images the study held out at its first opening; 0 at the first. An earlier version held
+            one out of every class with two, however many that were: such a study keeps its images.
     Returns: sorted indices, int64; empty for a share of 0.
     """
     if share <= 0:
@@ -60,28 +90,35 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
     seen = Counter(digests or ())
     once_N = np.array([seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
         np.ones(len(labels_N), dtype=bool)
-    generator = numpy_generator(seed, "validation split")
-    if any(patients):
-        return _draw_patients(labels_N, share, generator, num_classes=num_classes, once_N=once_N, patients=patients)
-    drawn: list[NDArray[np.int64]] = []
-    for label in range(num_classes):
-        members = np.flatnonzero(labels_N == label)
-        wanted = min(max(1, round(share * len(members))), len(members) - 1)
-        candidates = generator.permutation(members)
-        drawn.append(candidates[once_N[candidates]][:max(0, wanted)])
-    return np.sort(np.concatenate(drawn)).astype(np.int64)
+    images_K = np.bincount(labels_N[labels_N >= 0], minlength=num_classes)[:num_classes].astype(np.int64)
+
+    def drawn(wanted_K: NDArray[np.int64]) -> NDArray[np.int64]:
+        generator = numpy_generator(seed, "validation split")
+        if any(patients):
+            return _draw_patients(labels_N, wanted_K, generator, once_N=once_N, patients=patients)
+        found: list[NDArray[np.int64]] = []
+        for label, wanted in enumerate(wanted_K.tolist()):
+            candidates = generator.permutation(np.flatnonzero(labels_N == label))
+            found.append(candidates[once_N[candidates]][:wanted])
+        return np.sort(np.concatenate(found)).astype(np.int64)
+
+    if drawn_before:
+        earlier = drawn(np.minimum(np.maximum(1, np.rint(share * images_K)).astype(np.int64), (images_K - 1).clip(0)))
+        if len(earlier) == drawn_before:
+            return earlier
+    return drawn(wanted_of_each(images_K, share, seed=seed))
 
 
-def _draw_patients(labels_N: NDArray[np.int64], share: float, generator: np.random.Generator, *, num_classes: int,
+def _draw_patients(labels_N: NDArray[np.int64], wanted_K: NDArray[np.int64], generator: np.random.Generator, *,
                    once_N: NDArray[np.bool_], patients: Sequence[str]) -> NDArray[np.int64]:
     """`draw_validation` where whole patients are held out; an image of an unknown one stands for itself."""
     groups: dict[str, list[int]] = {}
     for index, patient in enumerate(patients):
         groups.setdefault(patient or f"image {index}", []).append(index)
     members = [np.array(each) for each in groups.values()]
+    num_classes = len(wanted_K)
     counts_GK = np.stack([np.bincount(labels_N[each], minlength=num_classes)[:num_classes] for each in members])
     left_K = counts_GK.sum(axis=0)
-    wanted_K = np.minimum(np.maximum(1, np.rint(share * left_K)), left_K - 1).clip(0)
     may_G = [bool(once_N[each].all()) for each in members]
     drawn: list[int] = []
 

@@ -19,10 +19,12 @@ from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.tensors import digest
 from semisilo.common.measures.study_measure import ACCURACY, AUROC, StudyMeasure, decided_measure, parse_measure
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
+from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.own.model_file import code_of, with_digest
@@ -103,8 +105,14 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
     if frozen is None and silos_have_labels(config.method.settings.scenario):
         check_class_names(classes, where="[data]")  # those that the labelled images have brought
-        _warn_of_missing_classes(images, classes)
+    if frozen is None:
+        _warn_of_missing_classes(images, classes, silos_too=silos_have_labels(config.method.settings.scenario))
     measure, measure_reason = _measure(config, classes, images_K)
+    if frozen is None:
+        _warn_of_other_aim(config, images, measure, num_classes=len(classes))
+        _warn_of_unseen_classes(images, classes, measure)
+        if not config.study.measure and config.study.task != "multi_label" and not any(images_K):
+            _warn_of_imbalanced_tests(_by_class(images.test, num_classes=len(classes)))
     if config.study.patience and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
                                f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
@@ -123,7 +131,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
-        weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random)
+        weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random,
+        keeps_best=True)
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
@@ -163,13 +172,16 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
                             num_classes=num_strata(labels_N, num_classes),
                             digests=digests["labelled"],
-                            patients=labelled.patients if frozen is None or frozen.by_patient else ())
+                            patients=labelled.patients if frozen is None or frozen.by_patient else (),
+                            drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
         if config.data.stated_share is None:
             return images, 0, images_K
         raise BadData(f'[data] validation_share = "{config.data.validation_share}": of {len(labelled)} labelled images'
                       " none can be held out: no class has two different ones.",
                       remedy='Give more labelled images, or set validation_share = "0%".')
+    if frozen is None:
+        _LOG.info("%d of %d labelled images are held out for validation", len(drawn), len(labelled))
     kept = np.setdiff1d(np.arange(len(labelled)), drawn)
     return (replace(images, labelled=part_of(labelled, kept, disk=disk),
                     validation=part_of(labelled, drawn, disk=disk)), len(drawn), images_K)
@@ -216,14 +228,55 @@ def _without(images: ImageSet | None) -> tuple[int, ...]:
     return tuple(int(count) for count in (images.labels_N == 0).sum(dim=0))
 
 
-def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) -> None:
-    """Says which classes the coordinator has no labelled image of, where it has labels and silos have some too."""
+def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...], *, silos_too: bool) -> None:
+    """Says which classes the coordinator has no labelled image of, where it has labels.
+
+    Args:
+        silos_too: whether silos have some too.
+    """
     counts_K = _by_class(images.labelled, num_classes=len(classes))
     missing = [name for name, count in zip(classes, counts_K, strict=False) if not count]
     if missing:
-        _LOG.warning("the coordinator has no labelled image of '%s'%s: what silos learn of such a class from their "
-                     "labels is hardly kept; give the coordinator a few", missing[0],
-                     f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "")
+        _LOG.warning("the coordinator has no labelled image of '%s'%s: %s", missing[0],
+                     f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "",
+                     "what silos learn of such a class from their labels is hardly kept; give the coordinator a few"
+                     if silos_too else "nobody has labels of such a class, so the model can never learn it; give the"
+                     " coordinator a few, or leave it out of [data] classes")
+
+
+def _warn_of_unseen_classes(images: CoordinatorData, classes: tuple[str, ...], measure: StudyMeasure) -> None:
+    """Says of which classes there is no image where the study measures itself by all of them."""
+    for part, found, what in (("validation", images.validation, "choose the round that is handed over"),
+                              ("test", images.test, "are what the model is judged by")):
+        unseen = measure.unseen(classes, _by_class(found, num_classes=len(classes)))
+        if unseen:
+            _LOG.warning("the %s images, which %s, have none of '%s'%s: their %s leaves out what the model does there,"
+                         " and a model that never answers so looks no worse; give them some of every class", part, what,
+                         unseen[0], f" and {len(unseen) - 1} more of the study's classes" if len(unseen) > 1 else "",
+                         measure.title)
+
+
+def _warn_of_imbalanced_tests(images_K: tuple[int, ...]) -> None:
+    """Says that accuracy was taken for want of labelled and validation images, where the test images are imbalanced:
+    they choose nothing, so they do not change the measure either; only how frequent classes are is looked at."""
+    measure = decided_measure(images_K)
+    if measure != ACCURACY:
+        _LOG.warning("the study is about accuracy, since the coordinator has neither labelled nor validation images;"
+                     " its test images are imbalanced, %d of the largest class to %d of the smallest: set [study]"
+                     ' measure = "%s" if rare classes count as much as frequent ones', max(images_K), min(images_K),
+                     measure)
+
+
+def _warn_of_other_aim(config: StudyConfig, images: CoordinatorData, measure: StudyMeasure, *,
+                       num_classes: int) -> None:
+    """Says where a study is about accuracy, and its method makes a model that finds rare classes at accuracy's cost."""
+    settings, labelled = config.method.settings, images.labelled
+    if (isinstance(settings, SelfTrainingSettings) and settings.logit_adjustment > 0
+            and not measure.weighs_classes_alike and labelled is not None and labelled.labels_N is not None
+            and len(labelled) and log_prior(labelled.labels_N, num_classes) is not None):
+        _LOG.warning("the study is about accuracy, and its labels are imbalanced: self-training's model is made for"
+                     " balanced accuracy, and answers rare classes more often than accuracy rewards; set [method]"
+                     " logit_adjustment = 0 for accuracy, or [study] measure = \"balanced_accuracy\"")
 
 
 def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
@@ -236,7 +289,7 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, test_without=())
     if not frozen.by_patient:
         now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
-    return replace(now, num_broken=frozen.num_broken)
+    return replace(now, num_broken=frozen.num_broken, keeps_best=frozen.keeps_best)
 
 
 def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder: Path,

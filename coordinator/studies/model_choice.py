@@ -9,9 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.measures.gain import Gain, describe_gain, gain_of, interval_of
-from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
+from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric, describe_percentage
-from semisilo.coordinator.ledger.progress import handed_over, labels_alone_score, prefers_labels_alone
+from semisilo.coordinator.ledger.progress import (
+    handed_over,
+    handed_over_beside,
+    labels_alone_score,
+    prefers_labels_alone,
+)
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
@@ -46,6 +51,9 @@ class ChoiceFacts:
     """Whether labels alone are handed over in the place of that round, since they score higher."""
     labels_alone_score: float | None
     """Theirs; None before they are trained and where there are no validation images."""
+    unseen: tuple[str, ...] = ()
+    """Classes of which the validation images have none, where the measure is about every class or about that one."""
+    num_classes: int = 0
     text: str
     """All of it in one line; empty before the first commit."""
     conclusion: str
@@ -61,7 +69,7 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
     """
     measure = row.study_measure
     images = 0 if row.frozen is None else row.frozen.num_validation
-    chosen = handed_over(rounds)
+    chosen = handed_over_beside(row, rounds)
     last = next((each for each in reversed(rounds) if each.state is RoundState.COMPLETED), None)
     score, last_score = (None if each is None else each.metrics.get("selection_score")
                          for each in (chosen, last))
@@ -70,32 +78,52 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
         row.frozen.measure_reason, num_validation=images, round=None if chosen is None else chosen.number,
         last=None if last is None else last.number, score=score,
         error=None if chosen is None else chosen.metrics.get("selection_error"), last_score=last_score,
-        labels_alone=prefers_labels_alone(row, chosen), labels_alone_score=labels_alone_score(row), text="",
+        labels_alone=prefers_labels_alone(row, chosen), labels_alone_score=labels_alone_score(row),
+        unseen=() if chosen is None else _unseen(row, chosen.metrics), num_classes=len(row.classes), text="",
         conclusion="")
-    facts = replace(facts, text=_choice_text(facts))
+    usual = handed_over(rounds)
+    instead = "" if usual is chosen or usual is None else \
+        f", instead of round {usual.number}, than which labels alone score higher"
+    facts = replace(facts, text=_choice_text(facts, instead=instead))
     if chosen is None or row.state not in (StudyState.COMPLETED, StudyState.STOPPED):
         return facts
     return replace(facts, conclusion=_conclusion(row, facts, chosen.metrics, has_silos=first_update is not None
                                                  and first_update <= chosen.number))
 
 
-def _choice_text(facts: ChoiceFacts) -> str:
+def _unseen(row: StudyRow, metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """Classes of which the validation images have none, by what was measured on them for each class."""
+    measure = row.study_measure
+    by_class = f"{VALIDATION_PREFIX}{measure.kind if measure.is_area else 'recall'}/"
+    return measure.unseen(row.classes, [int(f"{by_class}{name}" in metrics) for name in row.classes])
+
+
+def _choice_text(facts: ChoiceFacts, *, instead: str) -> str:
+    """
+    Args:
+        instead: why it is not the round that would be chosen without labels alone; empty where it is.
+    """
     if facts.round is None:
         return ""
+    images = f"{facts.num_validation} validation images"
+    if facts.unseen:
+        images += f" of {facts.num_classes - len(facts.unseen)} of the {facts.num_classes} classes"
     if facts.labels_alone:
         alone, score = (describe_metric(facts.metric, each) for each in (facts.labels_alone_score, facts.score))
-        return (f"labels alone, without any silo: {facts.title} {alone} on {facts.num_validation} validation images,"
+        return (f"labels alone, without any silo: {facts.title} {alone} on {images},"
                 f" where round {facts.round} has {score}")
     if facts.score is None:
-        why = "validation images have not measured any round" if facts.num_validation else \
-            "there are no validation images to choose by"
+        why = "there are no validation images to choose by" if not facts.num_validation else \
+            "validation images have not measured any round" if not facts.unseen else \
+            (f"the {facts.num_validation} validation images have none of '{facts.unseen[0]}', so {facts.title} cannot"
+             " choose")
         return f"round {facts.round}, the last one: {why}"
-    on = f"{facts.title} {describe_metric(facts.metric, facts.score)} on {facts.num_validation} validation images"
+    on = f"{facts.title} {describe_metric(facts.metric, facts.score)} on {images}"
     if facts.round == facts.last:
         return f"round {facts.round}, the last one: {on}"
     other = "was not measured on them" if facts.last_score is None else \
         f"has {describe_metric(facts.metric, facts.last_score)}"
-    return f"round {facts.round}, {on}; the last round, {facts.last}, {other}"
+    return f"round {facts.round}, {on}{instead}; the last round, {facts.last}, {other}"
 
 
 def next_command(row: StudyRow, facts: ChoiceFacts) -> str:

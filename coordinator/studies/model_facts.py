@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.models.exported import ModelFacts, inference_settings
-from semisilo.coordinator.ledger.records import LABELS_ALONE, BaselineRecipe, FrozenStudy
+from semisilo.coordinator.ledger.records import LABELS_ALONE, FrozenStudy
 from semisilo.coordinator.strategies.parts.labelled_hints import prior_of_labels_alone, training_prior
 from semisilo.coordinator.studies.study_file import StudyConfig
 
@@ -18,18 +18,19 @@ __all__ = ["model_facts"]
 
 
 def model_facts(study: str, config: StudyConfig, frozen: FrozenStudy, labelled: ImageSet | None, *, state: str,
-                round: int | None = None, alone: BaselineRecipe | None = None) -> ModelFacts:
+                round: int | None = None, alone_adjusted: bool | None = None) -> ModelFacts:
     """The facts of a model of a study.
 
     Args:
         labelled: the coordinator's labelled images; None without any.
         state: SHA-256, hex, of the state, or of the file of labels alone.
         round: whose model it is; None where that is not known, and of labels alone.
-        alone: how labels alone were trained, where the model is theirs.
+        alone_adjusted: where the model is that of labels alone, whether these were trained with logit adjustment; else
+            None.
     """
-    classes = len(frozen.classes)
+    classes, is_alone = len(frozen.classes), alone_adjusted is not None
     return ModelFacts(
         model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image, study=study,
-        method=config.method.name if alone is None else LABELS_ALONE, round=round if alone is None else None,
+        method=LABELS_ALONE if is_alone else config.method.name, round=None if is_alone else round,
         state=state, task=frozen.task, training_prior=training_prior(config.method.settings, labelled, classes)
-        if alone is None else prior_of_labels_alone(labelled, classes, strong=alone == "strong"))
+        if alone_adjusted is None else prior_of_labels_alone(labelled, classes, adjusted=alone_adjusted))

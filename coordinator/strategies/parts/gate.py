@@ -3,8 +3,8 @@
     w + s (w' - w)        s the largest of 1, 1/2, 1/4, 0 that is accepted
 
 with w the model that was sent and w' the one after averaging and server momentum, before any training on labels. The
-images are the validation images, or the labelled ones where there are none: these the model knows, so there the gate
-shuts only on what destroys knowledge, such as silos that have collapsed or lie.
+images count as in the study's measure. They are the validation images, or the labelled ones where there are none: these
+the model knows, so there the gate shuts only on what destroys knowledge, such as silos that have collapsed or lie.
 
 Shapes: N images.
 """
@@ -18,17 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisilo.common.data.multi_hot import strata_of
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.losses import first_argmax
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.measures.multi_label import AreaParts, area_parts
+from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.methods.contract import Environment
 from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 
-__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "taken", "through_gate"]
+__all__ = ["STEPS", "Gate", "accepted_area_step", "accepted_step", "class_balanced_weights", "difference_variance",
+           "evenly", "images_tried", "strata_for", "taken", "through_gate", "weights_for"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -48,23 +51,92 @@ def class_balanced_weights(labels_N: Tensor) -> Tensor:
     return weights_N
 
 
-def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor) -> float:
+def weights_for(measure: StudyMeasure, labels_N: Tensor, *, label: int | None = None) -> Tensor:
+    """What each image counts, so that the weighted mean of what is right is the study's measure; float64 (N,), sum 1.
+
+    For accuracy 1 / N; for the recall of a class 1 / n_c for its images and 0 for all others; else
+    `class_balanced_weights`, also for AUROC, of which no image has a part of its own, and for the recall of a class
+    without images.
+
+    Args:
+        label: of the class that a recall is of.
+    """
+    labels_N = labels_N.cpu()
+    if measure.kind == "accuracy":
+        return torch.full((len(labels_N),), 1.0 / len(labels_N), dtype=torch.float64)
+    of_it_N = labels_N == label if measure.kind == "recall" and label is not None else torch.zeros(len(labels_N))
+    return of_it_N.double() / of_it_N.sum() if bool(of_it_N.any()) else class_balanced_weights(labels_N)
+
+
+def strata_for(measure: StudyMeasure, labels_N: Tensor) -> Tensor:
+    """Of what images the measure takes the mean apart, int64 (N,): for accuracy all together, else each class."""
+    labels_N = labels_N.cpu()
+    return labels_N if measure.weighs_classes_alike else torch.zeros_like(labels_N)
+
+
+def difference_variance(difference_N: Tensor, weights_N: Tensor, strata_N: Tensor) -> Tensor:
+    """The variance of sum_i w_i d_i over images to come, scalar float64 ():
+
+        sum_c w_c^2 n_c / (n_c - 1) sum_{i in c} (d_i - m_c)^2,  of a stratum of one image w_c^2 d^2
+
+    The spread is that within each stratum, since how many images there are of each is not left to chance. One image
+    that is lost has then a difference of just its standard error, in a rare class as in a frequent one.
+    Args:
+        difference_N: float64.
+        weights_N: float64, the same of all images of a stratum.
+    Source: of a stratified sample, Cochran, "Sampling Techniques", 1977, section 5.4; a single image, which has no
+        spread, is taken for its square.
+    """
+    _, index_N, counts_C = torch.unique(strata_N, return_inverse=True, return_counts=True)
+    mean_C = torch.zeros(len(counts_C), dtype=torch.float64).index_add_(0, index_N, difference_N) / counts_C
+    mean_C[counts_C == 1] = 0.0
+    factor_C = counts_C.double() / (counts_C - 1).clamp(min=1)
+    variance: Tensor = (factor_C[index_N] * (weights_N * (difference_N - mean_C[index_N])).square()).sum()
+    return variance
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """At most so many of `count` images, spread evenly over them; int64, ascending."""
+    return torch.arange(count) if count <= most else torch.arange(most) * count // most
+
+
+def images_tried(strata_N: Tensor, most: int = _MOST_IMAGES) -> Tensor:
+    """Which images a model is tried on, at most so many; int64, ascending: all of the small strata, and of each larger
+    one as many as of any other, spread evenly over it. A rare class so keeps the few images that it has.
+
+    Args:
+        strata_N: int64; fewer strata than `most`.
+    """
+    if len(strata_N) <= most:
+        return torch.arange(len(strata_N))
+    _, index_N, counts_C = torch.unique(strata_N, return_inverse=True, return_counts=True)
+    each, left, strata = most, most, len(counts_C)
+    for count in sorted(counts_C.tolist()):
+        each = max(1, left // strata)
+        left, strata = left - min(count, each), strata - 1
+    return torch.cat([torch.nonzero(index_N == stratum).flatten()[evenly(count, each)]
+                      for stratum, count in enumerate(counts_C.tolist())]).sort().values
+
+
+def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor, strata_N: Tensor | None = None) -> float:
     """The largest step of `STEPS` at which images are not classified worse than at 0, beyond noise; else 0.
 
         d = right_at(s) - right_at(0)         m = sum_i w_i d_i
-        accepted where m >= -sqrt(N / (N - 1) sum_i (w_i (d_i - m))^2)
+        accepted where m >= -sqrt(`difference_variance`)
 
-    that is, where the difference is not below 0 by more than its standard error: with equal weights one image may be
-    lost, and not two.
+    that is, where the difference is not below 0 by more than its standard error: one image may be lost, of whatever
+    class, and not two of the same.
     Args:
         right_at: from a step to whether each image is classified rightly, bool (N,), on the CPU.
         weights_N: float64, sum 1.
+        strata_N: see `strata_for`; None: all images are one.
     """
+    strata_N = torch.zeros(len(weights_N), dtype=torch.int64) if strata_N is None else strata_N
     before_N = right_at(0.0).double()
     for step in STEPS:
         difference_N = right_at(step).double() - before_N
         mean = (weights_N * difference_N).sum()
-        variance = (weights_N * (difference_N - mean)).square().sum() * len(weights_N) / max(len(weights_N) - 1, 1)
+        variance = difference_variance(difference_N, weights_N, strata_N)
         if float(mean + variance.sqrt()) >= -_ROUNDING:
             return step
     return 0.0
@@ -119,11 +191,13 @@ class Gate:
         """
         if self._images is None:
             return 1.0
-        chosen = self._images
-        if len(chosen) > _MOST_IMAGES:
-            chosen = chosen.subset(torch.arange(_MOST_IMAGES) * len(chosen) // _MOST_IMAGES)
-        model = model_at_coordinator(self._environment, w, round=round)
+        chosen = measured = self._images
         assert chosen.labels_N is not None
+        if len(chosen) > _MOST_IMAGES:  # statistics are of images as frequent as they are
+            measured = chosen.subset(evenly(len(chosen), _MOST_IMAGES))
+            chosen = chosen.subset(images_tried(self._strata(chosen.labels_N)))
+        assert chosen.labels_N is not None
+        model = model_at_coordinator(self._environment, w, round=round)
         labels_N, change = chosen.labels_N.cpu(), tensors.subtract(after, w)
 
         def logits_at(step: float) -> Tensor | None:
@@ -134,7 +208,7 @@ class Gate:
             tensors.load_into(model, tried)
             try:
                 batch_norm.load(model, batch_norm.to_tensors(batch_norm.measure(
-                    model, chosen.images_NCHW, form=self._environment.image,
+                    model, measured.images_NCHW, form=self._environment.image,
                     generator=torch_generator(self._environment.seed, "batch_norm_order", round=round))))
             except BadPayload:  # statistics that no float32 can hold
                 return None
@@ -149,11 +223,20 @@ class Gate:
         if labels_N.ndim == 2:
             step = accepted_area_step(logits_at, labels_N)
         else:
-            step = accepted_step(right_at, class_balanced_weights(labels_N))
+            step = accepted_step(right_at, weights_for(self._environment.measure, labels_N,
+                                                       label=self._environment.measured_class),
+                                 self._strata(labels_N))
         if step < 1.0:
             _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "
                          "images worse", round, f"{step:.0%} of" if step else "nothing of")
         return step
+
+
+    def _strata(self, labels_N: Tensor) -> Tensor:
+        """`strata_for`; with several labels for an image its rarest finding, or none."""
+        if labels_N.ndim == 2:
+            return torch.from_numpy(strata_of(labels_N.cpu().numpy()))
+        return strata_for(self._environment.measure, labels_N)
 
 
 def taken(w: Mapping[str, Tensor], after: Mapping[str, Tensor], buffer: Mapping[str, Tensor] | None,

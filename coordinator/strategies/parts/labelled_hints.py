@@ -122,18 +122,17 @@ def model_prior(labels_N: Tensor, num_classes: int, *, logit_adjustment: float) 
     return tuple(implied_prior(shares_K.numpy(), logit_adjustment=logit_adjustment).tolist())
 
 
-def prior_of_labels_alone(labelled: ImageSet | None, num_classes: int, *, strong: bool) -> tuple[float, ...]:
-    """The class prior that the probabilities of labels alone stand for: uniform where the strong recipe was adjusted
-    for imbalanced labels, else that of the labels; empty without any. With several labels for an image the share of
+def prior_of_labels_alone(labelled: ImageSet | None, num_classes: int, *, adjusted: bool) -> tuple[float, ...]:
+    """The class prior that the probabilities of labels alone stand for: uniform where they were trained with logit
+    adjustment, else that of the labels; empty without any. With several labels for an image the share of
     images that show each class.
 
     Args:
         labelled: what they were trained on.
-        strong: whether by that recipe.
+        adjusted: whether with that.
     """
     if labelled is None or labelled.labels_N is None or len(labelled) == 0:
         return ()
-    adjusted = strong and log_prior(labelled.labels_N, num_classes) is not None
     if labelled.labels_N.ndim == 2:
         return (0.5,) * num_classes if adjusted else tuple(finding_shares(labelled.labels_N).tolist())
     shares_K = class_shares(labelled.labels_N, num_classes).numpy()

@@ -79,7 +79,7 @@ def _dealt_whole(labels: Indices, settings: SplitSettings, *, num_classes: int, 
     if settings.fraction < 1:
         part = stratified_part(labels, settings.fraction, num_classes=num_classes, seed=seed)
     train, test, validation = hold_out(
-        len(part), num_test=amount("num_test", settings.num_test, len(part)),
+        labels[part], num_test=amount("num_test", settings.num_test, len(part)),
         num_validation=amount("num_validation", settings.num_validation, len(part)), seed=seed)
     train, test, validation = part[train], part[test], part[validation]
     own = labels[train]

@@ -255,18 +255,30 @@ def all_labels_at_silos(split: Split) -> Split:
     return Split(tuple(_no_indices() for _ in split.silos), split.coordinator, split.validation, split.test, together)
 
 
-def hold_out(num_images: int, *, num_test: int, num_validation: int, seed: int) -> tuple[Indices, Indices, Indices]:
+def hold_out(labels_N: ArrayLike, *, num_test: int, num_validation: int, seed: int) -> tuple[Indices, Indices, Indices]:
     """Cuts the images at random into train, test and validation; each sorted int64.
 
+    A class that the cut leaves without a validation image gets one, as long as there is room: an image of it that would
+    be trained on changes places with a validation image of the class that has most there. A model that never answers a
+    class would be chosen by validation images without it. Nothing else changes, so that a cut which has given every
+    class one is that of the source.
     Raises: BadConfiguration when nothing is left to train on.
     Source: data.md section 3.4 (FedMatch code: shuffle, then cut train | test | valid).
     """
+    labels = np.asarray(labels_N)
+    num_images = len(labels)
     if min(num_test, num_validation) < 0 or num_test + num_validation >= num_images:
         raise BadConfiguration(f"num_test = {num_test} and num_validation = {num_validation} cannot be held out of"
                                f" {num_images} images.", remedy="Choose smaller numbers.")
     order = numpy_generator(seed, "split hold out").permutation(num_images)
     num_train = num_images - num_test - num_validation
     train, test, validation = np.split(order, [num_train, num_train + num_test])
+    for label in np.unique(labels).tolist() if num_validation else ():
+        mine, of_most = np.flatnonzero(labels[train] == label), np.bincount(labels[validation])
+        if np.any(labels[validation] == label) or len(mine) < 2 or of_most.max() < 2:
+            continue
+        given = np.flatnonzero(labels[validation] == of_most.argmax())[0]
+        train[mine[-1]], validation[given] = validation[given], train[mine[-1]]
     return np.sort(train), np.sort(test), np.sort(validation)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from semisilo.common.measures.calibration import auroc
-from semisilo.common.measures.intervals import area_error
+from semisilo.common.measures.intervals import area_error, area_spread, standard_error
+from semisilo.common.measures.round_choice import ScoredRound, chosen_round
 from semisilo.common.measures.study_measure import (
     ACCURACY,
     StudyMeasure,
@@ -78,7 +79,7 @@ def test_only_images_of_which_a_class_is_known_count_in_the_error_of_its_area() 
         assert found is not None
         return found.error
 
-    ten = math.hypot(*(area_error(0.8, inside=5, outside=5),) * 2) / 2
+    ten = math.hypot(*(area_spread(0.8, inside=5, outside=5),) * 2) / 2
     assert error(images_K=[5, 5], without_K=[5, 5]) == error(images_K=[5, 5]) == ten
     assert error(images_K=[5, 5], without_K=[95, 95]) < ten
 
@@ -114,6 +115,37 @@ def test_an_area_of_single_images_is_a_coin_and_a_perfect_order_has_no_error() -
     assert area_error(1.0, inside=3, outside=4) == 0.0
     with pytest.raises(ValueError, match="0 images"):
         area_error(0.5, inside=0, outside=3)
+
+
+@each_of(("area", "inside", "outside"), [(1.0, 15, 85), (0.999, 15, 85), (0.8, 50, 50), (0.0, 3, 4), (1.0, 1, 1)])
+def test_the_spread_of_an_area_is_half_of_all_areas_that_are_within_their_error_of_it(area: float, inside: int,
+                                                                                     outside: int) -> None:
+    near = [each for each in np.linspace(0, 1, 100_001)
+            if abs(each - area) <= area_error(float(each), inside=inside, outside=outside)]
+    found = area_spread(area, inside=inside, outside=outside)
+    assert found == pytest.approx((max(near) - min(near)) / 2, abs=2e-5)
+    assert found > 0
+
+
+@each_of("measure", ["auroc", "average_precision"])
+def test_rounds_with_a_perfect_order_of_few_images_are_no_better_than_later_ones_that_are_nearly_perfect(measure: str
+                                                                                                        ) -> None:
+    """The errors of 0 that there were chose the first round here."""
+    rounds = []
+    for number, area in ((1, 1.0), (2, 0.9995), (9, 0.999)):
+        found = score_of(parse_measure(measure), classes=("a", "b"), hits_K=[0, 0], images_K=[85, 15],
+                         areas_K=[area, area])
+        assert found is not None
+        rounds.append(ScoredRound(number, found.value, found.error))
+    chosen = chosen_round(rounds)
+    assert chosen is not None
+    assert chosen.number == 9
+
+
+def test_the_error_of_an_average_precision_is_that_of_a_share() -> None:
+    found = score_of(parse_measure("average_precision"), classes=("a",), hits_K=[0], images_K=[20], areas_K=[0.9])
+    assert found is not None
+    assert found.error == pytest.approx(standard_error(18, 20))
 
 
 def test_a_measure_that_is_not_named_is_the_accuracy() -> None:

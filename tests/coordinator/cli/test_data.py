@@ -163,11 +163,44 @@ def test_with_labels_at_both_the_labels_bring_the_classes_which_must_be_names_th
     assert opened("labels-at-both").frozen.classes == ("cat", "dog")
     assert "no labelled image" not in caplog.text
     opened("labels-at-both", classes=["cat", "cow", "dog", "pig"])
-    assert "no labelled image of 'cow' and 1 more of the study's classes" in caplog.text
+    assert "no labelled image of 'cow' and 1 more of the study's classes: what silos learn" in caplog.text
+    caplog.clear()
+    opened("labels-at-coordinator")
+    assert "no labelled image" not in caplog.text
+    opened("labels-at-coordinator", classes=["cat", "cow", "dog"])
+    assert "no labelled image of 'cow': nobody has labels of such a class, so the model can never" in caplog.text
     (deep / "labelled/dog").rename(deep / "labelled/unlabelled")
     with pytest.raises(BadConfiguration, match="no class may be called 'unlabelled'"):
         opened("labels-at-both")
     assert opened("labels-at-coordinator").frozen.classes == ("cat", "unlabelled"), "silos' folders are not read"
+
+
+@each_of(("measure", "tau", "said"), [
+    ("accuracy", 1.0, True), ("accuracy", 0.0, False), ("balanced_accuracy", 1.0, False)])
+def test_a_study_about_accuracy_is_told_that_self_training_makes_a_model_for_balanced_accuracy(
+        deep, caplog, measure, tau, said):
+    caplog.clear()
+    for name in "bcd":
+        Image.fromarray(np.full((8, 8), 1000 + ord(name), np.uint16)).save(deep / f"labelled/cat/{name}.png")
+    read_study_data(config_from_dict({
+        "study": {"measure": measure}, "data": {"labelled": "labelled", "on_error": "skip", "image": {
+            "size": 8, "channels": 1}}, "model": {"name": "small_cnn"},
+        "method": {"name": "self_training", "logit_adjustment": tau}}, where="study.toml"), folder=deep, frozen=None)
+    assert ("logit_adjustment = 0" in caplog.text) == said
+
+
+@each_of(("measure", "said"), [
+    ("balanced_accuracy", True), ("recall:cow", True), ("recall:cat", False), ("accuracy", False)])
+def test_classes_that_validation_or_test_images_lack_are_said_where_the_measure_is_about_them(
+        deep, caplog, measure, said):
+    caplog.clear()
+    read_study_data(config_from_dict({
+        "study": {"measure": measure}, "data": {"labelled": "labelled", "test": "test", "on_error": "skip",
+                                                "classes": ["cat", "cow", "dog", "pig"],
+                                                "image": {"size": 8, "channels": 1}},
+        "model": {"name": "small_cnn"}, "method": {"name": "semifl"}}, where="study.toml"), folder=deep, frozen=None)
+    more = "" if measure.startswith("recall") else " and 1 more of the study's classes"
+    assert (f"the test images, which are what the model is judged by, have none of 'cow'{more}" in caplog.text) == said
 
 
 @each_of(("reading", "said"), [

@@ -14,6 +14,7 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.measures.study_measure import ACCURACY, BALANCED_ACCURACY
 from semisilo.common.methods.contract import CoordinatorData, Environment, TensorGroup
 from semisilo.coordinator.compute import evaluation
 from semisilo.coordinator.compute.evaluation import LocalModels, MeasuredModel, diagnostics_of, measure_model
@@ -126,3 +127,11 @@ def test_a_model_whose_batch_norm_nobody_has_measured_is_left_out() -> None:
     assert measure_model(where, CLASSES, parameters, {}) == MeasuredModel()
     statistics = {"2.mean": torch.zeros(3), "2.var": torch.ones(3)}
     assert measure_model(where, CLASSES, parameters, statistics).metrics["accuracy"] == 1.0
+
+
+def test_images_of_one_class_choose_nothing_by_balanced_accuracy() -> None:
+    """The recall of that class would be best of a model that always answers it."""
+    one, two = environment(validation=images(1, 1, 1)), environment(validation=images(1, 1, 0))
+    for measure, chooses in ((BALANCED_ACCURACY, False), (ACCURACY, True)):
+        assert ("selection_score" in measure_model(one, CLASSES, saying(1), {}, measure=measure).metrics) == chooses
+    assert measure_model(two, CLASSES, saying(1), {}, measure=BALANCED_ACCURACY).metrics["selection_score"] == 0.5

@@ -140,6 +140,15 @@ def opened(federation: Path, frozen: FrozenStudy | None = None, **changes: Any) 
     return operations, answered(operations, request)
 
 
+@pytest.mark.parametrize("measure", ["", "accuracy", "recall:digit-3"])
+def test_strategies_know_what_the_study_is_about(federation: Path, measure: str) -> None:
+    operations, study = opened(federation, study={"measure": measure})
+    environment = operations._opened().environment
+    assert environment.measure == study.frozen.study_measure
+    assert str(environment.measure) == (measure or "accuracy")
+    assert environment.measured_class == (3 if measure.startswith("recall") else None)
+
+
 def answered(operations: Operations, request: Request[AnswerT]) -> AnswerT:
     """The answer as it arrives in the other process."""
     found = run_operation(handlers_of(operations), request.operation(), as_json(request))

@@ -69,6 +69,20 @@ def test_a_rate_is_chosen_over_the_first_only_where_it_is_clearly_better() -> No
     assert chosen_rate({}, []) == 0
 
 
+def test_two_images_of_a_rare_class_do_not_change_the_rate() -> None:
+    """Of 20 and 2 images, in balanced accuracy: both rare ones better is +50 points, and by the spread of the images
+    themselves its error 18.5; one image of that class weighs 25. Of three, which weigh 17 each, it is enough."""
+    def choice(rare: int, better: int) -> int:
+        labels = torch.tensor([0] * 20 + [1] * rare)
+        weights = [class_weights(labels, balanced=True).tolist()]
+        none = [False] * len(labels)
+        return chosen_rate({Trial(0, 0): none, Trial(1, 0): [False] * 20 + [index < better for index in range(rare)],
+                            Trial(2, 0): none}, weights)
+
+    assert (choice(2, 2), choice(3, 2), choice(3, 3)) == (0, 0, 1)
+    assert chosen_rate({Trial(rate, 0): [rate > 0] * 3 for rate in range(3)}, [[0.0] * 3]) == 0, "nothing is weighed"
+
+
 def test_a_rate_that_was_dropped_is_not_chosen_whatever_its_first_fold_says() -> None:
     weights = [[1.0] * 10] * 2
     right = {Trial(0, 0): [False] * 10, Trial(1, 0): [True] * 10, Trial(2, 0): [True] * 10,

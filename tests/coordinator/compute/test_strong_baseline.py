@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
+from semisilo.common.measures.intervals import standard_error
 from semisilo.common.methods.contract import CoordinatorData, Environment
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.coordinator.compute import labels_alone
 from semisilo.coordinator.compute.labels_alone import LabelledOnly
+from semisilo.coordinator.compute.recipe_search import LEARNING_RATES, Trial
 from semisilo.coordinator.compute.strong_baseline import (
     StrongLabelsAlone,
     StrongRecipe,
@@ -139,12 +142,97 @@ def test_without_labelled_or_test_images_it_is_refused() -> None:
         trained(_environment(data=CoordinatorData(labelled=_halves(4, 0))))
 
 
+def _rare(count: int, rare: int, seed: int) -> ImageSet:
+    """Two classes that overlap, of which the second is rare: the fewer a threshold finds, the higher the accuracy."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(count) < rare).long()
+    pixels = 100 + 20 * torch.randn(count, 1, 4, 4, generator=generator) + 8 * labels[:, None, None, None]
+    return ImageSet(pixels.clamp(0, 255).to(torch.uint8), labels, tuple(map(str, range(count))))
+
+
+def test_where_the_study_is_about_accuracy_labels_alone_are_trained_for_accuracy() -> None:
+    """5 % of the labels and of the test images are of the rare class: answering "no" to all is right for 95 %."""
+    environment = _environment(data=CoordinatorData(labelled=_rare(60, 3, 0), test=_rare(1000, 50, 1)))
+    found = {measure: trained(environment, StrongRecipe(epochs=150, num_classes=2, measure=measure))
+             for measure in ("accuracy", "balanced_accuracy")}
+    accuracy, balanced = found["accuracy"], found["balanced_accuracy"]
+    assert accuracy.evaluation.accuracy > balanced.evaluation.accuracy + 0.05
+    assert accuracy.evaluation.balanced_accuracy < balanced.evaluation.balanced_accuracy
+    assert ["logit adjustment" in each.description for each in (accuracy, balanced)] == [False, True]
+    assert trained(environment, StrongRecipe(epochs=150, num_classes=2)) == balanced
+
+
+@each_of(("measure", "weights"), [
+    ("accuracy", [1.0] * 6), ("balanced_accuracy", [1 / 4] * 4 + [1 / 2] * 2), ("auroc", [1 / 4] * 4 + [1 / 2] * 2),
+    ("recall:rare", [0.0] * 4 + [1.0] * 2)])
+def test_rates_are_compared_by_the_measure_of_the_study(measure: str, weights: list[float]) -> None:
+    validation = ImageSet(_halves(6, 2).images_NCHW, torch.tensor([0] * 4 + [1] * 2), tuple("abcdef"))
+    environment = _environment(measured_class=1, data=CoordinatorData(
+        labelled=_rare(60, 3, 0), test=_halves(4, 1), validation=validation))
+    alone = StrongLabelsAlone(environment, StrongRecipe(num_classes=2, measure=measure))
+    assert alone._weights == [pytest.approx(weights)]
+
+
+def _uneven(count: int, others: int) -> ImageSet:
+    """So many images of class 0, then so many of class 1."""
+    halves = _halves(2 * max(count, others), 0)
+    labels = halves.labels_N
+    assert labels is not None
+    return halves.subset(torch.cat([torch.nonzero(labels == label).flatten()[:number]
+                                    for label, number in enumerate((count, others))]))
+
+
+@each_of(("others", "searched", "estimated"), [(0, False, set()), (1, False, set()),
+                                               (2, True, {"crossfit_accuracy", "crossfit_balanced_accuracy"})])
+def test_labels_of_one_class_alone_can_be_held_out_and_then_nothing_is_searched_or_estimated(
+        others: int, searched: bool, estimated: set[str]) -> None:
+    data = CoordinatorData(labelled=_uneven(20, others), test=_halves(40, 1))
+    found = trained(_environment(data=data), StrongRecipe(epochs=20, num_classes=2))
+    assert ("found on" in found.description) == searched
+    assert {name for name in found.crossfit if not name.endswith("_error")} == estimated
+    assert all(value > 0 for name, value in found.crossfit.items() if name.endswith("_error"))
+
+
+def test_what_the_labels_let_expect_has_the_errors_of_all_other_shares() -> None:
+    """Wilson's; and where the study has a third class without labels there is no balanced accuracy."""
+    data = CoordinatorData(labelled=_uneven(12, 6), test=_halves(40, 1))
+    alone = StrongLabelsAlone(_environment(data=data), StrongRecipe(epochs=20, num_classes=2))
+    alone.work(float("inf"))
+    assert alone.found is not None
+    crossfit = alone.found.crossfit
+    of_all = [(int(label), bool(right)) for fold, part in enumerate(alone._parts)
+              for label, right in zip(part.labels_n, alone._right[Trial(LEARNING_RATES.index(alone.found.lr), fold)],
+                                      strict=True)]
+    hits, images = [[sum(right or counted for each, right in of_all if each == label) for label in range(2)]
+                    for counted in (False, True)]
+    assert images == [12, 6]
+    assert crossfit["crossfit_accuracy"] == pytest.approx(sum(hits) / 18)
+    assert crossfit["crossfit_accuracy_error"] == pytest.approx(standard_error(sum(hits), 18))
+    assert crossfit["crossfit_balanced_accuracy"] == pytest.approx((hits[0] / 12 + hits[1] / 6) / 2)
+    assert crossfit["crossfit_balanced_accuracy_error"] == pytest.approx(
+        math.hypot(standard_error(hits[0], 12), standard_error(hits[1], 6)) / 2)
+    three = trained(_environment(data=data), StrongRecipe(epochs=20, num_classes=3, measure="accuracy"))
+    assert {"crossfit_accuracy", "crossfit_accuracy_error"} == set(three.crossfit)
+
+
 @each_of(("recipe", "labels", "steps"), [
     (StrongRecipe(num_classes=2), 20, 600), (StrongRecipe(num_classes=2), 100, 2500),
     (StrongRecipe(num_classes=2, study_images=96000), 100, 3000), (StrongRecipe(num_classes=2), 400, 4000),
     (StrongRecipe(num_classes=2, epochs=3), 100, 10)])
 def test_it_takes_as_many_steps_as_the_study_within_bounds(recipe: StrongRecipe, labels: int, steps: int) -> None:
     assert planned_steps(recipe, num_labelled=labels, batch_size=32) == steps
+
+
+def test_where_the_bounds_make_it_shorter_than_the_study_it_says_so() -> None:
+    """60 labels and 100 rounds of self-training: 6062 batches of 32, of which labels alone take at most 4000."""
+    images = images_of_study(SelfTrainingSettings(warm_up_steps=None), rounds=100, num_labelled=60)
+    for study_images, said in ((images, f" (the study takes {images // 32})"), (4000 * 32, ""), (0, "")):
+        recipe = StrongRecipe(num_classes=2, study_images=study_images)
+        alone = StrongLabelsAlone(_environment(data=CoordinatorData(labelled=_halves(60, 0), test=_halves(4, 1))),
+                                  recipe)
+        assert alone._description().endswith(f" steps of 32 images{said}")
+    assert images // 32 > 4000 == planned_steps(StrongRecipe(num_classes=2, study_images=images), num_labelled=60,
+                                                batch_size=32)
 
 
 def test_what_a_study_looks_at_follows_from_its_settings() -> None:

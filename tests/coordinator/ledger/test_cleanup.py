@@ -39,13 +39,21 @@ def test_of_rounds_that_cannot_be_told_apart_the_latest_stays() -> None:
     assert not {"s5", "s11"} & kept
 
 
-def test_the_chosen_state_is_always_among_those_that_were_kept_before() -> None:
+def test_the_best_stays_as_well_where_labels_alone_may_leave_it() -> None:
+    """Round 9 is the chosen one, within the error of round 5."""
+    rounds = [row(n, score={5: 0.8, 9: 0.79}.get(n, 0.1)) for n in range(30)]
+    assert states_to_keep(rounds, every=1000, best=True) == states_to_keep(rounds, every=1000) | {"s5"}
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_the_chosen_state_is_always_among_those_that_were_kept_before(best: bool) -> None:
     """Files are removed after every round, so what a round needs must have stayed in all rounds before."""
     generator, there = random.Random(4), {"s0"}
     rounds: list[RoundRow] = []
     for number in range(60):
         rounds.append(row(number, score=generator.random()))
-        kept = states_to_keep(rounds, every=20)
+        kept = states_to_keep(rounds, every=20, best=best)
+        assert not best or f"s{max(rounds, key=lambda each: each.metrics['selection_score']).number}" in kept
         assert kept <= there | {f"s{number}"}
         there = kept
 

@@ -16,9 +16,10 @@ import pytest
 
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import LOGIT_ADJUSTMENT
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
-from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, refused_rounds, stopped_early
+from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, model_to_write, refused_rounds, stopped_early
 from tests.coordinator.ledger_fixture import SILOS, fill_study, open_collecting_round
 from tests.processes import PATIENCE_SECONDS
 
@@ -83,6 +84,25 @@ def test_a_study_that_is_stopped_while_it_is_paused_keeps_nobody_waiting(ledger:
         await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         assert operator.is_stopped("first")
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("adjusted", [True, False])
+def test_the_file_of_labels_alone_is_written_with_how_they_were_trained(ledger: Ledger, adjusted: bool) -> None:
+    """What its probabilities stand for hangs on it."""
+    description = f"strong and weak views with MixUp, {LOGIT_ADJUSTMENT}" if adjusted else "weak views"
+    row = ledger.study("first")
+    assert row.frozen is not None
+    assert row.baseline is not None
+    ledger.set_study_facts("first", frozen=dataclasses.replace(row.frozen, num_validation=100),
+                           baseline=dataclasses.replace(row.baseline, metrics={"validation_accuracy": 0.9},
+                                                        description=description, model_digest="cd" * 32))
+    last = ledger.last_round("first")
+    assert last is not None
+    for number in range(last.number + 1):
+        ledger.query("UPDATE round SET metrics_json = ? WHERE number = ?", json.dumps({"selection_score": 0.5}), number)
+    found = model_to_write(ledger, "first")
+    assert found is not None
+    assert (found.labels_alone, found.adjusted, found.state) == (True, adjusted, "cd" * 32)
 
 
 def test_rounds_with_updates_are_no_refused_rounds(ledger: Ledger) -> None:

@@ -61,6 +61,44 @@ def test_the_share_of_every_class_is_drawn_one_at_least_and_never_the_last_one()
     assert len(draw_validation(labels, 0.0, seed=1, num_classes=5)) == 0
 
 
+@each_of(("classes", "each", "share", "wanted"), [
+    (120, 2, 0.2, 48), (120, 2, 0.1, 24), (100, 3, 0.2, 60), (50, 4, 0.1, 20), (50, 4, 0.2, 50), (10, 10, 0.2, 20),
+    (10, 13, 0.2, 30), (3, 2, 0.2, 3), (2, 2, 0.1, 2), (5, 1, 0.2, 0)])
+def test_of_many_small_classes_not_far_more_than_the_share_is_held_out(classes: int, each: int, share: float,
+                                                                      wanted: int) -> None:
+    labels = np.repeat(np.arange(classes), each)
+    drawn = draw_validation(labels, share, seed=1, num_classes=classes)
+    assert len(drawn) == wanted
+    counts = np.bincount(labels[drawn], minlength=classes)
+    assert counts.max() - counts.min() <= 1
+    some = draw_validation(labels, share, seed=2, num_classes=classes)
+    if wanted < classes and wanted:
+        assert set(labels[some]) != set(labels[drawn]), "not always the first classes"
+
+
+def test_of_few_large_and_many_small_classes_each_has_one_where_the_share_is_enough_for_that() -> None:
+    """2600 images of which a fifth is 520; a fifth of each class, and one at least, is 700."""
+    labels = np.repeat(np.arange(302), [1000, 1000, *[2] * 300])
+    counts = np.bincount(labels[draw_validation(labels, 0.2, seed=1, num_classes=302)])
+    assert counts.tolist() == [110, 110, *[1] * 300]
+    few = np.repeat(np.arange(101), [100, *[2] * 100])
+    counts = np.bincount(few[draw_validation(few, 0.1, seed=1, num_classes=101)], minlength=101)
+    assert (counts[0], counts[1:].sum(), counts[1:].max()) == (10, 20, 1)
+
+
+@each_of("patients", [False, True])
+def test_a_study_that_an_earlier_version_began_keeps_its_validation_images(patients: bool) -> None:
+    """It held out one image of each of 120 classes."""
+    labels = np.repeat(np.arange(120), 2)
+    known = tuple(f"p{index}" for index in range(240)) if patients else ()
+    first = draw_validation(labels, 0.2, seed=1, num_classes=120, patients=known)
+    assert len(first) == 48
+    again = draw_validation(labels, 0.2, seed=1, num_classes=120, patients=known, drawn_before=48)
+    assert np.array_equal(again, first)
+    earlier = draw_validation(labels, 0.2, seed=1, num_classes=120, patients=known, drawn_before=120)
+    assert np.bincount(labels[earlier]).tolist() == [1] * 120
+
+
 def test_of_very_many_labels_no_more_than_two_thousand_are_held_out() -> None:
     labels = np.repeat([0, 1], [30_000, 10_000])
     drawn = draw_validation(labels, 0.2, seed=1, num_classes=2)
@@ -156,6 +194,22 @@ def test_without_labels_the_measure_follows_the_validation_images(tmp_path: Path
     found = read_study_data(config, folder=tmp_path, frozen=None).frozen
     assert (found.measure, found.num_validation) == ("balanced_accuracy", 5)
     assert "the validation images are imbalanced" in found.measure_reason
+
+
+@each_of(("tests", "stated", "said"), [
+    ([0] * 8 + [1] * 2, "", True), ([0] * 6 + [1] * 4, "", False), ([0] * 8 + [1] * 2, "accuracy", False)])
+def test_where_only_test_images_show_an_imbalance_the_measure_to_set_is_named_and_not_taken(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, tests: list[int], stated: str, said: bool) -> None:
+    caplog.clear()
+    write(tmp_path / "test.npz", tests, seed=2)
+    config = config_from_dict({
+        "study": {"measure": stated}, "model": {"name": "small_cnn"},
+        "method": {"name": "fedavg", "scenario": "labels-at-silo"},
+        "data": {"test": "test.npz", "classes": ["0", "1"],
+                 "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25]}}}, where="study")
+    assert read_study_data(config, folder=tmp_path, frozen=None).frozen.measure == "accuracy"
+    assert ("8 of the largest class to 2 of the smallest: set [study] measure = \"balanced_accuracy\"" in caplog.text
+            ) == said
 
 
 def test_a_recall_of_a_class_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:

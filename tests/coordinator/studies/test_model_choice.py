@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from semisilo.common.data.form import ImageForm
+from semisilo.coordinator.ledger.progress import handed_over_beside
 from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult, RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
@@ -90,6 +92,46 @@ def test_without_labels_alone_what_is_reached_is_said_with_its_interval() -> Non
     assert "On 400 test images round 1 has an accuracy of 90.0 %, 95 % interval 86.7 % to 92.6 %." in said
     assert said.endswith("Nothing to compare it with: labels alone were not trained.")
     assert "test images" not in choice(0.9, None, num_test=0).conclusion
+
+
+@each_of(("alone", "keeps_best", "round", "labels_alone", "said"), [
+    (0.89, True, 2, False, "round 2, the last one: accuracy 89.7 % on 50 validation images"),
+    (0.897, True, 2, False, "round 2, the last one: accuracy 89.7 % on 50 validation images"),
+    (0.9105, True, 1, False, "round 1, accuracy 92.4 % on 50 validation images, instead of round 2, than which labels"
+                             " alone score higher; the last round, 2, has 89.7 %"),
+    (0.924, True, 1, False, "round 1, accuracy 92.4 % on 50 validation images, instead of round 2, than which labels"
+                            " alone score higher; the last round, 2, has 89.7 %"),
+    (0.93, True, 2, True, "labels alone, without any silo: accuracy 93.0 % on 50 validation images, where round 2 has"
+                          " 89.7 %"),
+    (0.9105, False, 2, True, "labels alone, without any silo: accuracy 91.1 % on 50 validation images, where round 2"
+                             " has 89.7 %")])
+def test_labels_alone_do_not_win_where_a_round_scores_as_high(alone: float, keeps_best: bool, round: int,
+                                                             labels_alone: bool, said: str) -> None:
+    """Round 2 would be chosen, as one that round 1 is not better than beyond its error."""
+    row = row_with(0.7, validation_accuracy=alone)
+    assert row.frozen is not None
+    row = replace(row, frozen=replace(row.frozen, keeps_best=keeps_best))
+    rounds = [round_of(number, {"selection_score": score, "selection_error": 0.049})
+              for number, score in ((0, 0.5), (1, 0.924), (2, 0.897))]
+    found = choice_of(row, rounds, first_update=1)
+    assert (found.round, found.labels_alone, found.text) == (round, labels_alone, said)
+    assert handed_over_beside(row, rounds) is rounds[round]
+
+
+@each_of(("measured", "measure", "said"), [
+    ({"validation_recall/a": 0.9, "selection_score": 0.8}, "balanced_accuracy",
+     "round 1, the last one: balanced accuracy 80.0 % on 50 validation images of 1 of the 2 classes"),
+    ({"validation_recall/a": 0.9}, "balanced_accuracy",
+     "round 1, the last one: the 50 validation images have none of 'b', so balanced accuracy cannot choose"),
+    ({"validation_recall/a": 0.9}, "recall:b",
+     "round 1, the last one: the 50 validation images have none of 'b', so recall of b cannot choose"),
+    ({"validation_recall/a": 0.9, "selection_score": 0.8}, "accuracy",
+     "round 1, the last one: accuracy 80.0 % on 50 validation images"),
+    ({"validation_recall/a": 0.9, "validation_recall/b": 0.0, "selection_score": 0.8}, "balanced_accuracy",
+     "round 1, the last one: balanced accuracy 80.0 % on 50 validation images"),
+    ({}, "balanced_accuracy", "round 1, the last one: validation images have not measured any round")])
+def test_it_is_said_which_classes_validation_images_lack(measured: dict[str, float], measure: str, said: str) -> None:
+    assert choice_of(row_with(None, measure=measure), [round_of(1, measured)], first_update=1).text == said
 
 
 @each_of(("first_update", "said"), [

@@ -12,6 +12,7 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import tensors
 from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.measures.study_measure import ACCURACY, BALANCED_ACCURACY, parse_measure
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
@@ -22,7 +23,12 @@ from semisilo.coordinator.strategies.parts.gate import (
     accepted_area_step,
     accepted_step,
     class_balanced_weights,
+    difference_variance,
+    evenly,
+    images_tried,
+    strata_for,
     taken,
+    weights_for,
 )
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.self_training import SelfTrainingStrategy
@@ -54,6 +60,97 @@ def test_rare_classes_count_as_much_as_frequent_ones() -> None:
     assert weights.tolist() == pytest.approx([1 / 16] * 8 + [1 / 4] * 2)
     lost_rare = torch.tensor([True] * 8 + [False] * 2)
     assert accepted_step(lambda step: lost_rare if step else torch.ones(10).bool(), weights) == 0.0
+
+
+@each_of("counts", [(190, 10), (95, 5), (500, 20), (57, 3), (50, 50), (20, 1), (30, 30, 2)])
+def test_one_image_may_be_lost_of_a_rare_class_as_of_a_frequent_one_and_not_two(counts: tuple[int, ...]) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    for label, count in enumerate(counts):
+        for measure, may_lose in ((ACCURACY, 1), (BALANCED_ACCURACY, 1)):
+            for lost in range(min(count, 3) + 1):
+                right = torch.ones(len(labels), dtype=torch.bool)
+                right[torch.nonzero(labels == label).flatten()[:lost]] = False
+                step = accepted_step(lambda step, right=right: right if step else torch.ones(len(labels)).bool(),
+                                     weights_for(measure, labels), strata_for(measure, labels))
+                assert step == (1.0 if lost <= may_lose else 0.0)
+
+
+def test_the_variance_of_the_gate_is_that_of_the_mean_over_samples_with_as_many_of_each_class() -> None:
+    """Of 40 images of one class and 5 of another, whose answers change with other frequencies: its mean over 4000
+    samples against the variance of the mean."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.tensor([0] * 40 + [1] * 5)
+    weights, strata = class_balanced_weights(labels), strata_for(BALANCED_ACCURACY, labels)
+    chance = torch.where(labels == 0, 0.1, 0.6)
+    drawn = -(torch.rand(4000, 45, generator=generator) < chance).double()
+    means = (drawn * weights).sum(dim=1)
+    found = torch.stack([difference_variance(each, weights, strata) for each in drawn]).mean()
+    assert float(found) == pytest.approx(float(means.var()), rel=0.06)
+    assert float(means.var()) == pytest.approx((0.1 * 0.9 / 40 + 0.6 * 0.4 / 5) / 4, rel=0.06)
+
+
+@each_of(("counts", "kept"), [
+    ((4997, 3), (1997, 3)), ((1990, 10), (1990, 10)), ((3000, 3000), (1000, 1000)), ((5000, 900, 40), (1060, 900, 40)),
+    ((2500, 1, 2500, 1), (999, 1, 999, 1))])
+def test_of_very_many_images_rare_classes_keep_theirs(counts: tuple[int, ...], kept: tuple[int, ...]) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(2))]
+    found = images_tried(labels)
+    assert torch.bincount(labels[found]).tolist() == list(kept)
+    assert bool((found[1:] > found[:-1]).all())
+    if len(labels) > 2000:
+        frequent = found[labels[found] == 0].double()
+        assert float(frequent.mean()) == pytest.approx(len(labels) / 2, rel=0.1), "not the first ones"
+
+
+def test_the_gate_looks_at_the_rare_images_of_a_large_set() -> None:
+    """3 of 4003 images are of the rare class, none of them among every second one. A model that loses them is not
+    accepted in balanced accuracy, and the statistics are of images as frequent as they are."""
+    labels = torch.zeros(4003, dtype=torch.int64)
+    labels[[1, 3, 5]] = 1
+    pixels = torch.zeros(4003, 1, 4, 4, dtype=torch.uint8)
+    pixels[[1, 3, 5]] = 255
+    data = CoordinatorData(validation=ImageSet(pixels, labels, tuple(map(str, range(4003)))))
+    assert not bool(labels[evenly(4003, 2000)].any())
+    environment = Environment(seed=1, rounds=1, num_silos=1, data=data, num_classes=2, image=FORM,
+                              build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)),
+                              augmentation=AugmentationSettings(policy="none"))
+    w = {"1.weight": torch.stack([torch.zeros(16), torch.ones(16)]), "1.bias": torch.zeros(2)}
+    after = {"1.weight": torch.zeros(2, 16), "1.bias": torch.tensor([1000.0, -1000.0])}
+    assert Gate(environment).accepted(w, after, round=1) == 0.0
+
+
+@each_of(("measure", "expected"), [
+    ("accuracy", [1 / 10] * 10), ("balanced_accuracy", [1 / 16] * 8 + [1 / 4] * 2),
+    ("auroc", [1 / 16] * 8 + [1 / 4] * 2), ("recall:rare", [0.0] * 8 + [1 / 2] * 2),
+    ("recall:absent", [1 / 16] * 8 + [1 / 4] * 2)])
+def test_images_count_as_in_the_measure_of_the_study(measure: str, expected: list[float]) -> None:
+    label = {"recall:rare": 2, "recall:absent": 1}.get(measure)
+    found = weights_for(parse_measure(measure), torch.tensor([0] * 8 + [2] * 2), label=label)
+    assert found.tolist() == pytest.approx(expected)
+    assert float(found.sum()) == pytest.approx(1.0)
+
+
+def test_the_gate_of_a_study_about_accuracy_takes_what_answers_no_to_all() -> None:
+    """Of 30 images two are of the last class. A model that finds none of it is as accurate as one that finds both and
+    calls two other images so, and worse in balanced accuracy."""
+    labels = torch.tensor([0] * 28 + [1] * 2)
+    pixels = torch.zeros(30, 1, 4, 4, dtype=torch.uint8)
+    pixels[[0, 1, 28, 29]] = 255  # what is bright is called rare, two of them rightly
+    data = CoordinatorData(validation=ImageSet(pixels, labels, tuple(map(str, range(30)))))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+    w = {"1.weight": torch.stack([torch.zeros(16), torch.ones(16)]), "1.bias": torch.zeros(2)}
+    after = {"1.weight": torch.zeros(2, 16), "1.bias": torch.tensor([100.0, -100.0])}
+    found = {}
+    for measure in (ACCURACY, BALANCED_ACCURACY):
+        environment = Environment(seed=1, rounds=1, num_silos=1, data=data, build_model=net, image=FORM, num_classes=2,
+                                  augmentation=AugmentationSettings(policy="none"), measure=measure)
+        found[measure.kind] = Gate(environment).accepted(w, after, round=1)
+    assert found["accuracy"] == 1.0
+    assert found["balanced_accuracy"] < 1.0
 
 
 def test_what_is_taken_of_model_and_momentum() -> None:

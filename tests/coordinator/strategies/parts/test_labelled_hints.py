@@ -20,7 +20,7 @@ from semisilo.common.methods.parts.imbalance import LABELLED_HINTS
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.strategies import load_strategy
-from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints, training_prior
+from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints, prior_of_labels_alone, training_prior
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from tests.each_of import each_of
 
@@ -102,6 +102,12 @@ def test_what_probabilities_stand_for_follows_from_how_labels_were_learnt() -> N
         assert training_prior(SelfTrainingSettings(scenario=scenario, logit_adjustment=0.0), _images(), 3
                               ) == pytest.approx((8 / 12, 3 / 12, 1 / 12))
     assert training_prior(SelfTrainingSettings(scenario="labels-at-silo"), _images(), 3) == ()
+
+
+def test_labels_alone_stand_for_equal_classes_only_where_they_were_adjusted() -> None:
+    assert prior_of_labels_alone(_images(), 3, adjusted=True) == pytest.approx((1 / 3,) * 3)
+    assert prior_of_labels_alone(_images(), 3, adjusted=False) == pytest.approx((8 / 12, 3 / 12, 1 / 12))
+    assert prior_of_labels_alone(None, 3, adjusted=True) == ()
 
 
 def _descended(method: str, index: Tensor, *, tau: float, weight: float) -> dict[str, Tensor]:
