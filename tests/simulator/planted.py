@@ -124,8 +124,7 @@ PLANTED = (
                "self._taken[key] = list(total)", "self._taken.setdefault(key, list(total))"),
     PlantedBug("a-commit-removes-what-another-study-is-about-to-fold",
                "found by a reader; schedules had one study until then", "coordinator/ledger/cleanup.py",
-               "updates, payloads = there[0] - updates_to_keep(self._ledger), there[1] - payloads_to_keep(self._ledger)",
-               "updates, payloads = there"),
+               "= there[0] - updates_to_keep(self._ledger), there[1] - payloads_to_keep(self._ledger)", "= there"),
     PlantedBug("a-stopped-round-is-open-again", "found by a reader", "coordinator/ledger/ledger.py",
                "            if last is not None and last.state not in ENDED_ROUND:\n"
                "                self.cancel_round(last)\n", ""),

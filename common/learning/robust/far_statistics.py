@@ -14,7 +14,7 @@ most silos need not be so at all, hence the additions to v.
 
 This is no bound on harm: few per cent of the values with q = 10 can already turn a network's answers.
 
-Tests: tests/common/learning/robust/test_far_statistics.py. Source: ours; decision 0074 has what honest silos give.
+Tests: tests/common/learning/robust/test_far_statistics.py. Source: ours; decision 0073 has what honest silos give.
 """
 
 from __future__ import annotations
