@@ -713,6 +713,26 @@ def test_a_late_update_is_dropped_with_the_reason_and_the_agent_goes_on(tmp_path
     run(work())
 
 
+def test_an_update_of_a_study_that_waits_for_its_turn_is_kept_and_sent_as_it_is_once_the_study_goes_on(
+        tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            if rpc == "AwaitTask" and len(coordinator.hellos) < 3:
+                coordinator.tasks = [make_task()]  # the study goes on
+            waits = rpc == "BeginUpdate" and len(coordinator.hellos) < 3
+            return TaskClosed("The study first waits for its turn.") if waits else None
+        coordinator.fault = fault
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            assert "dropped: The study first waits for its turn." in bench.text
+            assert len(coordinator.accepted) == 1
+            assert len(bench.compute.trained) == 1, "it trained once"
+            assert bench.status().tasks_answered == 1
+    run(work())
+
+
 def test_what_a_late_update_left_is_dropped_before_another_task_even_from_a_full_disk(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(tasks=[make_task()], after=OVER, refuse_reason="the round is closed")
