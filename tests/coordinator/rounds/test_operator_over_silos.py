@@ -279,7 +279,7 @@ def test_a_silo_that_is_set_aside_loses_its_task_at_once_and_hears_why(tmp_path:
                 await coordinator.deliver(task, content_of(task))
             await until(coordinator, lambda: coordinator.ledger.last_round("s").number == 3)  # type: ignore[union-attr]
             assert coordinator.ledger.round("s", 3).sample == SILOS
-            kinds = [row["kind"] for row in coordinator.ledger.query("SELECT kind FROM event")]
+            kinds = [row["kind"] for row in coordinator.ledger.query("SELECT kind FROM event ORDER BY number")]
             assert [kind for kind in kinds if kind in ("silo_set_aside", "silo_taken_back")] == ["silo_set_aside",
                                                                                                 "silo_taken_back"]
     asyncio.run(scenario())

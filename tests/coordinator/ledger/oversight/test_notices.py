@@ -24,7 +24,7 @@ def test_readers_see_the_last_notice_of_each_kind_and_how_many_there_were(tmp_pa
     assert [each.line for each in found] == ["a, round 2: left out", "b, round 2: norm 2 (2 times)"]
     assert count_notices(ledger, "s") == {**dict.fromkeys(NoticeKind, 0), NoticeKind.STANDS_OUT: 2,
                                           NoticeKind.LEFT_OUT: 1}
-    events = ledger.query("SELECT kind, detail_json FROM event WHERE study = 's'")
+    events = ledger.query("SELECT kind, detail_json FROM event WHERE study = 's' ORDER BY number")
     assert [row["kind"] for row in events] == ["silo_stands_out", "silo_stands_out", "silo_left_out"]
     assert json.loads(events[0]["detail_json"]) == {"round": 1, "silo": "b", "text": "norm 1"}
 
