@@ -161,7 +161,8 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     |-------------------|--------------------------------------------------------------------------------|
     | accuracy, recall  | Wilson's at z = 1 (`standard_error`)                                           |
     | balanced accuracy | sqrt(sum of the squares of those of the recalls) / number of classes           |
-    | AUROC             | the same of `area_spread`, as if the areas did not hang on one another         |
+    | AUROC             | the same of `area_spread`, as if the areas did not hang on one another; where  |
+    |                   | each image is of one of two classes, both areas are the same one               |
     | average precision | the same of Wilson's, with as many trials as images of the class               |
 
     Args:
@@ -188,10 +189,11 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     if measure.kind == "average_precision":
         return _mean([None if area is None or not images else Score(area, share_error(area, images))
                       for area, images in zip(areas_K, images_K, strict=True)])
-    total = sum(images_K)
+    total, one_of_two = sum(images_K), without_K is None and len(classes) == 2
     without_K = [total - images for images in images_K] if without_K is None else without_K
-    return _mean([None if area is None else Score(area, area_spread(area, inside=images, outside=without))
-                  for area, images, without in zip(areas_K, images_K, without_K, strict=True)])
+    scores = [None if area is None else Score(area, area_spread(area, inside=images, outside=without))
+              for area, images, without in zip(areas_K, images_K, without_K, strict=True)]
+    return scores[0] if one_of_two and None not in scores else _mean(scores)
 
 
 def _share(hits: int, images: int) -> Score | None:

@@ -80,8 +80,22 @@ def test_only_images_of_which_a_class_is_known_count_in_the_error_of_its_area() 
         return found.error
 
     ten = math.hypot(*(area_spread(0.8, inside=5, outside=5),) * 2) / 2
-    assert error(images_K=[5, 5], without_K=[5, 5]) == error(images_K=[5, 5]) == ten
+    assert error(images_K=[5, 5], without_K=[5, 5]) == ten
     assert error(images_K=[5, 5], without_K=[95, 95]) < ten
+
+
+def test_both_areas_of_two_classes_are_the_same_one_and_err_alike() -> None:
+    generator, area = np.random.default_rng(5), 0.8
+    means = []
+    for _ in range(2000):
+        scores = np.concatenate([generator.exponential(area / (1 - area), 60), generator.exponential(1.0, 60)])
+        found = auroc(np.stack([scores, -scores], axis=1), np.repeat([0, 1], 60))
+        assert found is not None
+        means.append(found.macro)
+    score = score_of(parse_measure("auroc"), classes=("a", "b"), hits_K=[0, 0], images_K=[60, 60],
+                     areas_K=[area, area])
+    assert score is not None
+    assert score.error == pytest.approx(np.std(means), rel=0.1)
 
 
 def test_errors_of_shares_are_the_spread_of_drawing_images_anew() -> None:
