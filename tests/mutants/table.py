@@ -649,7 +649,7 @@ _ALONE = _mutants(
      "renew=tally.renew",
      f"{_ROBUST}::test_a_cut_begins_the_sum_of_control_variates_anew"),
     ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/parts/batch_norm.py",
-     'merges = robust.rule in ("none", "norm_clipping")', "merges = True",
+     'merges, count = robust.rule in ("none", "norm_clipping"), len', "merges, count = True, len",
      "tests/coordinator/strategies/parts/test_batch_norm.py::"
      "test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range"),
     ("statistics-that-nobody-can-have-are-merged", "coordinator/strategies/parts/batch_norm.py",
@@ -657,7 +657,8 @@ _ALONE = _mutants(
      "tests/coordinator/strategies/parts/test_batch_norm.py::"
      "test_statistics_far_from_those_of_the_others_are_left_out_and_named"),
     ("far-is-measured-from-the-mean", "common/learning/robust/far_statistics.py",
-     "coordinate_median(mean_NC), coordinate_median(var_NC)", "mean_NC.mean(0), var_NC.mean(0)",
+     "centre=coordinate_median(torch.stack([voice[layer].mean for voice in voices]))",
+     "centre=torch.stack([voice[layer].mean for voice in voices]).mean(0)",
      "tests/common/learning/robust/test_far_statistics.py"),
     ("the-judge-learns-no-weights", "common/learning/robust/learned_weights.py",
      "if value < best:", "if value < best and best == math.inf:",
