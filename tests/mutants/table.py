@@ -656,6 +656,16 @@ _ALONE = _mutants(
      "out = merges and not far.believed", "out = False",
      "tests/coordinator/strategies/parts/test_batch_norm.py::"
      "test_statistics_far_from_those_of_the_others_are_left_out_and_named"),
+    ("an-error-while-folding-fails-the-study", "coordinator/compute/operations.py",
+     "            with _guarded():\n                tally, after = strategy.fold(",
+     "            if True:\n                tally, after = strategy.fold(",
+     f"{_OPERATIONS}::test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_its_length"),
+    ("a-gate-that-shuts-stays-shut", "coordinator/compute/operations.py",
+     "if not (has_long(folded.measures) and", "if True or not (has_long(folded.measures) and",
+     f"{_OPERATIONS}::"
+     "test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_pass"),
+    ("silos-know-the-truth", "coordinator/rounds/update_declaration.py", "truth=truth)", "truth=True)",
+     "tests/coordinator/rounds/test_task_service.py"),
     ("far-is-measured-from-the-mean", "common/learning/robust/far_statistics.py",
      "centre=coordinate_median(torch.stack([voice[layer].mean for voice in voices]))",
      "centre=torch.stack([voice[layer].mean for voice in voices]).mean(0)",
