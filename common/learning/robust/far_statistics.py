@@ -19,7 +19,7 @@ Tests: tests/common/learning/robust/test_far_statistics.py. Source: ours; decisi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from semisilo.common.learning.batch_norm import Statistics
 from semisilo.common.learning.robust.coordinatewise import coordinate_median
 
-__all__ = ["BELIEVED", "FEWEST", "NAMED", "Far", "Limit", "far_statistics", "mean_squares"]
+__all__ = ["BELIEVED", "FEWEST", "NAMED", "Far", "Limit", "Middle", "far_from", "middle_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +76,42 @@ class Far:
                 f" variances, in one channel {self.of_channel:.3g}")
 
 
-def mean_squares(mean_NC: Tensor, var_NC: Tensor) -> Tensor:
-    """q of every silo and channel of a layer, (N, C).
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Middle:
+    """What statistics of one layer are compared with; float64 (C,) each."""
 
-    Args:
-        mean_NC, var_NC: float64, finite, variances at least 0.
-    """
-    centre_C, var_C = coordinate_median(mean_NC), coordinate_median(var_NC)
-    return ((mean_NC - centre_C).square() + var_NC) / (var_C + _SHARE * var_C.mean() + _FLOOR)
+    centre: Tensor
+    """c"""
+    scale: Tensor
+    """s^2, above 0."""
+
+    def mean_squares(self, mean: Tensor, var: Tensor) -> Tensor:
+        """q of every channel. Args: float64 (C,) or (N, C), finite, variances at least 0."""
+        return ((mean - self.centre).square() + var) / self.scale
 
 
-def far_statistics(voices: Sequence[Statistics]) -> dict[int, Far]:
-    """Index -> where it is far, of those that are; none of fewer than `FEWEST`.
+def middle_of(voices: Sequence[Statistics]) -> dict[str, Middle]:
+    """By layer, what silos are compared with; {} of fewer than `FEWEST`.
 
     Args:
         voices: of each silo, of the same layers; every one counts alike.
     """
-    found: dict[int, Far] = {}
-    excesses: dict[int, float] = {}
-    for layer in voices[0] if len(voices) >= FEWEST else ():
-        q_NC = mean_squares(torch.stack([voice[layer].mean for voice in voices]),
-                            torch.stack([voice[layer].var for voice in voices]))
-        for index, (of_layer, of_channel) in enumerate(zip(q_NC.mean(dim=1).tolist(), q_NC.amax(dim=1).tolist(),
-                                                           strict=True)):
-            excess = NAMED.excess(of_layer, of_channel)
-            if excess > max(1.0, excesses.get(index, 0.0)):
-                excesses[index] = excess
-                found[index] = Far(layer=layer, of_layer=of_layer, of_channel=of_channel)
+    if len(voices) < FEWEST:
+        return {}
+    found: dict[str, Middle] = {}
+    for layer in voices[0]:
+        var_C = coordinate_median(torch.stack([voice[layer].var for voice in voices]))
+        found[layer] = Middle(centre=coordinate_median(torch.stack([voice[layer].mean for voice in voices])),
+                              scale=var_C + _SHARE * var_C.mean() + _FLOOR)
+    return found
+
+
+def far_from(middle: Mapping[str, Middle], voice: Statistics) -> Far | None:
+    """Where a silo's statistics are farthest beyond `NAMED`; None where they are not."""
+    found, most = None, 1.0
+    for layer, each in middle.items():
+        q_C = each.mean_squares(voice[layer].mean, voice[layer].var)
+        of_layer, of_channel = float(q_C.mean()), float(q_C.max())
+        if (excess := NAMED.excess(of_layer, of_channel)) > most:
+            found, most = Far(layer=layer, of_layer=of_layer, of_channel=of_channel), excess
     return found

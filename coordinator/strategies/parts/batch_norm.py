@@ -34,7 +34,7 @@ from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.averaging.moments import from_moments, to_moments
 from semisilo.common.learning.batch_norm import LayerStatistics
 from semisilo.common.learning.robust.coordinatewise import trimmed_statistics
-from semisilo.common.learning.robust.far_statistics import far_statistics
+from semisilo.common.learning.robust.far_statistics import far_from, middle_of
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods import spec as names
@@ -60,6 +60,8 @@ _FIRST_SUMMED = Phase(names.FIRST_STATISTICS, quorum="any")
 _NOISE_IMAGES = 16
 _MOST_VALUES = 2**40
 """Of one channel at one silo: 20 million images of 224 x 224. Of 8192 silos the sum can still be counted (2^53)."""
+_MOST_COMPARED = 512
+"""Silos whose statistics are in memory at once, to find their median."""
 _LARGEST = 1e18
 """Largest mean and standard deviation of one silo: their squares, summed, are finite in float32."""
 
@@ -166,7 +168,7 @@ class StaticStatistics:
         return StatisticsTally(statistics=dict(own), reference=self.reference(own, used))
 
     def appraised(self, tally: StatisticsTally, updates: Updates) -> StatisticsTally:
-        """With notices of silos whose statistics are impossible, or far from the others' (`far_statistics`). Those that
+        """With notices of silos whose statistics are impossible, or far from the others' (`far_from`). Those that
         are too far to be believed are left out of the merge, and so are impossible ones. The same object where there
         are none, so that an honest round keeps its bits.
 
@@ -176,25 +178,27 @@ class StaticStatistics:
         """
         if not updates.headers:
             return tally
-        robust, own = self._environment.robust, int(bool(tally.statistics))
-        voices = [batch_norm.from_tensors(tally.statistics)] if own else []
-        silos: list[str] = []
+        robust = self._environment.robust
+        merges, count = robust.rule in ("none", "norm_clipping"), len(updates.headers)
+        own = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
+        # A rule needs all of them at once. The median of very many would fill the memory, and that of some will do.
+        held: dict[int, batch_norm.Statistics] = {}
+        for index in _spread(count, _MOST_COMPARED if merges else count):
+            if not isinstance(found := self._theirs(tally, updates.headers[index], updates.read(index)), BadPayload):
+                held[index] = found
+        middle = middle_of([*own, *held.values()])  # the coordinator's own are what they are
         for index, header in enumerate(updates.headers):
-            found = self._theirs(tally, header, updates.read(index))
-            if isinstance(found, BadPayload):
-                tally = _impossible(tally, header.silo, found)
-            else:
-                voices.append(found)
-                silos.append(header.silo)
-        merges = robust.rule in ("none", "norm_clipping")
-        for index, far in far_statistics(voices).items():
-            if index >= own:  # the coordinator's own are what they are
+            theirs = held.get(index) or self._theirs(tally, header, updates.read(index))
+            if isinstance(theirs, BadPayload):
+                tally = _impossible(tally, header.silo, theirs)
+            elif (far := far_from(middle, theirs)) is not None:
                 out = merges and not far.believed
-                tally = _noted(tally, silos[index - own], "its batch-norm statistics are far from the others'"
+                tally = _noted(tally, header.silo, "its batch-norm statistics are far from the others'"
                                f"{' and are left out' if out else ''}: {far.text}", left_out=out)
         if merges:
             return tally
-        trim = robust.byzantine_silos or (len(voices) - 1) // 2
+        voices = [*own, *held.values()]
+        trim = robust.byzantine_silos or max(0, (len(voices) - 1) // 2)
         if len(voices) <= 2 * trim:
             _LOG.warning('batch-norm statistics of %d silos are left out: rule = "%s" with byzantine_silos = %d needs'
                          " more", len(updates.headers), robust.rule, robust.byzantine_silos)
@@ -271,6 +275,11 @@ def _possible(theirs: batch_norm.Statistics) -> batch_norm.Statistics:
     if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any()) for layer in theirs.values()):
         raise BadPayload("Merged with others, mean or variance could overflow.")
     return theirs
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers from 0 to count - 1, evenly, in order."""
+    return list(range(count)) if count <= most else [number * count // most for number in range(most)]
 
 
 def _impossible(tally: StatisticsTally, silo: str, error: BadPayload) -> StatisticsTally:

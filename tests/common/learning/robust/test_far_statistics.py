@@ -9,12 +9,17 @@ from torch import Tensor, nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.batch_norm import LayerStatistics, Statistics
-from semisilo.common.learning.robust.far_statistics import BELIEVED, NAMED, far_statistics, mean_squares
+from semisilo.common.learning.robust.far_statistics import BELIEVED, NAMED, Far, far_from, middle_of
 
 
 def _of(mean: float, var: float = 1.0, *, channels: int = 4) -> Statistics:
     return {"norm": LayerStatistics(100.0, torch.full((channels,), mean, dtype=torch.float64),
                                     torch.full((channels,), var, dtype=torch.float64))}
+
+
+def far_statistics(voices: list[Statistics]) -> dict[int, Far]:
+    middle = middle_of(voices)
+    return {index: far for index, voice in enumerate(voices) if (far := far_from(middle, voice)) is not None}
 
 
 def test_the_mean_square_is_that_around_the_median_silo() -> None:
@@ -25,7 +30,8 @@ def test_the_mean_square_is_that_around_the_median_silo() -> None:
     expected = torch.tensor([[1.0 + 4.0, 0.0 + 4.0], [0.0 + 9.0, 1.0 + 4.0], [100.0 + 1.0, 25.0 + 0.0]],
                             dtype=torch.float64) / scale
     # The median of the second channel's means (1, 2, -4) is 1.
-    assert torch.allclose(mean_squares(mean_NC, var_NC), expected)
+    voices = [{"norm": LayerStatistics(1.0, mean_C, var_C)} for mean_C, var_C in zip(mean_NC, var_NC, strict=True)]
+    assert torch.allclose(middle_of(voices)["norm"].mean_squares(mean_NC, var_NC), expected)
 
 
 def test_named_from_ten_on_and_not_believed_above_fifty() -> None:

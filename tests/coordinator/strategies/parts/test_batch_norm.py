@@ -154,6 +154,26 @@ def test_under_a_rule_the_far_are_trimmed_and_named_all_the_same() -> None:
     assert "left out" not in notices["x"]
 
 
+@each_of("robust", [RobustSettings(), RobustSettings(rule="judge"),
+                    RobustSettings(rule="trimmed_mean", byzantine_silos=1)])
+def test_where_all_statistics_are_impossible_the_last_rounds_stay(robust: RobustSettings) -> None:
+    found, notices = _appraised({"a": _of(0, 7.0), "b": _of(10, 7.0, -1.0)}, robust=robust)
+    assert torch.equal(found["1.mean"], torch.full((2,), 9.0))
+    assert list(notices) == ["a", "b"]
+
+
+def test_of_very_many_silos_some_make_the_median_and_all_are_held_against_it(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten of forty: every fourth, so one of the liars is among them."""
+    monkeypatch.setattr("semisilo.coordinator.strategies.parts.batch_norm._MOST_COMPARED", 10)
+    answers = {f"s{number:02d}": _of(100, 1.0 + number / 40, 2.0) for number in range(40)}
+    liars = {"s07": _of(10, 1e12), "s20": _of(10, -1e9), "s33": _of(0, 7.0)}
+    found, notices = _appraised({**answers, **liars})
+    assert list(notices) == ["s07", "s20", "s33"]
+    honest = _merged({silo: each for silo, each in answers.items() if silo not in liars})
+    assert all(torch.equal(found[name], tensor) for name, tensor in honest.items())
+
+
 def test_impossible_statistics_are_named() -> None:
     assert "are left out: " in _appraised({**HONEST, "x": _of(0, 7.0)})[1]["x"]
 
