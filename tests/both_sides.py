@@ -409,7 +409,7 @@ class Federation:
     async def poll(self, name: str) -> bool:
         """One AwaitTask of a silo, and its answer; whether there was a task."""
         silo = self.silos[name]
-        hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=10_000, held=silo.held())
+        hello = Hello(version="0", methods=(), labelled_count=10_000, unlabelled_count=10_000, held=silo.held())
         task = await self.task_service.await_task(name, hello, timeout_seconds=0)
         if isinstance(task, Standby):
             return False

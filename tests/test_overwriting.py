@@ -236,7 +236,7 @@ async def _second_round(found: Federation) -> dict[str, TaskSpec]:
     while len(tasks) < len(SILOS):
         for name in SILOS:
             silo = found.silos[name]
-            hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=10_000, held=silo.held())
+            hello = Hello(version="0", methods=(), labelled_count=10_000, unlabelled_count=10_000, held=silo.held())
             task = await found.task_service.await_task(name, hello, timeout_seconds=0)
             if isinstance(task, TaskSpec) and task.round == 1:
                 await silo.answer(task, found.task_service)

@@ -101,7 +101,7 @@ def test_the_page_counts_what_the_targets_ask(tmp_path: Path) -> None:
 
 
 def test_the_committed_page_follows_from_the_committed_results(tmp_path: Path) -> None:
-    for name in ("results.jsonl", "notes.md"):
+    for name in ("results.jsonl", "seconds.json", "notes.md"):
         if (FOLDER / name).exists():
             shutil.copy(FOLDER / name, tmp_path / name)
     write_page(tmp_path)
