@@ -88,7 +88,9 @@ class _Silo:
         self._name = file.stem
         self._file = file
         with np.load(file) as arrays:
-            self._num_images = sum(len(arrays[name]) for name in arrays.files if name.endswith("_images"))
+            counts = {name: len(arrays[name]) for name in arrays.files if name.endswith("_images")}
+        self._labelled = counts.pop("labelled_images", 0)
+        self._unlabelled = sum(counts.values())
         self._test = test
         self._home = SiloHome(folder)
         self._memory = SiloMemory(self._home.memory, outgoing=self._home.outgoing)
@@ -100,7 +102,7 @@ class _Silo:
     async def work(self) -> None:
         while True:
             answer = await self._task_service.await_task(self._name, Hello(
-                version=__version__, methods=(), labelled_count=0, unlabelled_count=self._num_images,
+                version=__version__, methods=(), labelled_count=self._labelled, unlabelled_count=self._unlabelled,
                 held=frozenset(self._tensors.digests())), timeout_seconds=30.0)
             if isinstance(answer, Standby):
                 if answer.reason == "no_study" and answer.text:
