@@ -413,10 +413,12 @@ class Operations:
         middle = median(each.norm for each in found.values()) if found else 0.0
         also = {silo: f"; it says that it has taken {count:.0f} steps, the median is {median(steps.values()):.0f}"
                 for silo, count in steps.items()}
-        return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
+        folded = replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
             f"not accepted: it cannot be folded. {alone[silo]}" if silo in alone else
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
             f" the round {middle:.3g}{also.get(silo, '')}") for silo in sorted(left_out, key=str.encode)})
+        return self._of_shut_gate(replace(request, updates=tuple(
+            update for update in request.updates if update.header.silo not in left_out)), folded)
 
     def _of_shut_gate(self, request: Aggregate, folded: Aggregated) -> Aggregated:
         """The phase as it is closed, where the strategy has taken nothing over of the updates: with whom to look at,
@@ -426,11 +428,14 @@ class Operations:
         if not (folded.measures and hasattr(study.strategy, "accepted")
                 and study.strategy.accepted(self._load(folded.state)) == 0.0):
             return folded
+        measures = {silo: each for silo, each in folded.measures.items() if silo not in folded.left_out}
         told = replace(folded, notices=folded.notices | {
             silo: f"nothing of the round's updates was taken over, and {text}"
-            for silo, text in point_away(folded.measures).items()})
+            for silo, text in point_away(measures).items()})
         environment = study.environment
-        if not (has_long(folded.measures) and environment.robust.rule == "none" and environment.silo_noise is None
+        # Where more silos may lie than a rule can do with, clipping would take nothing over and say that it had.
+        enough = len(request.updates) > 2 * environment.robust.byzantine_silos
+        if not (has_long(measures) and enough and environment.robust.rule == "none" and environment.silo_noise is None
                 and "norm_clipping" in study.spec.robust_rules):
             return told
         clipping = load_strategy(study.config.method.name)(study.config.method.settings, replace(
@@ -442,7 +447,7 @@ class Operations:
         if clipping.accepted(self._load(again.state)) == 0.0:
             return told
         _LOG.info("round %d: with updates no longer than the median something is taken over", request.round)
-        return replace(again, measures=told.measures, notices=told.notices)
+        return replace(again, measures=told.measures, notices=told.notices, left_out=told.left_out)
 
     def _each_alone(self, request: Aggregate) -> tuple[dict[str, UpdateMeasure], dict[str, str]]:
         """All updates of a phase that could not be folded together, one after another.

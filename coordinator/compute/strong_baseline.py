@@ -164,6 +164,8 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self._planned, self._searching = False, True
         self._right: dict[Trial, Sequence[bool]] = {}
         self._left_at: AveragedPosition | None = None
+        if saved is not None and saved.searching and not self._parts:
+            saved = None  # of an earlier version, in the middle of a trial that is none any more
         if saved is not None:
             self._right = {Trial(rate, fold): [bool(each) for each in right]
                            for rate, fold, right in saved.right if self._parts}

@@ -24,7 +24,7 @@ from semisilo.coordinator.ledger.oversight.rollback import Rollback, kept_after,
 from semisilo.coordinator.ledger.progress import best_committed, handed_over_then, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
-from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = [
     "MOST_NOTE_CHARACTERS",
@@ -125,6 +125,8 @@ def stop(ledger: Ledger, name: str = "", *, origin: Origin) -> StudyRow:
         _check_not_over(row)
         ledger.set_study_state(row.name, StudyState.STOPPED, reason="stopped by the operator")
         last = ledger.last_round(row.name)
+        if row.state is StudyState.QUEUED and last is not None and last.state not in ENDED_ROUND:
+            ledger.cancel_round(last)  # nobody works on it, and its updates take room until it is over
         for task in ledger.tasks(row.name, last.number, last.phase) if last is not None else ():
             if task.state is TaskState.OPEN:
                 ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")

@@ -92,7 +92,7 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
             sync_folder(folder)
             os.replace(staging / "federation.toml", folder / "federation.toml")
             sync_folder(folder)
-            shutil.rmtree(staging)
+            shutil.rmtree(staging, ignore_errors=True)  # the folder is the federation now, whatever is left of it
         except BaseException:
             if not (folder / "federation.toml").exists():
                 _take_back(folder)
@@ -126,6 +126,8 @@ def _take_back(folder: Path) -> None:
     try:
         names = json.loads((staging / _MOVED).read_bytes())
     except (OSError, ValueError):  # it has moved nothing yet
+        names = []
+    if not (staging / "federation.toml").exists():  # it had finished, and the federation has lost its file since
         names = []
     for name in names if isinstance(names, list) else []:
         path = folder / str(name)

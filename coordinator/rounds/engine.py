@@ -140,7 +140,7 @@ class Engine:
                                              beside_rounds=beside_rounds, given=labels_alone)
         self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator,
                                           hearing=self._hearing, clock=clock, wait=self._labels_alone.wait,
-                                          on_wait=self._well)
+                                          on_wait=self._well, operated=operated)
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
@@ -253,7 +253,7 @@ class Engine:
             if number > last.number:
                 # Before patience: what silos refuse is for an operator to look at, and no end of the study.
                 pause_when_refused(self._ledger, name, start_with=config.study.start_with if self._operated else 0,
-                                   also_unasked=not self._is_behind_sums(name, last.number))
+                                   also_unasked=self._operated and not self._is_behind_sums(name, last.number))
             await self._operator.wait_while_paused(name)
             if self._operator.is_stopped(name):
                 return

@@ -28,9 +28,11 @@ class Availability:
 
     def __init__(self, *, roster: LedgerRoster, runtime: RuntimeState, operator: OperatorRequests, hearing: Hearing,
                  clock: Callable[[], float], wait: Callable[[float], Awaitable[None]],
-                 on_wait: Callable[[], None] = lambda: None) -> None:
+                 on_wait: Callable[[], None] = lambda: None, operated: bool = True) -> None:
         """
         Args:
+            operated: whether silos that are away may come back while a study waits for them. In a simulation who is
+                there follows from the number of the round, and one of too few silos must fail for the next to come.
             wait: returns after so many seconds, or when something has happened.
             on_wait: told that the study waits for silos, and for nothing else.
         """
@@ -41,6 +43,7 @@ class Availability:
         self._clock = clock
         self._wait = wait
         self._on_wait = on_wait
+        self._operated = operated
 
     async def wait_for_start(self, study: RunningStudy, wanted: int) -> bool:
         """Until `wanted` silos have joined; False when the operator stops the study before.
@@ -78,7 +81,8 @@ class Availability:
             away, silent = self._roster.away_until(self._clock()), self._hearing.look()
             there = [silo for silo in members if silo not in away and silo not in silent]
             wanted = participation.sample_size(len(members))
-            needed = max(1, participation.quorum_of(wanted), study.config.privacy.fewest_silos)
+            needed = max(1, participation.quorum_of(wanted),
+                         study.config.privacy.fewest_silos if self._operated else 1)
             if min(wanted, len(there)) >= needed:
                 self._runtime.text = ""
                 return there, min(wanted, len(there))

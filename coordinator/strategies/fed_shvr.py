@@ -174,8 +174,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         if self._environment.summed:
             return self._begin_sums(state, headers, round=round)
         sizes, steps = [_examples(header) for header in headers], [_steps(header) for header in headers]
-        counted = counted_steps(self._environment.robust, headers, steps, round=round)
         plain = self._settings.variant == "fed_svr"
+        counted = steps if plain else counted_steps(self._environment.robust, headers, steps, round=round)
         factors = size_weights(sizes) if plain else normalised_factors(sizes, steps, counted=counted)
         silos = [header.silo for header in headers]
         return FedSHVRTally(
@@ -296,7 +296,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
     def _begin_sums(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
         """`train_begin` where each update is that of several silos, which took their mean number of steps together."""
         sizes, steps = [_examples(header) for header in headers], [header.metrics[STEPS] for header in headers]
-        counted = counted_steps(self._environment.robust, headers, steps, round=round)
+        counted = steps if not self._settings.sums_per_step else counted_steps(
+            self._environment.robust, headers, steps, round=round)
         factors = (normalised_factors(sizes, steps, counted=counted) if self._settings.sums_per_step
                    else size_weights(sizes))
         lost = any(header.metrics.get(LOST, 0.0) > 0 for header in headers)

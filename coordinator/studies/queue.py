@@ -97,8 +97,10 @@ def queue_new_studies(federation: Federation, ledger: Ledger) -> tuple[list[str]
     """
     known = {row.name: row for row in ledger.studies()}
     queued, refused = [], {}
-    for path in sorted(federation.studies.glob("*/study.toml")):
-        name = path.parent.name
+    order = list(known)  # of the queue: those that failed keep their order, and new ones follow by name
+    names = sorted((path.parent.name for path in federation.studies.glob("*/study.toml")),
+                   key=lambda name: (order.index(name) if name in known else len(order), name))
+    for name in names:
         if name in known and known[name].state is not StudyState.FAILED:
             continue
         try:

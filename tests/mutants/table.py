@@ -686,7 +686,7 @@ _ALONE = _mutants(
      "            if True:\n                tally, after = strategy.fold(",
      f"{_OPERATIONS}::test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_its_length"),
     ("a-gate-that-shuts-stays-shut", "coordinator/compute/operations.py",
-     "if not (has_long(folded.measures) and", "if True or not (has_long(folded.measures) and",
+     "if not (has_long(measures) and", "if True or not (has_long(measures) and",
      f"{_OPERATIONS}::"
      "test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_pass"),
     ("silos-know-the-truth", "coordinator/rounds/update_declaration.py", "truth=truth)", "truth=True)",

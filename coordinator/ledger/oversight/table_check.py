@@ -31,6 +31,9 @@ class _Round:
     state: str = str(RoundState.PREPARING)
     state_digest: str | None = _UNKNOWN
     metrics: str | None = _UNKNOWN
+    may_be_gone: bool = False
+    """Whether its study was queued again before it was committed: the row goes, or went on where an earlier version
+    did that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class _Told:
             config = canonical_json(detail["config"])
             self.studies[study] = _Study(str(StudyState.QUEUED), config, known.facts if known is not None else {})
             if (first := self.rounds.get((study, 0))) is not None and first.state != RoundState.COMPLETED:
-                del self.rounds[study, 0]  # it begins anew
+                first.may_be_gone = True
         elif kind in _STUDY_EVENTS:
             self.studies[study].state = _STUDY_EVENTS[kind]
         elif kind.removeprefix("study_") in _FACTS:
@@ -103,6 +106,7 @@ class _Told:
         elif kind in _ROUND_EVENTS:
             row = self.rounds[study, _number(detail["round"])]
             row.state, row.state_digest = _ROUND_EVENTS[kind], str(detail["state_digest"]) or _UNKNOWN
+            row.may_be_gone = False
             if row.state == RoundState.COMPLETED:
                 row.metrics = canonical_json(detail["metrics"])
         elif kind == "task_updated":
@@ -170,7 +174,8 @@ def _studies(ledger: Ledger, told: _Told) -> Iterator[str]:
 def _rounds(ledger: Ledger, told: _Told) -> Iterator[str]:
     rows = {(row["study"], row["number"]): row for row in ledger.query(
         "SELECT study, number, state, sample_json, state_digest, metrics_json FROM round ORDER BY study, number")}
-    yield from _missing("round {0[1]} of {0[0]}", told.rounds.keys(), rows.keys())
+    there = [key for key, row in told.rounds.items() if key in rows or not row.may_be_gone]
+    yield from _missing("round {0[1]} of {0[0]}", there, rows.keys())
     for key, row in rows.items():
         want, what = told.rounds.get(key), f"round {key[1]} of {key[0]}"
         if want is None:

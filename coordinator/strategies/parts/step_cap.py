@@ -6,6 +6,7 @@ Tests: tests/coordinator/strategies/parts/test_step_cap.py.
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Sequence
 
 from semisilo.common.learning.robust.norms import norm_limit
@@ -26,7 +27,8 @@ def counted_steps(settings: RobustSettings, headers: Sequence[UpdateHeader], ste
     divided by stays what it says, for that is right where it is true.
 
     c is `norm_bound` times the lower median of the round, where that is 0 there is none; under a rule that compares
-    silos it is the median, so that a few of them do not stretch the step of all. Acts from three updates on.
+    silos it is the median, so that a few of them do not stretch the step of all: of an even number the middle of both,
+    or else a round would be as short as the smaller half of the silos makes it. Acts from three updates on.
 
     Args:
         headers: of the updates, for the log.
@@ -35,6 +37,8 @@ def counted_steps(settings: RobustSettings, headers: Sequence[UpdateHeader], ste
     limit = norm_limit(steps, factor=settings.steps_bound) if settings.steps_bound else None
     if limit is None:
         return list(steps)
+    if settings.rule != "none":
+        limit = statistics.median(steps)
     for header, count in zip(headers, steps, strict=True):
         times = count / limit * settings.steps_bound
         if times > max(_NEWS, settings.steps_bound):

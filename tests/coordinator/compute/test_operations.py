@@ -1004,6 +1004,29 @@ def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:
         delta, Meaning.DIFFERENCE, tensors.digest(model.tensors))}).digest)
 
 
+def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_with(federation: Path) -> None:
+    """Clipping would take nothing over of four where two may lie, and the round said that it had."""
+    factors = (10.0, 10.0, -50.0, -10.0)
+    steps = {}
+    for byzantine in (1, 2):
+        settings = config_from_dict({
+            "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
+            "data": {"labelled": "labelled", "test": "test.npz#test",
+                     "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
+            "augmentation": {"policy": "none"}, "numerics": {"threads": 1}, "robust": {"byzantine_silos": byzantine},
+            "method": {"name": "self_training", "lr": 0.05, "warm_up_steps": 80, "coordinator_steps": 0}}, where="test")
+        operations = Operations(lambda fraction, text: None)
+        answered(operations, replace(opening(federation), config=settings))
+        state = prepare(operations).state
+        model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+        found = aggregate(operations, state, 1, [update(silo, _scaled(federation, model, factor))
+                                                 for silo, factor in zip("abcd", factors, strict=True)])
+        states = StateFiles(federation / "studies" / "first" / "states")
+        steps[byzantine] = states.load(found.state, SelfTrainingState).accepted_step
+        assert "c" in found.notices
+    assert steps == {1: 1.0, 2: 0.0}
+
+
 @pytest.mark.parametrize(("rule", "lies", "step"), [
     ("none", (-50.0,) * 3, 1.0), ("none", (-50.0,) * 8, 0.0), ("norm_clipping", (-50.0,) * 8, 0.0),
     ("none", (10.0,) * 3, 1.0)], ids=["three of ten", "a majority", "a majority under a rule", "honest"])

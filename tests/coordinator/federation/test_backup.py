@@ -484,6 +484,19 @@ def test_a_restore_that_was_killed_at_any_moment_can_be_repeated(federation: Fed
     assert renames > 5
 
 
+def test_what_a_finished_restore_has_left_removes_no_federation(federation: Federation, tmp_path: Path) -> None:
+    """It was killed while it tidied up; later the federation has lost its file, and somebody tries to restore it."""
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    folder = tmp_path / "new"
+    restore(archive, folder)
+    _put(folder / ".restoring" / ".moving", json.dumps(["ledger.sqlite", "studies", "authority"]))
+    (folder / "federation.toml").unlink()
+    with pytest.raises(UsageError, match="not an empty folder"):
+        restore(archive, folder)
+    assert (folder / "ledger.sqlite").is_file()
+    assert (folder / "studies").is_dir()
+
+
 def test_what_somebody_has_put_beside_a_killed_restore_stays(federation: Federation, tmp_path: Path) -> None:
     archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
     folder = tmp_path / "new"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import UnknownName, UsageError
+from semisilo.common.errors import BadPayload, UnknownName, UsageError
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.coordinator.federation import operate
-from semisilo.coordinator.ledger.cleanup import states_to_keep
+from semisilo.coordinator.ledger.cleanup import states_to_keep, updates_to_keep
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import handed_over, round_heads
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
@@ -358,6 +358,28 @@ def test_a_study_in_the_queue_can_be_stopped_before_it_begins(tmp_path: Path) ->
     operate.stop(coordinator.ledger, "s", origin="command")
     assert asyncio.run(coordinator.engine.run_next()) is None
     assert coordinator.compute.calls == []
+
+
+def test_the_open_round_of_a_study_that_is_stopped_in_the_queue_is_over_at_once(tmp_path: Path) -> None:
+    """The engine is at another study, maybe for days, and the updates of the round would take room until it looks."""
+    coordinator = start(tmp_path)
+    failures = ["once"]
+
+    def fail(name: str, request: Any) -> None:
+        if name == "aggregate" and failures:
+            failures.pop()
+            raise BadPayload("a disk that lied")
+
+    coordinator.compute.before = fail
+    asyncio.run(run(coordinator))
+    ledger = coordinator.ledger
+    assert ledger.study_state("s") is StudyState.FAILED
+    assert updates_to_keep(ledger) == coordinator.spool.digests() != set()
+    ledger.requeue_study("s", ledger.study("s").config)
+    operate.stop(ledger, "s", origin="command")
+    last = ledger.last_round("s")
+    assert last is not None
+    assert (last.state, updates_to_keep(ledger)) == (RoundState.CANCELLED, set())
 
 
 def test_every_action_is_in_the_audit_trail_with_its_origin(tmp_path: Path) -> None:

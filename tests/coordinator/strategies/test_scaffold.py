@@ -203,6 +203,16 @@ def test_one_update_that_says_one_step_for_fifty_does_not_bend_the_model_for_goo
     assert world.w == pytest.approx(-0.5, abs=1e-6)
 
 
+def test_an_honest_newcomer_with_other_images_and_a_tenth_of_the_steps_is_believed(
+        caplog: pytest.LogCaptureFixture) -> None:
+    """Of the others' gradients most is taken off by then, of its own nothing, and that over fewer steps."""
+    world = World([0.02] * 10, [*(float(k) for k in range(9)), 15.0], [50] * 9 + [5])
+    for number in range(1, 30):
+        world.round(range(10 if number > 5 else 9))
+    assert world.state.members == dict.fromkeys("0123456789", 29)
+    assert not caplog.text
+
+
 def test_a_newcomer_whose_steps_are_not_believed_costs_the_others_no_correction() -> None:
     world = World([0.02] * 10, [float(k) for k in range(20, 30)], [50] * 10)
     for _ in range(9):

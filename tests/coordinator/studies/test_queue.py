@@ -146,7 +146,8 @@ def test_serve_queues_new_and_failed_studies_and_leaves_stopped_ones(federation:
     end(ledger, "failed", StudyState.FAILED)
     end(ledger, "begun", StudyState.FAILED)
     end(ledger, "stopped", StudyState.STOPPED)
-    assert queue_new_studies(federation, ledger) == (["begun", "failed", "new"], {})
+    assert queue_new_studies(federation, ledger) == (["failed", "begun", "new"], {}), "in the order of the queue"
+    assert [row.name for row in ledger.studies() if row.state is StudyState.QUEUED] == ["failed", "begun", "new"]
     assert ledger.study("stopped").state is StudyState.STOPPED
     assert ledger.committed_digest("begun") == "s0"
 

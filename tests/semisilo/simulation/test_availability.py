@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from semisilo.common.data.split_settings import SplitSettings
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
+from semisilo.simulation import run
 from semisilo.simulation.availability import drops_out, probabilities, reachable
 from semisilo.simulation.clock import PhaseClock
 from tests.each_of import each_of
@@ -94,3 +97,19 @@ def test_the_clock_stands_still_while_silos_work_and_jumps_to_deadlines(monkeypa
     now = 900.0
     clock.release()
     assert clock() == 900.0, "nobody has jumped beyond the real time"
+
+
+def test_a_round_of_too_few_for_a_sum_behind_masks_fails_and_the_next_one_comes(tmp_path: Path) -> None:
+    """Who is there follows from the number of the round: who waited for others in the same round waited for ever."""
+    found = run({
+        "study": {"seed": 1, "rounds": 6, "labelled_only_baseline": False},
+        "model": {"name": "small_cnn", "normalisation": "group"},
+        "data": {"image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.3]}}, "augmentation": {"policy": "none"},
+        "method": {"name": "fedavg", "labelled_batch": 20, "lr": 0.1, "lambda_s": 1.0},
+        "privacy": {"secure_aggregation": True},
+        "simulation": {"data": "digits", "availability": "uniform", "reachable": 0.5,
+                       "split": {"name": "iid", "silos": 6, "all_labelled": True, "num_test": 100,
+                                 "fraction": 0.1}}}, out=tmp_path / "run", device="cpu", engine="process")
+    states = [each.state for each in found.rounds]
+    assert len(states) == 7
+    assert {"completed", "failed"} == set(states)

@@ -12,7 +12,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import roll_back
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.roster import LedgerRoster, SimulatedMember
-from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.states import RoundState, StudyState
 from tests.coordinator.ledger_fixture import Filled, fill_study, study_config
 
 
@@ -44,6 +44,25 @@ def test_an_honest_ledger_has_no_difference_whatever_has_happened(filled: Filled
     roster.add_invitation(silo="hospital-b", token_hash=b"t" * 32, expires_unix=4e9)
     roster.use_invitation(b"t" * 32, key_fingerprint=b"f" * 32, certificate_der=b"c", serial=99, not_after_unix=4e9)
     assert compared(ledger) == []
+
+
+def test_a_round_0_that_an_earlier_version_went_on_with_is_no_difference(tmp_path: Path) -> None:
+    """It kept the row where a study was queued again before its first commit; a chain of that time is sound."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    ledger.queue_study("a", study_config(rounds=3))
+    ledger.move_study("a", StudyState.QUEUED, StudyState.PREPARING)
+    ledger.open_round("a", 0, start_digest="", sample=(), phases=())
+    ledger.set_study_state("a", StudyState.FAILED, reason="killed")
+    with ledger.transaction() as db:  # as version 13 did
+        ledger.set_study_state("a", StudyState.QUEUED)
+        db.execute("UPDATE study SET ended_unix = NULL WHERE name = 'a'")
+        ledger.event("study_requeued", study="a", config=study_config(rounds=3))
+    assert compared(ledger) == []
+    with ledger.transaction():
+        ledger.set_round_state("a", 0, RoundState.EVALUATING, state_digest="s0", metrics={})
+        ledger.commit_round("a", 0, metrics={})
+    assert compared(ledger) == []
+    ledger.close()
 
 
 def test_silos_of_a_simulation_are_no_difference(tmp_path: Path) -> None:

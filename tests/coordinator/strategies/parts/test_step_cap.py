@@ -47,6 +47,8 @@ def test_a_number_counts_as_five_medians_at_most_and_with_a_rule_as_the_median()
     assert _counted(RobustSettings(rule="coordinate_median"), steps) == [50, 40, 60.0, 60, 60.0]
     assert _counted(RobustSettings(rule="coordinate_median", norm_bound=0), steps) == [50, 40, 60.0, 60, 60.0]
     assert _counted(RobustSettings(norm_bound=0), steps) == steps
+    assert _counted(RobustSettings(rule="judge"), [10, 200, 10, 200]) == [10, 105, 10, 105], "half of them are small"
+    assert _counted(RobustSettings(rule="judge"), [10, 10, 10, 10**9]) == [10, 10, 10, 10]
     assert _counted(RobustSettings(), [1, 10**9]) == [1, 10**9], "of two one may lie as well as the other"
 
 
