@@ -78,7 +78,7 @@ from semisilo.coordinator.ledger.records import (
 )
 from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
-from semisilo.coordinator.strategies.self_training import SelfTrainingState
+from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -1004,11 +1004,20 @@ def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:
         delta, Meaning.DIFFERENCE, tensors.digest(model.tensors))}).digest)
 
 
-def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_with(federation: Path) -> None:
-    """Clipping would take nothing over of four where two may lie, and the round said that it had."""
-    factors = (10.0, 10.0, -50.0, -10.0)
+def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_with(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipping would take nothing over of four where two may lie, and the round said that it had. Beside one that is
+    left out the others are looked at all the same."""
+    class Particular(SelfTrainingStrategy):
+        def fold(self, state: Any, tally: Any, header: UpdateHeader, groups: Any, kept: Any) -> Any:
+            if header.silo == "e":
+                raise BadPayload("Nobody can add that up.")
+            return super().fold(state, tally, header, groups, kept)
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
     steps = {}
-    for byzantine in (1, 2):
+    for byzantine, factors in ((1, (10.0, 10.0, -50.0, -10.0)), (2, (10.0, 10.0, -50.0, -10.0)),
+                               (0, (10.0, 10.0, -50.0, -10.0, 10.0))):
         settings = config_from_dict({
             "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
             "data": {"labelled": "labelled", "test": "test.npz#test",
@@ -1020,11 +1029,12 @@ def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_wi
         state = prepare(operations).state
         model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
         found = aggregate(operations, state, 1, [update(silo, _scaled(federation, model, factor))
-                                                 for silo, factor in zip("abcd", factors, strict=True)])
+                                                 for silo, factor in zip("abcde", factors, strict=False)])
         states = StateFiles(federation / "studies" / "first" / "states")
         steps[byzantine] = states.load(found.state, SelfTrainingState).accepted_step
         assert "c" in found.notices
-    assert steps == {1: 1.0, 2: 0.0}
+        assert list(found.left_out) == ["e"][:len(factors) - 4]
+    assert steps == {1: 1.0, 2: 0.0, 0: 1.0}
 
 
 @pytest.mark.parametrize(("rule", "lies", "step"), [
