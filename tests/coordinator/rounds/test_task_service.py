@@ -405,7 +405,7 @@ def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tm
             for number in range(20):
                 update = await whole(coordinator, task, b"x%099d" % number, f"{number:032x}")
                 call = asyncio.ensure_future(service.accept("alpha", update, None))
-                await asyncio.sleep(0.001)
+                await until(coordinator, lambda update=update: update.update_id in service._acceptances)  # type: ignore[misc]
                 await hang_up(call)
             beta = asyncio.ensure_future(coordinator.deliver(tasks["beta"], content_of(tasks["beta"])))
             # The first is being checked; of the others the last and beta's wait for that.
@@ -416,7 +416,7 @@ def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tm
             await beta
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
             assert compute.answered == 3
-            assert service._acceptances == {}
+            await until(coordinator, lambda: service._acceptances == {})
     asyncio.run(scenario())
 
 
