@@ -171,7 +171,7 @@ from tests.simulator.federation import run_schedule
 from tests.simulator.schedule import Schedule, Stretch, StudyStop
 
 done = run_schedule(Schedule(seed=1, studies=2, rounds=2, requeue_seconds=20.0, stretches=(
-    Stretch(stops=(StudyStop(at_seconds=8.0),), failures=(32,)),)))
+    Stretch(stops=(StudyStop(at_seconds=12.0),), failures=(28,)),)))
 print(done.violations)
 print("\\n".join(line for line in done.trace if "study" in line and "Study" not in line))
 """
