@@ -727,6 +727,9 @@ def test_a_cut_or_altered_archive_is_refused(federation: Federation, tmp_path: P
                       for at in range(20, len(whole), len(whole) // 23)),
                     b"PK\x03\x04 a zip", zstd.compress(zstd.decompress(whole)[:-1024])):
         broken.write_bytes(content)
+        with contextlib.suppress(zstd.ZstdError, EOFError):
+            if len(content) == len(whole) and zstd.decompress(content) == zstd.decompress(whole):
+                continue  # a byte that changes nothing: compressed data can say the same thing in two ways
         with pytest.raises(StorageDamaged):
             read_archive(broken)
 
