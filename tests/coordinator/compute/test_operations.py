@@ -1004,6 +1004,21 @@ def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:
         delta, Meaning.DIFFERENCE, tensors.digest(model.tensors))}).digest)
 
 
+def _gated(federation: Path, robust: dict[str, Any]) -> tuple[Operations, str, TensorGroup]:
+    """A study of self-training with these settings of [robust]: what opened it, its state after round 0, and the model
+    that silos are sent."""
+    settings = config_from_dict({
+        "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
+        "data": {"labelled": "labelled", "test": "test.npz#test",
+                 "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
+        "augmentation": {"policy": "none"}, "numerics": {"threads": 1}, "robust": robust,
+        "method": {"name": "self_training", "lr": 0.05, "warm_up_steps": 80, "coordinator_steps": 0}}, where="test")
+    operations = Operations(lambda fraction, text: None)
+    answered(operations, replace(opening(federation), config=settings))
+    state = prepare(operations).state
+    return operations, state, received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+
+
 def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_with(
         federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipping would take nothing over of four where two may lie, and the round said that it had. Beside one that is
@@ -1018,16 +1033,7 @@ def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_wi
     steps = {}
     for byzantine, factors in ((1, (10.0, 10.0, -50.0, -10.0)), (2, (10.0, 10.0, -50.0, -10.0)),
                                (0, (10.0, 10.0, -50.0, -10.0, 10.0))):
-        settings = config_from_dict({
-            "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
-            "data": {"labelled": "labelled", "test": "test.npz#test",
-                     "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
-            "augmentation": {"policy": "none"}, "numerics": {"threads": 1}, "robust": {"byzantine_silos": byzantine},
-            "method": {"name": "self_training", "lr": 0.05, "warm_up_steps": 80, "coordinator_steps": 0}}, where="test")
-        operations = Operations(lambda fraction, text: None)
-        answered(operations, replace(opening(federation), config=settings))
-        state = prepare(operations).state
-        model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+        operations, state, model = _gated(federation, {"byzantine_silos": byzantine})
         found = aggregate(operations, state, 1, [update(silo, _scaled(federation, model, factor))
                                                  for silo, factor in zip("abcde", factors, strict=False)])
         states = StateFiles(federation / "studies" / "first" / "states")
@@ -1043,16 +1049,7 @@ def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_wi
 def test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_pass(
         federation: Path, rule: str, lies: tuple[float, ...], step: float) -> None:
     """Seven silos return the model 11 times over, which changes no prediction; others the same the other way round."""
-    settings = config_from_dict({
-        "study": {"seed": 3, "rounds": 4}, "model": {"name": "small_cnn", "normalisation": "none"},
-        "data": {"labelled": "labelled", "test": "test.npz#test",
-                 "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
-        "augmentation": {"policy": "none"}, "numerics": {"threads": 1}, "robust": {"rule": rule},
-        "method": {"name": "self_training", "lr": 0.05, "warm_up_steps": 80, "coordinator_steps": 0}}, where="test")
-    operations = Operations(lambda fraction, text: None)
-    answered(operations, replace(opening(federation), config=settings))
-    state = prepare(operations).state
-    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    operations, state, model = _gated(federation, {"rule": rule})
     silos = "abcdefghijklmno"[:7 + len(lies)]
     updates = [update(silo, _scaled(federation, model, factor))
                for silo, factor in zip(silos, (10.0,) * 7 + lies, strict=True)]
