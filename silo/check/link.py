@@ -15,7 +15,7 @@ from semisilo.common.errors import CertificateRevoked, ClockSkew, SemisiloError,
 from semisilo.common.identity.certificates import coordinator_name, utc_text
 from semisilo.common.text.logs import printable
 from semisilo.silo.check.finding import Finding, bad
-from semisilo.silo.link.diagnosis import diagnose
+from semisilo.silo.link.diagnosis import AnswersNow, diagnose
 from semisilo.silo.link.dialling import Way, connect, way_to
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import SiloHome
@@ -47,15 +47,11 @@ def look_at_link(home: SiloHome, identity: Identity, *, now: Callable[[], float]
         return [proxy, bad("address", error)], None
     findings = [proxy, reached]
     try:
-        DisclosureLog(home.disclosures).record(message(
-            "check", _question(now()).SerializeToString(), update_id=f"check {__version__}",
-            text="a question about the study: this silo's version and clock"))
-    except OSError as error:
-        return [*findings, Finding(what="record", state="bad", text=f"{home.disclosures}: {error.strerror}.",
+        response, began, ended = _ask_again(home, identity, now, use_http_proxy=use_http_proxy)
+    except _UnrecordedError as error:
+        return [*findings, Finding(what="record", state="bad", text=f"{home.disclosures}: {error}.",
                                    remedy="What leaves must be recorded: free some space, or the right to write it."
                                    )], None
-    try:
-        response, began, ended = _ask(identity, now, use_http_proxy=use_http_proxy)
     except _TooOldError:
         return [*findings, _tls(identity), Finding(
             what="coordinator", state="warning",
@@ -65,9 +61,7 @@ def look_at_link(home: SiloHome, identity: Identity, *, now: Callable[[], float]
     except (CertificateRevoked, UnknownSilo, ClockSkew) as error:
         return [*findings, _tls(identity), bad("coordinator", error)], None
     except SemisiloError as error:
-        found = diagnose(home.folder, address, now(), use_http_proxy=use_http_proxy)
-        known = found if not isinstance(found, Unreachable) or isinstance(error, Unreachable) else error
-        return [*findings, bad("TLS" if not isinstance(known, Unreachable) else "coordinator", known)], None
+        return [*findings, bad("TLS" if not isinstance(error, Unreachable) else "coordinator", error)], None
     findings.append(_tls(identity))
     findings.append(Finding(what="coordinator", state="ok",
                             text=f"accepts this silo as a member; answers in {1000 * (ended - began):.0f} ms, "
@@ -80,6 +74,10 @@ def look_at_link(home: SiloHome, identity: Identity, *, now: Callable[[], float]
 
 class _TooOldError(Exception):
     """The coordinator does not know the call."""
+
+
+class _UnrecordedError(Exception):
+    """What would leave cannot be written down here."""
 
 
 def _reach(way: Way) -> Finding:
@@ -118,9 +116,42 @@ def _question(now: float) -> pb.DescribeStudyRequest:
     return request
 
 
-def _ask(identity: Identity, now: Callable[[], float], *,
+def _ask_again(home: SiloHome, identity: Identity, now: Callable[[], float], *,
+               use_http_proxy: bool) -> tuple[pb.DescribeStudyResponse, float, float]:
+    """As `_ask`; once more where the call failed and the connection works when it is looked at, as `silo join` would.
+
+    Raises: SemisiloError, with what is wrong where that can be found out; _TooOldError; _UnrecordedError.
+    """
+    try:
+        return _ask(home, identity, now, use_http_proxy=use_http_proxy)
+    except (CertificateRevoked, UnknownSilo, ClockSkew):
+        raise
+    except SemisiloError as error:
+        found = diagnose(home.folder, identity.address, now(), use_http_proxy=use_http_proxy)
+        if not isinstance(error, Unreachable) and isinstance(found, Unreachable):
+            raise
+        if not isinstance(found, AnswersNow):
+            raise found from None
+    try:
+        return _ask(home, identity, now, use_http_proxy=use_http_proxy)
+    except Unreachable as error:
+        raise Unreachable(f"{error.text} It accepts connections; two calls failed.",
+                          remedy="Try again; the coordinator may be overloaded, or a proxy or firewall between may cut "
+                                 "calls.") from None
+
+
+def _ask(home: SiloHome, identity: Identity, now: Callable[[], float], *,
          use_http_proxy: bool) -> tuple[pb.DescribeStudyResponse, float, float]:
-    """(the answer, when it was asked for, when it came). Raises: SemisiloError; _TooOldError."""
+    """(the answer, when it was asked for, when it came); the question is recorded before it leaves.
+
+    Raises: SemisiloError; _TooOldError; _UnrecordedError.
+    """
+    try:
+        DisclosureLog(home.disclosures).record(message(
+            "check", _question(now()).SerializeToString(), update_id=f"check {__version__}",
+            text="a question about the study: this silo's version and clock"))
+    except OSError as error:
+        raise _UnrecordedError(error.strerror) from None
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import grpc
 

@@ -40,7 +40,7 @@ class CheckReport:
 
 
 def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_http_proxy: bool = True) -> CheckReport:
-    """Looks at everything; blocks for as long as the network takes, about 15 s at the most.
+    """Looks at everything; blocks for as long as the network takes, about 30 s at the most.
 
     Args:
         folder: the silo's home.

@@ -40,7 +40,7 @@ from semisilo.common.text.logs import printable
 from semisilo.silo.link.dialling import Way, connect, seconds_left, way_to
 from semisilo.silo.site.identity_store import Identity, load_identity
 
-__all__ = ["BUDGET_SECONDS", "by_own_clock", "diagnose", "diagnose_connection"]
+__all__ = ["BUDGET_SECONDS", "AnswersNow", "by_own_clock", "diagnose", "diagnose_connection"]
 
 BUDGET_SECONDS = 8.0
 """A diagnosis takes no longer than this, whatever the other side does: a person waits for it at `silo check`. Enough
@@ -52,6 +52,10 @@ _HTTP2_SETTINGS = 4
 
 # X509_V_ERR_* of OpenSSL's x509_vfy.h, as `ssl.SSLCertVerificationError.verify_code` gives them.
 _NOT_YET_VALID, _HAS_EXPIRED, _HOSTNAME_MISMATCH = 9, 10, 62
+
+
+class AnswersNow(Unreachable):
+    """Nothing is wrong any more: what failed was the moment."""
 
 
 def diagnose(home: Path, address: str, now: float, *, use_http_proxy: bool = True,
@@ -98,7 +102,7 @@ def diagnose_connection(address: str, *, authority_pem: bytes, federation: str, 
         own_files: certificate and key of the silo; None at the enrolment port, which wants none.
         own_dates: what this machine's clock has against the silo's certificate; it holds where the coordinator refuses
             that.
-    Returns: what is wrong; `Unreachable` (to be tried again) when nothing is wrong any more.
+    Returns: what is wrong; `AnswersNow` (to be tried again) when nothing is wrong any more.
     """
     found = _look(address, authority_pem=authority_pem, federation=federation, own_files=own_files, now=now,
                   own_dates=own_dates, use_http_proxy=use_http_proxy, budget_seconds=budget_seconds)
@@ -139,8 +143,8 @@ def _look(address: str, *, authority_pem: bytes, federation: str, own_files: tup
     except OSError as error:
         return Unreachable(f"The connection to {address} failed: {error.strerror or error}.",
                            remedy="Check the network; it is tried again.")
-    return Unreachable(f"The coordinator at {address} answers now; the connection failed before.",
-                       remedy="It is tried again.")
+    return AnswersNow(f"The coordinator at {address} answers now; the connection failed before.",
+                      remedy="It is tried again.")
 
 
 class _ClosedAfterHandshakeError(Exception):

@@ -18,9 +18,11 @@ import pytest
 from PIL import Image
 
 from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import SemisiloError, Unreachable
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.rpc.convert import image_to_proto, model_to_proto
+from semisilo.common.rpc.grpc_errors import abort_with
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.task_times import TaskTook, note_task, read_tasks
@@ -80,7 +82,10 @@ class Describing:
 
     async def DescribeStudy(self, request: pb.DescribeStudyRequest, context: Any) -> pb.DescribeStudyResponse:
         self.asked.append(request)
-        return self.answer()
+        try:
+            return self.answer()
+        except SemisiloError as error:
+            await abort_with(context, error)
 
 
 def checked(tmp_path: Path, answer: Callable[[], pb.DescribeStudyResponse] | None, *,
@@ -124,6 +129,31 @@ def test_all_is_well_when_the_coordinator_answers_and_the_site_permits_its_study
     record = [json.loads(line)["kind"] for line in (tmp_path / "home" / "disclosures.jsonl").read_text().splitlines()]
     assert record == ["enrolment", "check"]
     json.dumps(report.to_json())
+
+
+def failing(times: int, answer: Callable[[], pb.DescribeStudyResponse]) -> Callable[[], pb.DescribeStudyResponse]:
+    """Fails so many calls as a connection does that is cut."""
+    left = [times]
+
+    def answer_or_not() -> pb.DescribeStudyResponse:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise Unreachable("The connection was cut.")
+        return answer()
+    return answer_or_not
+
+
+def test_a_call_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    report = checked(tmp_path, failing(1, answered()))
+    found = by_name(report)
+    assert (found["coordinator"].state, found["study"].state) == ("ok", "ok")
+
+
+def test_calls_that_fail_where_connections_work_are_told_with_their_reason(tmp_path: Path) -> None:
+    found = by_name(checked(tmp_path, failing(2, answered())))
+    assert (found["coordinator"].state, "study" in found) == ("bad", False)
+    assert found["coordinator"].text == "The connection was cut. It accepts connections; two calls failed."
+    assert "overloaded" in found["coordinator"].remedy
 
 
 def test_a_clock_that_is_wrong_is_told_with_both_times(tmp_path: Path) -> None:
