@@ -30,6 +30,7 @@ from semisilo.coordinator.ledger.events import (
     round_ended_event,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import take_cancelled_back
 from semisilo.coordinator.ledger.progress import (
     handed_over_beside,
     prefers_labels_alone,
@@ -273,6 +274,15 @@ class StudyLifecycle:
             self._told[name] = found.line()
             _LOG.error("%s It is tried again.", found.line())
         return found
+
+    async def take_cancelled_back(self, name: str) -> None:
+        """Before a study that was stopped goes on: the round that was open then is done again, where it can be."""
+        row = self._ledger.last_round(name)
+        if row is None or row.state is not RoundState.CANCELLED:
+            return
+        await self._cleanup.remove_updates(name, row.number)  # of one that was queued again before anybody looked
+        if take_cancelled_back(self._ledger, name) is not None:
+            _LOG.info("%s: round %d was cancelled when the study was stopped, and is done again", name, row.number)
 
     async def _cancel_open_round(self, name: str) -> None:
         row = self._ledger.last_round(name)
