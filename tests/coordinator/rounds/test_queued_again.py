@@ -299,6 +299,30 @@ def test_a_study_that_was_stopped_and_queued_again_before_the_engine_has_looked_
     asyncio.run(scenario())
 
 
+def test_giving_up_the_round_of_a_study_that_failed_frees_the_spool(tmp_path: Path) -> None:
+    """It was cancelled by the command, and nobody looked at its updates again."""
+    async def scenario() -> None:
+        coordinator, engine, task = await one_failed_and_the_next_works(tmp_path)
+        await end(engine)
+        coordinator.ledger.set_study_state("t", StudyState.FAILED, reason="of the test")
+        queue_again(coordinator, "s")
+        engine = await works(coordinator, "s", 1)
+        await coordinator.deliver(task, content_of(task))
+        await end(engine)
+        coordinator.ledger.set_study_state("s", StudyState.FAILED, reason="of the test")
+        queue_again(coordinator, "s")
+        assert len(coordinator.spool.digests()) == 1
+        operate.stop(coordinator.ledger, "s", origin="command")
+        assert await coordinator.engine.run_next() is None, "no other study"
+        assert coordinator.spool.digests() == set()
+        looked: list[str] = []
+        coordinator.spool.digests = lambda: looked.append("spool") or set()  # type: ignore[method-assign, func-returns-value]
+        await coordinator.engine.run_next()
+        assert not looked, "once is enough"
+        coordinator.close()
+    asyncio.run(scenario())
+
+
 def test_the_round_in_which_a_study_was_stopped_is_done_again(tmp_path: Path) -> None:
     """It counted as one of its rounds: a study that was stopped in its last one was complete without it at once."""
     for name in ("undisturbed", "stopped"):
