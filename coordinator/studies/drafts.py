@@ -147,8 +147,10 @@ def create_draft(federation: Federation, ledger: Ledger, draft: StudyDraft) -> P
 
 
 def _copied(file: str, old: Path, new: Path) -> Path | None:
-    """Copies the file that builds a network, which lies beside the study file; what is there already stays. Returns: its
-    copy, None where there is none."""
+    """Copies the file that builds a network, which lies beside the study file; what is there already stays.
+
+    Returns: the copy; None where there is none.
+    """
     target = new / file
     if target.exists() or not (old / file).is_file():
         return None  # whether it is that file is looked at with the study
