@@ -12,7 +12,7 @@ from semisilo.common.methods import Scenario
 from semisilo.common.text.names import nearest_name
 from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import FrozenStudy
+from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict, load_study
 
@@ -64,29 +64,33 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
         raise UnknownName(f"There is no file {path}.",
                           remedy=f"Studies: {names}. Make one with: coordinator new {name}.")
     _check_name(name)
-    known = next((row for row in ledger.studies() if row.name == name), None)
     config = load_study(path)
+    known = _may_be_queued(ledger, name, config, path)
+    check(config, None if known is None else known.frozen)
+    if not only_check:
+        with ledger.transaction():  # a check takes minutes, in which somebody else may have queued it
+            known = _may_be_queued(ledger, name, config, path)
+            if known is None:
+                ledger.queue_study(name, to_dict(config))
+            else:
+                ledger.requeue_study(name, known.config if ledger.committed_digest(name) else to_dict(config))
+    return config
+
+
+def _may_be_queued(ledger: Ledger, name: str, config: StudyConfig, path: Path) -> StudyRow | None:
+    """What the ledger knows of a study that may be queued as things stand. Raises: UsageError where it may not."""
+    known = ledger.find_study(name)
     if known is None:
-        check(config, None)
-        if not only_check:
-            ledger.queue_study(name, to_dict(config))
-        return config
+        return None
     if known.state is StudyState.COMPLETED:
         raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
     if known.state not in (StudyState.FAILED, StudyState.STOPPED):
         raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
-    if ledger.committed_digest(name) == "":
-        check(config, known.frozen)
-        if not only_check:
-            ledger.requeue_study(name, to_dict(config))
-    elif to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
+    if ledger.committed_digest(name) \
+            and to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
         raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
                          remedy="Undo the edit to continue it, or start another study: coordinator new NAME.")
-    else:
-        check(config, known.frozen)
-        if not only_check:
-            ledger.requeue_study(name, known.config)
-    return config
+    return known
 
 
 def queue_new_studies(federation: Federation, ledger: Ledger) -> tuple[list[str], dict[str, UsageError]]:

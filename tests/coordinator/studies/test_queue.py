@@ -137,6 +137,42 @@ def test_a_complete_study_is_not_run_again(federation: Federation, ledger: Ledge
     assert queue_new_studies(federation, ledger) == ([], {})
 
 
+@pytest.mark.parametrize("before", [None, StudyState.FAILED, StudyState.STOPPED])
+@pytest.mark.parametrize("committed", [False, True])
+def test_of_two_people_who_queue_a_study_at_once_the_second_reads_that_it_is_queued(
+        federation: Federation, ledger: Ledger, before: StudyState | None, committed: bool) -> None:
+    """Checks of images take minutes; the second got a traceback."""
+    write(federation, "a")
+    if before is not None:
+        queue_study(federation, ledger, "a")
+        if committed:
+            commit_round_0(ledger, "a")
+        end(ledger, "a", before)
+
+    def other_queues(*_: object) -> None:
+        queue_study(federation, ledger, "a")
+
+    with pytest.raises(UsageError, match="Study 'a' is queued") as caught:
+        queue_study(federation, ledger, "a", check=other_queues)
+    assert caught.value.remedy == "It needs no queueing."
+    assert ledger.study_state("a") is StudyState.QUEUED
+
+
+def test_a_study_that_others_have_begun_meanwhile_is_held_against_how_it_began(
+        federation: Federation, ledger: Ledger) -> None:
+    path = write(federation, "a")
+
+    def other_begins_it_and_it_fails(*_: object) -> None:
+        path.write_text(GOOD.replace("rounds = 3", "rounds = 4"))
+        queue_study(federation, ledger, "a")
+        commit_round_0(ledger, "a")
+        end(ledger, "a", StudyState.FAILED)
+
+    with pytest.raises(UsageError, match="has begun with other settings"):
+        queue_study(federation, ledger, "a", check=other_begins_it_and_it_fails)
+    assert ledger.study_state("a") is StudyState.FAILED
+
+
 def test_serve_queues_new_and_failed_studies_and_leaves_stopped_ones(federation: Federation, ledger: Ledger) -> None:
     for name in ("failed", "begun", "stopped", "new"):
         write(federation, name)
