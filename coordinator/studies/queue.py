@@ -14,7 +14,7 @@ from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict, load_study
+from semisilo.coordinator.studies.study_file import StudyConfig, check_participation, config_from_dict, load_study
 
 __all__ = ["create_study", "queue_new_studies", "queue_study"]
 
@@ -80,6 +80,8 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
 def _may_be_queued(ledger: Ledger, name: str, config: StudyConfig, path: Path) -> StudyRow | None:
     """What the ledger knows of a study that may be queued as things stand. Raises: UsageError where it may not."""
     known = ledger.find_study(name)
+    if known is None or not ledger.committed_digest(name):
+        check_participation(config, str(path))
     if known is None:
         return None
     if known.state is StudyState.COMPLETED:

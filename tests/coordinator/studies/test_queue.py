@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.config import canonical_json
+from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.coordinator.federation.folder import Federation, create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.studies.queue import create_study, queue_new_studies, queue_study
+from semisilo.coordinator.studies.study_file import load_study
 
 GOOD = '[study]\nrounds = 3\n[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
 BAD = GOOD.replace("rounds", "ronds")
@@ -135,6 +136,22 @@ def test_a_complete_study_is_not_run_again(federation: Federation, ledger: Ledge
     with pytest.raises(UsageError, match="is complete"):
         queue_study(federation, ledger, "first")
     assert queue_new_studies(federation, ledger) == ([], {})
+
+
+def test_a_study_that_has_begun_goes_on_with_a_participation_that_no_new_one_may_have(
+        federation: Federation, ledger: Ledger) -> None:
+    """Of an earlier version, which took it: the file of a study that has begun cannot be changed."""
+    odd = GOOD + "[participation]\nquorum = 3\nsilos_per_round = 2\n"
+    path = write(federation, "a", odd)
+    for _ in ("new", "failed before its first commit"):
+        with pytest.raises(BadConfiguration, match="quorum = 3: a round asks 2 silos"):
+            queue_study(federation, ledger, "a")
+        if ledger.find_study("a") is None:
+            ledger.queue_study("a", to_dict(load_study(path)))
+            end(ledger, "a", StudyState.FAILED)
+    commit_round_0(ledger, "a")
+    queue_study(federation, ledger, "a")
+    assert ledger.study_state("a") is StudyState.QUEUED
 
 
 @pytest.mark.parametrize("before", [None, StudyState.FAILED, StudyState.STOPPED])
