@@ -133,8 +133,9 @@ def take_cancelled_back(ledger: Ledger, study: str) -> int | None:
 def _put_aside(ledger: Ledger, study: str, to_round: int, *, operator: str, reason: str) -> int:
     """Moves the rounds behind one to what is past, with an event; the number of that entry."""
     with ledger.part() as db:
-        number = int(db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason) VALUES (?, ?,"
-                                " ?, ?, ?, ?) RETURNING number",
+        number = int(db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason, cost_row)"
+                                " VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(rowid), 0) FROM cost))"
+                                " RETURNING number",
                                 (study, to_round, time.time(), ledger.origin, operator, reason)).fetchone()["number"])
         db.execute("INSERT INTO past_round SELECT ?, study, number, state, sample_json, opened_unix, closed_unix,"
                    " state_digest, metrics_json, reason FROM round WHERE study = ? AND number > ?",
