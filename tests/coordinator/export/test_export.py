@@ -263,6 +263,26 @@ def test_the_temperature_is_fitted_on_validation_images_alone(simulated: Simulat
         hand_over.card["test"]["calibration"]["expected_error"]
 
 
+def test_a_model_that_is_right_on_all_validation_images_and_wrong_on_a_test_image_is_handed_over_with_finite_numbers(
+        simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are made up: right by 50 on validation images, and on test images but for the first."""
+    validation, test = (images_of(simulated, name)[1] for name in ("validation", "test"))
+    wrong = np.where(np.arange(len(test)) == 0, (test + 1) % 10, test)
+    answers = {len(validation): 50.0 * np.eye(10, dtype=np.float32)[validation],
+               len(test): 50.0 * np.eye(10, dtype=np.float32)[wrong]}
+    assert len(validation) != len(test)
+    monkeypatch.setattr(export_module, "logits_of", lambda model, images, form, **more: torch.from_numpy(
+        answers[len(images)]))
+    monkeypatch.setattr(export_module, "_check_weights", lambda *arguments: None)
+    found = exported(simulated, tmp_path / "out", calibrate=True, formats=("safetensors",))
+    card = json.loads((found.folder / "model_card.json").read_text(), parse_constant=pytest.fail)
+    count = len(validation)
+    assert card["test"]["temperature"] == pytest.approx(50 / np.log((count + 1) * 9))
+    after = card["test"]["calibration_with_temperature"]["negative_log_likelihood"]
+    right, wrong_one = -np.log((count + 1) / (count + 2)), -np.log(1 / (count + 2) / 9)
+    assert after == pytest.approx((right * (len(test) - 1) + wrong_one) / len(test))
+
+
 def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, hand_over: Exported) -> None:
     found = hand_over.card["provenance"]
     ledger = Ledger(simulated.folder / "ledger.sqlite")
