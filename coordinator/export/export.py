@@ -246,7 +246,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     threads = config.numerics.threads or (1 if row.numerics is None else row.numerics.threads)
     record = numerics.apply(replace(config.numerics, threads=threads, precision="fp32", memory_format="contiguous"),
                             device=device)
-    data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
+    data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell, may_have_changed=True)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
         build_model=data.build_model, image=data.frozen.image,
@@ -322,7 +322,8 @@ def _with_thresholds(opened: _Opened, points: Sequence[str], *, calibrate: bool)
     classes = opened.facts.model.classes
     wanted = wanted_points(points, classes)
     validation = opened.data.images.validation
-    if not (wanted or calibrate) and (validation is None or len(validation) == 0):
+    if not (wanted or calibrate) and (validation is None or len(validation) == 0
+                                      or not opened.data.changes.keys() <= {"test"}):
         return opened
     logits_NK, rows_NK = _validation(opened, "Probabilities are fitted on", "--calibrate") if calibrate else \
         _validation(opened, "An operating point is chosen on", "--operating-point")
@@ -354,6 +355,10 @@ def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.flo
     if validation is None or validation.labels_N is None or len(validation) == 0:
         raise UsageError(f"{what} validation images, and the study has none.",
                          remedy=f"Leave out {option}, or run a study with [data] validation.")
+    if changed := [text for name, text in opened.data.changes.items() if name != "test"]:
+        raise UsageError(f"{what} validation images, and they are not those of the study any more:"
+                         f" {'; '.join(changed)}.",
+                         remedy=f"Restore the study's images, or leave out {option}.")
     logits_NK: NDArray[np.float32] = logits_of(opened.model, validation.images_NCHW, opened.facts.image).numpy()
     return logits_NK, validation.labels_N.numpy()
 
@@ -472,7 +477,9 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
         settings=settings_shown(chosen.study.config, left_out_views=frozen.left_out_views))
-    return replace(card, limits=limits_of(card))
+    changed = "; ".join(opened.data.changes.values())
+    return replace(card, limits=(*limits_of(card), *([
+        f"The coordinator's images are not those with which the study was started: {changed}."] if changed else [])))
 
 
 def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from semisilo.common.config import to_dict
+from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import UnknownName, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.common.text.names import nearest_name
@@ -84,7 +84,7 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
                 return config
         raise _begun_with_others(ledger, ledger.study(name), path)
     if ledger.committed_digest(name) == "":
-        check(config, known.frozen)
+        check(config, None)  # it begins anew: with other images, where the operator has mended them
         if not only_check:
             ledger.requeue_study(name, to_dict(config))
     elif _is_edited(config, known):
@@ -118,7 +118,8 @@ def edited_studies(federation: Federation, ledger: Ledger) -> dict[str, str]:
 def _is_edited(config: StudyConfig, row: StudyRow) -> bool:
     """Whether the file has other settings than the ledger. Those that an earlier version did not know are as they are
     when they are left out."""
-    return to_dict(config) != to_dict(config_from_dict(row.config, where=f"study {row.name}"))
+    then = config_from_dict(row.config, where=f"study {row.name}")
+    return canonical_json(to_dict(config)) != canonical_json(to_dict(then))
 
 
 def _has_begun(ledger: Ledger, row: StudyRow) -> bool:

@@ -283,6 +283,20 @@ def test_a_model_that_is_right_on_all_validation_images_and_wrong_on_a_test_imag
     assert after == pytest.approx((right * (len(test) - 1) + wrong_one) / len(test))
 
 
+def test_images_that_have_changed_since_are_told_on_the_card_and_fit_no_probabilities(
+        simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are held out of others may be ones that were trained on."""
+    real = export_module.read_study_data
+    changes = {"validation": "40 validation images then, 39 now"}
+    monkeypatch.setattr(export_module, "read_study_data", lambda *arguments, **more: replace(
+        real(*arguments, **more), changes=changes))
+    found = exported(simulated, tmp_path / "out", formats=("safetensors",))
+    said = "The coordinator's images are not those with which the study was started: 40 validation images then, 39 now."
+    assert said in found.card["limits"]
+    with pytest.raises(UsageError, match="are not those of the study any more: 40 validation images then, 39 now"):
+        exported(simulated, tmp_path / "other", formats=("safetensors",), calibrate=True)
+
+
 def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, hand_over: Exported) -> None:
     found = hand_over.card["provenance"]
     ledger = Ledger(simulated.folder / "ledger.sqlite")

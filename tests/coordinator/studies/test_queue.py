@@ -8,10 +8,12 @@ import pytest
 
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.config import canonical_json
+from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.coordinator.federation.folder import Federation, create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
+from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.studies.queue import create_study, edited_studies, queue_new_studies, queue_study
 
@@ -154,9 +156,14 @@ def test_before_its_first_commit_a_study_is_queued_again_with_the_file_as_it_is_
         federation: Federation, ledger: Ledger, state: StudyState) -> None:
     write(federation, "first")
     queue_study(federation, ledger, "first")
+    ledger.set_study_facts("first", frozen=FrozenStudy(
+        classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), num_labelled=10,
+        num_validation=0, num_test=0, num_parameters=1, dense_bytes=4))
     end(ledger, "first", state)
     write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
-    queue_study(federation, ledger, "first")
+    seen: list[object] = []
+    queue_study(federation, ledger, "first", check=lambda config, frozen: seen.append(frozen))
+    assert seen == [None], "with the images as they are now, too"
     row = ledger.study("first")
     assert (row.state, row.config["study"]["rounds"], row.reason) == (StudyState.QUEUED, 9, "")
 
