@@ -470,6 +470,46 @@ def test_a_round_whose_model_is_gone_is_named_with_those_that_are_kept(simulated
     assert "0, 2, 3" in caught.value.remedy
 
 
+def test_an_earlier_export_with_a_file_beside_it_is_refused_and_stays(simulated: SimulationResult, tmp_path: Path
+                                                                     ) -> None:
+    out = tmp_path / "out"
+    exported(simulated, out, formats=("safetensors",))
+    card = json.loads((out / "model_card.json").read_text())
+    (out / "model.onnx").write_bytes(b"of an export with a graph")
+    for extra in ("predictions.csv", "notes/of-a-reader.txt"):
+        path = out / extra
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("kept")
+        with pytest.raises(UsageError, match=f"no export has written: {extra}"):
+            exported(simulated, out, formats=("safetensors",))
+        assert path.read_text() == "kept"
+        path.unlink()
+    (out / "notes").rmdir()
+    (out / "my_net.py").write_text("the network's")  # the card of one that has such a file names it
+    (out / "model_card.json").write_text(json.dumps({**card, "files": {**card["files"], "my_net.py": {}}}))
+    exported(simulated, out, formats=("safetensors",))
+    assert not (out / "model.onnx").exists()
+    (out / "model_card.json").write_text("[]")
+    with pytest.raises(UsageError, match="not an earlier export"):
+        exported(simulated, out, formats=("safetensors",))
+
+
+def test_a_file_that_is_put_beside_an_earlier_export_while_the_next_is_made_stays(
+        simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real = tmp_path / "out", export_module._write
+    exported(simulated, out, formats=("safetensors",))
+
+    def write(*arguments: Any) -> Any:
+        (out / "notes.txt").write_text("kept")
+        return real(*arguments)
+
+    monkeypatch.setattr(export_module, "_write", write)
+    with pytest.raises(UsageError, match=r"no export has written: notes\.txt"):
+        exported(simulated, out, formats=("safetensors",))
+    assert (out / "notes.txt").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 def test_an_earlier_export_is_replaced_and_other_files_are_not(
         simulated: SimulationResult, hand_over: Exported, tmp_path: Path) -> None:
     out = tmp_path / "out"
