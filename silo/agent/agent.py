@@ -398,7 +398,7 @@ class Agent:
         self._save(state=printable(f"{name}: works on it"), study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._asked.came(task, now_unix=self._clock())
         before = self._traffic.total()
         self.count(durably=True)
@@ -412,7 +412,7 @@ class Agent:
         carried = self._traffic.total().since(before)
         self.count(durably=True)
         self._on_task(outcome)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._asked.ended(task, outcome=outcome.kind, code="" if outcome.error is None else outcome.error.code,
                               text=outcome.text, now_unix=self._clock())
         if outcome.kind in _HAD_MODEL:

@@ -81,6 +81,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     """So many downloads stop after their first chunk and never go on."""
     abort_reason: str = ""
     refuse_reason: str = ""
+    alter_task: Callable[[pb.Task], None] = lambda task: None
+    """Changes a task's message before it is given, to what no coordinator of ours would make."""
     warning: str = ""
     """Beside every answer to a call for a task."""
     hellos: list[pb.AwaitTaskRequest] = field(default_factory=list)
@@ -126,8 +128,9 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
 
     def _task(self) -> pb.AwaitTaskResponse:
         head = self.audit_heads.pop(0) if self.audit_heads else None
-        return pb.AwaitTaskResponse(warning=self.warning, audit_head=head,
-                                    task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+        task = task_to_proto(self.tasks[0], report_interval_seconds=0.2)
+        self.alter_task(task)
+        return pb.AwaitTaskResponse(warning=self.warning, audit_head=head, task=task)
 
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: Any) -> AsyncIterator[pb.DownloadPayloadResponse]:

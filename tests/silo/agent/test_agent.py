@@ -445,6 +445,26 @@ def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None
     run(work())
 
 
+@pytest.mark.parametrize("settings", ['{"a":"\\ud800"}', '{"a":1e999}', '{"a":NaN}',
+                                      '{"temperature":' + "9" * 400 + "}"])
+def test_settings_that_are_no_unicode_or_no_numbers_are_refused_and_the_agent_goes_on(
+        tmp_path: Path, settings: str) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task(1), make_task(2)], after=OVER)
+
+        def alter(task: pb.Task) -> None:
+            if task.round == 1:
+                task.settings_json = settings
+        coordinator.alter_task = alter
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            assert coordinator.outcomes() == ["refusal", "update"]
+            asked = read_asked(bench.home.asked)
+            assert [(each.round, each.outcome) for each in asked] == [(1, "refused"), (2, "updated")]
+            json.dumps([dataclasses.asdict(each) for each in asked], ensure_ascii=False, allow_nan=False).encode()
+    run(work())
+
+
 def test_training_that_fails_once_is_done_again_and_twice_is_refused_without_naming_files(tmp_path: Path) -> None:
     async def work() -> None:
         crash = ComputeFailed("FileNotFoundError: '/scans/jane_doe.png' went away")
