@@ -72,8 +72,6 @@ _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
 """An answer "nothing to do" that comes sooner, twice for the same reason, is not a long poll: pause before the next."""
-_HAD_MODEL = ("updated", "abstained", "unwanted")
-"""Tasks that were done, so that their tensor groups are here."""
 _LAST_WORD_SECONDS = 15.0
 """How long a silo that has ended evaluates on, and tries to tell; a coordinator that ends waits as long."""
 _LEAVING_POLL_SECONDS = 0.2
@@ -406,7 +404,7 @@ class Agent:
         with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id,
                    trace_id=new_trace_id()):
             outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
-            if outcome.kind == "unwanted":
+            if not outcome.wanted:
                 # Before another task is asked for: a later phase of the round would bring in what this one has left.
                 await self._until_well(lambda: asyncio.to_thread(self._memory.refused, task.task_id))
         carried = self._traffic.total().since(before)
@@ -415,7 +413,7 @@ class Agent:
         with contextlib.suppress(OSError, ValueError):
             self._asked.ended(task, outcome=outcome.kind, code="" if outcome.error is None else outcome.error.code,
                               text=outcome.text, now_unix=self._clock())
-        if outcome.kind in _HAD_MODEL:
+        if outcome.done:  # what is refused is not looked at either, whatever the coordinator says to the refusal
             self._sites.begin(task)
         if outcome.took is not None and outcome.kind != "answered":
             with contextlib.suppress(OSError):

@@ -80,6 +80,10 @@ class TaskOutcome:
     """For counting."""
     error: SemisiloError | None = None
     """Why this silo has refused it."""
+    wanted: bool = True
+    """Whether the coordinator took the answer; if not, it has said that it is too late."""
+    done: bool = False
+    """Whether the task was done, wanted or not: this site has permitted it, and its tensor groups are here."""
 
 
 class TaskRunner:
@@ -243,14 +247,15 @@ class TaskRunner:
         seconds = time.monotonic() - started
         self._steps.took = replace(self._steps.took, upload_bytes=payload.size_bytes, upload_seconds=seconds)
         what, examples = ("masked update", "") if task.secure else ("update", f"{pending.num_examples} examples, ")
-        return _outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
-                                 f"{describe_seconds(seconds)} ({examples}trained in "
-                                 f"{describe_seconds(pending.seconds)})", kind="updated")
+        return replace(_outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
+                                         f"{describe_seconds(seconds)} ({examples}trained in "
+                                         f"{describe_seconds(pending.seconds)})", kind="updated"), done=True)
 
     async def _send_abstention(self, answer: ReadyAnswer) -> TaskOutcome:
         request = abstention_request(answer.task.task_id, answer.pending)
         verdict = await self._link.declare(request)
-        return _outcome(verdict, f"nothing to send this round: {request.abstention.reason}", kind="abstained")
+        return replace(_outcome(verdict, f"nothing to send this round: {request.abstention.reason}",
+                                kind="abstained"), done=True)
 
     async def _refuse(self, task: pb.Task, error: SemisiloError) -> TaskOutcome:
         """Tells the coordinator that this silo does not do the task, and why."""
@@ -270,14 +275,19 @@ class TaskRunner:
                 raise
             return TaskOutcome(f"refused here ({error.line()}), and the coordinator did not take the refusal: "
                                f"{objection.line()}", answered=False, kind="refused", error=error)
-        return replace(_outcome(verdict, f"refused: {error.line()}", kind="refused"), error=error)
+        late = "" if verdict.accepted else f" ({_not_wanted(verdict)})"
+        return TaskOutcome(f"refused: {error.line()}{late}", answered=verdict.accepted, kind="refused", error=error,
+                           wanted=verdict.accepted)
 
 
 def _outcome(verdict: Verdict, text: str, *, kind: OutcomeKind) -> TaskOutcome:
     if verdict.accepted:
         return TaskOutcome(text, answered=True, kind=kind)
-    return TaskOutcome(f"not wanted any more: {printable(verdict.reason or 'no reason given')}", answered=False,
-                       kind="unwanted")
+    return TaskOutcome(_not_wanted(verdict), answered=False, kind="unwanted", wanted=False)
+
+
+def _not_wanted(verdict: Verdict) -> str:
+    return f"not wanted any more: {printable(verdict.reason or 'no reason given')}"
 
 
 def _public_text(error: SemisiloError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from semisilo.common.errors import ComputeFailed
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent import agent, site_evaluation
+from semisilo.silo.agent.task_runner import TaskOutcome
 from semisilo.silo.compute.messages import Evaluated
 from semisilo.silo.site.evaluations import read_evaluations
 from semisilo.silo.site.home import JoinChoice
-from semisilo.silo.site.policy import Permit, Policy
+from semisilo.silo.site.policy import Limits, Permit, Policy
 from tests.silo.agent.test_agent import OVER, Bench, agent_at, run, until
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -108,6 +110,43 @@ def test_a_model_that_was_evaluated_is_not_again(tmp_path: Path) -> None:
         async with serving(coordinator_with(0, 0)) as port, agent_at(port, tmp_path, choice=TESTED) as bench:
             await bench.agent.run()
             assert len(bench.compute.evaluated) == 1
+    run(work())
+
+
+def malformed(task: pb.Task) -> None:
+    task.settings_json = "{"
+
+
+@pytest.mark.parametrize(("policy", "alter"), [
+    (replace(PERMITTED, permit=Permit(site_evaluation=True, methods=())), lambda task: None),
+    (replace(PERMITTED, limits=Limits(max_download_bytes=10)), lambda task: None), (PERMITTED, malformed)],
+    ids=["method", "limits", "malformed"])
+def test_the_model_of_a_task_that_is_refused_is_not_evaluated_whatever_the_coordinator_says_to_the_refusal(
+        tmp_path: Path, policy: Policy, alter: Callable[[pb.Task], None]) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        coordinator.refuse_reason, coordinator.alter_task = "the round is closed", alter
+        outcomes = list[TaskOutcome]()
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, policy=policy) as bench:
+            bench.agent._on_task = outcomes.append
+            await bench.agent.run()
+            assert "not wanted any more: the round is closed" in bench.text
+            assert bench.status().refusals == 2
+        assert coordinator.outcomes() == ["refusal", "refusal"]
+        assert [each.kind for each in outcomes] == ["refused", "refused"]
+        assert [(each.answered, each.wanted, each.done) for each in outcomes] == [(False, False, False)] * 2
+        assert bench.compute.evaluated == []
+        assert told(coordinator) == []
+    run(work())
+
+
+def test_the_model_of_a_task_that_was_done_too_late_is_evaluated(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0)
+        coordinator.refuse_reason = "the round is closed"
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED) as bench:
+            await bench.agent.run()
+            assert recorded(bench) == [0]
     run(work())
 
 
