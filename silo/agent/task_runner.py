@@ -95,9 +95,10 @@ class TaskRunner:
                  model_files: Path = Path("model_files"),
                  threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
                  clock: Callable[[], float] = time.time, secure: SecureSteps | None = None,
-                 agreement: Agreement | None = None) -> None:
+                 agreement: Agreement | None = None, count: Callable[[], None] = lambda: None) -> None:
         """
         Args:
+            count: has `budget` take note of what has crossed.
             agreement: holds tasks against the cards of their studies; None where nothing is signed.
             secure: answers steps of secure sums; None where they are refused.
             threads_file: see `semisilo.silo.compute.messages.Train`.
@@ -121,7 +122,7 @@ class TaskRunner:
                           disclosures=disclosures, privacy_folder=privacy_folder, threads_file=threads_file,
                           images_folder=images_folder, model_files=model_files)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
-                                   budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
+                                   budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock, count=count)
         self.num_images = 0
         """For the line that announces training; known after the survey."""
 

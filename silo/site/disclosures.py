@@ -89,10 +89,11 @@ class DisclosureLog:
         self._path = path
         self._known: set[str] = set()
         self._announced = ""
+        self._methods: dict[str, str] = {}
         sync_found(path)  # what is recorded there is not recorded again
         for line in read_lines(path):
             if isinstance(line, Line):
-                self._note(line.update_id, line.kind)
+                self._note(line)
 
     def record(self, disclosure: Disclosure) -> None:
         """Writes a line and waits until it is on disk; nothing when this update_id is there already.
@@ -113,13 +114,20 @@ class DisclosureLog:
             os.close(handle)
         if not size:
             sync_folder(self._path.parent)
-        self._note(disclosure.update_id, disclosure.kind)
+        self._note(disclosure)
 
-    def _note(self, update_id: str, kind: str) -> None:
-        if kind == "announcement":
-            self._announced = update_id
+    def method_of(self, study: str) -> str:
+        """The method of the last task of a study that this silo has answered with an update or an abstention; empty
+        where there was none."""
+        return self._methods.get(study, "")
+
+    def _note(self, entry: Disclosure | Line) -> None:
+        if entry.kind == "announcement":
+            self._announced = entry.update_id
         else:
-            self._known.add(update_id)
+            self._known.add(entry.update_id)
+        if entry.kind in ("update", "abstention"):
+            self._methods[entry.study] = entry.method
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

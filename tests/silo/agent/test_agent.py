@@ -97,7 +97,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
                 settings=LinkSettings(call_seconds=5.0, stall_seconds=5.0,
                                       backoff=Backoff(first_seconds=0.02, largest_seconds=0.2)),
                 messages=traffic.messages, on_trouble=lambda error, failures: agent.trouble(error, failures),
-                on_contact=lambda: agent.contact())
+                on_contact=lambda: agent.contact(), on_stream=lambda: agent.count())
 
     async def nothing() -> None:
         return None

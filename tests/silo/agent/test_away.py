@@ -19,6 +19,7 @@ from semisilo.silo.site.disclosures import Line, read_lines
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Limits, Policy
 from semisilo.silo.site.working_hours import Hours
+from tests.proxy import Proxy
 from tests.silo.agent.test_agent import OVER, agent_at, run, until
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -211,6 +212,25 @@ def test_a_coordinator_that_wants_an_update_again_and_again_gets_no_more_than_th
         size = coordinator.begins[0].update.payload.size_bytes
         # What was on its way when that was seen comes on top: little, however slowly the counters were looked at.
         assert size < carried <= 150_000 + 6 * size
+    run(work())
+
+
+def test_a_download_that_comes_in_vain_again_and_again_gets_no_more_than_the_budget(tmp_path: Path) -> None:
+    """The line breaks before a piece is whole: what it has carried counts, though nothing of it is here."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER, chunk_bytes=800_000)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(800_000)),))]
+        policy = Policy(limits=Limits(bytes_per_day=1_700_000), hours=Hours(zone="UTC"))
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_down_bytes = 400_000
+                async with agent_at(proxy.port, tmp_path, policy=policy, clock=Clock(NOON)) as bench:
+                    agent = asyncio.ensure_future(bench.agent.run())
+                    await until(lambda: coordinator.outcomes() == ["refusal"])
+                    agent.cancel()
+        assert coordinator.begins[-1].refusal.code == "DAILY_BUDGET"
+        assert "the rest of this task's download" in coordinator.begins[-1].refusal.text
+        assert 3 <= len(coordinator.downloads) <= 6, "the kernel may tell the last bytes of a connection late"
     run(work())
 
 
