@@ -693,6 +693,37 @@ def test_of_many_silos_one_that_only_waits_to_transfer_sends_no_reports(monkeypa
     run(work())
 
 
+@pytest.mark.parametrize(("secure", "told"), [("", (0.3799, "training on 81 images")), ("00", (0.3, ""))])
+def test_of_a_secure_sum_no_words_and_no_exact_share_are_told(secure: str, told: tuple[float, str]) -> None:
+    """Words name the images that have a pseudo-label, and the share of a step in all of them tells their number."""
+    heard: list[pb.ReportProgressRequest] = []
+
+    class Answering:
+        async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+            heard.append(request)
+            return pb.ReportProgressResponse()
+
+    async def train(watch: Watch) -> None:
+        watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
+        watch.tell(0.3799, "training on 81 images")
+        await until(lambda: bool(heard))
+
+    async def nothing() -> None:
+        return None
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def work() -> None:
+        output = io.StringIO()
+        watch = Watch(make_task(secure=secure), cast(Any, Answering()), PlainDisplay(output), interval_seconds=0.2)
+        await watch.over(train(watch), stop=nothing, hours_over=never)
+        assert {(round(each.fraction, 4), each.text) for each in heard} == {told}
+        assert all(each.stage == pb.ReportProgressRequest.STAGE_TRAINING for each in heard)
+    run(work())
+
+
 def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_well() -> None:
     """The report that the new stage sets off and the cancellation that the failure sets off come in the same turn."""
     class Answering:
