@@ -56,6 +56,7 @@ from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import source_trouble
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.mask_order import Masking
@@ -331,15 +332,20 @@ def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file
 
 def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
                 progress: Callable[[float, str], None], disk: Path | None) -> ReadSilo:
-    """Raises: BadData whatever is wrong with the images: of other failures the coordinator hears the text, and one that
-    comes from reading may hold the name of a file, which may hold a patient's."""
+    """Raises: SystemTrouble where disk or share have gone away, which says nothing of images and is tried again; else
+    BadData whatever is wrong with them: of other failures the coordinator hears the text, and one that comes from
+    reading may hold the name of a file, which may hold a patient's."""
     try:
         return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
                                 disk=disk, multi_label=is_multi_label(order.settings))
-    except (SemisiloError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:
         where = " or ".join(choice.sources)
+        if (trouble := source_trouble(error, Path(where))) is not None:
+            raise trouble from error
+        if isinstance(error, SemisiloError):
+            raise
         _LOG.exception("reading %s failed", where)
         raise BadData(f"{where}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
 

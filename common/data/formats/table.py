@@ -41,7 +41,7 @@ from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import shortage
+from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["is_table", "list_table"]
 
@@ -188,7 +188,7 @@ def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]]]:
             raise BadData(f"{source}: is larger than a table of images can be.", remedy="Is it the right file?")
         data = path.read_bytes()
     except OSError as error:
-        raise shortage(error, path) or BadData(f"{source}: cannot be read: {error.strerror}.",
+        raise source_trouble(error, path) or BadData(f"{source}: cannot be read: {error.strerror}.",
                                                remedy="Let this user read it.") from None
     if b"\0" in data[:4096]:
         raise BadData(f"{source}: is not a table of text, whatever its name says.", remedy="Save it as CSV in UTF-8.")
