@@ -45,6 +45,7 @@ from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.disclosures import DisclosureLog, announcement, message
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
+from semisilo.silo.site.images_choice import labels_gone
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.stores import open_cache
@@ -342,8 +343,11 @@ class Agent:
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
         found = await self._compute.call(Survey(choice=choice))
+        before = self._status.now.labelled_count
+        if before and not found.labelled and choice.use_labels and JoinChoice.load(self._home.choice) == choice:
+            raise labels_gone(choice, before, when="when this silo was here last")
         self._labelled, self._unlabelled = found.labelled, found.unlabelled
-        self._runner.num_images = self._labelled + self._unlabelled
+        self._runner.num_images, self._runner.num_labelled = self._labelled + self._unlabelled, self._labelled
         choice.save(self._home.choice)
         self._display.done()
         in_steps = f" that come in {found.steps} steps" if found.steps else ""

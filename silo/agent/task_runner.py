@@ -120,11 +120,14 @@ class TaskRunner:
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
                           disclosures=disclosures, privacy_folder=privacy_folder, threads_file=threads_file,
-                          images_folder=images_folder, model_files=model_files)
+                          images_folder=images_folder, model_files=model_files,
+                          announced_labelled=lambda: self.num_labelled)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock, count=count)
         self.num_images = 0
         """For the line that announces training; known after the survey."""
+        self.num_labelled = 0
+        """Of these, as the coordinator is told."""
 
     async def refuse(self, task: pb.Task, error: SemisiloError) -> TaskOutcome:
         """Tells the coordinator that this silo does not do a task, and why, without having looked at it."""

@@ -28,7 +28,7 @@ from semisilo.common.learning.evaluation import AnyEvaluation, MultiLabelEvaluat
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.measures.site_evaluation import ClassResult
-from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared
+from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared, silos_have_labels
 from semisilo.common.methods.contract import (
     Meaning,
     ModelBuilder,
@@ -75,6 +75,7 @@ from semisilo.silo.compute.private_task import Requested, admitted
 from semisilo.silo.compute.received import hold, receive
 from semisilo.silo.compute.threads import measured_threads
 from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.images_choice import labels_gone
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
 
@@ -164,6 +165,9 @@ class Operations:
         spec, settings, groups, build, device, record = (ready.spec, ready.settings, ready.groups, ready.build,
                                                          ready.device, ready.record)
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
+        if request.announced_labelled and _has_lost_its_labels(images, order, settings.scenario, request.choice):
+            self._read = None  # it is looked again once something about the files has changed
+            raise labels_gone(request.choice, request.announced_labelled, when="when `silo join` began")
         data = images.data(round=order.round, scenario=settings.scenario)
         private = admitted(
             Requested(order=order, spec=spec, settings=settings, groups=groups, frozen=ready.frozen,
@@ -348,6 +352,13 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
             raise
         _LOG.exception("reading %s failed", where)
         raise BadData(f"{where}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
+
+
+def _has_lost_its_labels(images: SiloImages, order: TaskSpec, scenario: Scenario, choice: JoinChoice) -> bool:
+    """Whether a study that would train on this silo's labels has none of it. In folders, those that say several labels
+    of an image say nothing."""
+    return (silos_have_labels(scenario) and choice.use_labels and not is_multi_label(order.settings)
+            and not (images.labelled is not None and len(images.labelled)))
 
 
 def _log_skipped(skipped: tuple[Skipped, ...]) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.asked import read_asked
 from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.agent.watch import Watch
-from semisilo.silo.compute.messages import Survey
+from semisilo.silo.compute.messages import Survey, Surveyed
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff
 from semisilo.silo.link.traffic import Traffic
@@ -903,6 +903,35 @@ def test_images_that_cannot_be_read_at_all_stop_the_agent_before_it_connects(tmp
 
 
 # Waiting --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_silo_whose_labels_are_gone_since_the_last_time_stops_unless_it_is_told_that_it_has_none(
+        tmp_path: Path) -> None:
+    """A share that is not mounted after a restart leaves an empty folder."""
+    class Unmounted(FakeCompute):
+        def _surveyed(self, request: Survey) -> Surveyed:
+            return replace(super()._surveyed(request), labelled=0)
+
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        async with serving(coordinator) as port:
+            coordinator.tasks = [make_task()]
+            async with agent_at(port, tmp_path) as bench:
+                await bench.agent.run()
+                assert bench.compute.trained[0].announced_labelled == 4
+            for _ in range(2):
+                asked = len(coordinator.hellos)
+                async with agent_at(port, tmp_path, compute=Unmounted()) as bench:
+                    with pytest.raises(BadData, match="/scans: 4 images had a label when this silo was here last"):
+                        await bench.agent.run()
+                    assert bench.status().state == "stopped"
+                assert len(coordinator.hellos) == asked
+            for number, choice in ((2, replace(SCANS, use_labels=False)), (3, JoinChoice(source="/other"))):
+                coordinator.tasks = [make_task(number)]
+                async with agent_at(port, tmp_path, compute=Unmounted(), choice=choice) as bench:
+                    await bench.agent.run()
+                    assert coordinator.hellos[-1].labelled_count == 0
+    run(work())
 
 
 def test_no_study_ends_the_agent_only_after_it_has_taken_part(tmp_path: Path) -> None:

@@ -439,3 +439,23 @@ def test_a_process_gives_the_same_bits_as_this_one(site: Site, tmp_path: Path) -
     assert there.metrics == here.metrics
     assert there.numerics == here.numerics
     assert heard[-1] == 1.0
+
+
+def test_a_silo_that_has_announced_labels_does_not_train_without_them(tmp_path: Path) -> None:
+    """A share below the source that goes away leaves an empty folder; once it is back, the task is done."""
+    scans = tmp_path / "scans"
+    for name in ("labelled/0/a.png", "labelled/1/b.png", "unlabelled/c.png", "unlabelled/d.png"):
+        (scans / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(ord(name[-5])).integers(0, 256, (8, 8))
+        Image.fromarray(pixels.astype(np.uint8)).save(scans / name)
+    silo = Site(tmp_path / "silo", str(scans))
+    silo.spec = replace(silo.spec, method="fedavg", settings={"scenario": "labels-at-silo", "round_lr": 0.05})
+    done = operations()
+    (scans / "labelled").rename(tmp_path / "mounted")
+    (scans / "labelled").mkdir()
+    for _ in range(2):
+        with pytest.raises(BadData, match="2 images had a label when `silo join` began, and none has now"):
+            done.train(silo.request(announced_labelled=2))
+    (scans / "labelled").rmdir()
+    (tmp_path / "mounted").rename(scans / "labelled")
+    assert done.train(silo.request(announced_labelled=2)).payload is not None
