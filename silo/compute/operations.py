@@ -21,7 +21,6 @@ from torch import nn
 from semisilo.common.config import from_dict
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.data.image_set import ImageSet, Skipped
-from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.evaluation import AnyEvaluation, MultiLabelEvaluation, evaluation_steps
@@ -57,7 +56,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import source_trouble
-from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
+from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, read_test_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.masked_update import Summand, write_masked
@@ -238,10 +237,18 @@ class Operations:
         model, facts = read_model(request.path, allow_factories=request.factories)
         classes, form = facts.model.classes, facts.image
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        test = read_images(request.choice.test, size=form.size, channels=form.channels, resize=form.resize,
-                           classes=classes, labelled=True, reading=form.reading, disk=request.images_folder,
-                           on_error="stop" if request.choice.on_error == "stop" else "skip",
-                           selection=request.choice.selection, multi_label=facts.task == "multi_label").images
+        key = _ImagesKey(choice=request.choice, size=form.size, channels=form.channels, resize=form.resize,
+                         reading=form.reading, scenario="labels-at-coordinator", classes=classes,
+                         multi_label=facts.task == "multi_label")
+        if self._read is not None and replace(self._read[0], scenario=key.scenario) == key:
+            test = self._read[1].test
+        else:
+            self._read = None  # two sets at once might not fit
+            test, twins = read_test_images(request.choice, form, classes=classes, disk=request.images_folder,
+                                           multi_label=key.multi_label)
+            _tell_twins(twins)
+        if test is None:
+            raise BadData("There are no test images.", remedy="Name some: silo join --test FOLDER.")
         found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
         return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
 
@@ -292,9 +299,7 @@ class Operations:
             found = _all_images(order, scenario, choice, self._progress, self._disk)
             self._read = (key, found.images)
             _log_skipped(found.skipped)
-            if found.twins:
-                _LOG.warning("left out of the test images: %s with the pixels of one to train on, first %s",
-                             counted(len(found.twins), "image"), printable(found.twins[0], limit=300))
+            _tell_twins(found.twins)
             return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
 
@@ -352,6 +357,13 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
             raise
         _LOG.exception("reading %s failed", where)
         raise BadData(f"{where}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
+
+
+def _tell_twins(twins: Sequence[str]) -> None:
+    """Says on this machine which test images were left out."""
+    if twins:
+        _LOG.warning("left out of the test images: %s with the pixels of one to train on, first %s",
+                     counted(len(twins), "image"), printable(twins[0], limit=300))
 
 
 def _has_lost_its_labels(images: SiloImages, order: TaskSpec, scenario: Scenario, choice: JoinChoice) -> bool:
