@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -130,8 +130,11 @@ class TaskRunner:
         """Of these, as the coordinator is told."""
 
     async def refuse(self, task: pb.Task, error: SemisiloError) -> TaskOutcome:
-        """Tells the coordinator that this silo does not do a task, and why, without having looked at it."""
-        return await self._refuse(task, error)
+        """Tells the coordinator that this silo does not do a task, and why, without having looked at it.
+
+        Raises: as `answer`.
+        """
+        return await _put_off_by_system(self._refuse(task, error))
 
     async def answer(self, task: pb.Task) -> TaskOutcome:
         """Does a task, or says why not.
@@ -139,12 +142,7 @@ class TaskRunner:
         Raises: only what no repetition can fix (`is_fatal`). Everything else becomes a refusal that the coordinator
             sees, or an outcome without an answer, after which the same task comes again.
         """
-        try:
-            return await self._answer_or_refuse(task)
-        except OSError as error:
-            if (trouble := explained(error)) is None:
-                raise
-            return TaskOutcome(f"put off: {trouble.line()}", answered=False, kind="put_off")
+        return await _put_off_by_system(self._answer_or_refuse(task))
 
     async def _answer_or_refuse(self, task: pb.Task) -> TaskOutcome:
         try:
@@ -282,6 +280,16 @@ class TaskRunner:
         late = "" if verdict.accepted else f" ({_not_wanted(verdict)})"
         return TaskOutcome(f"refused: {error.line()}{late}", answered=verdict.accepted, kind="refused", error=error,
                            wanted=verdict.accepted)
+
+
+async def _put_off_by_system(work: Awaitable[TaskOutcome]) -> TaskOutcome:
+    """What became of a task; put off where the system refuses a file meanwhile, as a record on a full disk."""
+    try:
+        return await work
+    except OSError as error:
+        if (trouble := explained(error)) is None:
+            raise
+        return TaskOutcome(f"put off: {trouble.line()}", answered=False, kind="put_off")
 
 
 def _outcome(verdict: Verdict, text: str, *, kind: OutcomeKind) -> TaskOutcome:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from semisilo.common.errors import SemisiloError, Unreachable
 from semisilo.common.process.compute import OnProgress
@@ -15,7 +18,7 @@ from semisilo.common.process.messages import Request
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.compute.messages import Train
-from semisilo.silo.site.disclosures import Line, read_lines
+from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, Line, read_lines
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Limits, Policy
 from semisilo.silo.site.working_hours import Hours
@@ -96,6 +99,26 @@ def test_a_task_that_comes_all_the_same_is_refused_before_anything_is_fetched(tm
             assert begin.refusal.code == "OUTSIDE_HOURS"
             assert "until 2026-11-21 20:00 UTC" in begin.refusal.text
             assert (coordinator.downloads, bench.compute.trained) == ([], [])
+    run(work())
+
+
+def test_a_refusal_that_cannot_be_written_down_for_now_is_put_off(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk ended the agent where it was away, and put off what it did at other times."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER, heeds_away=False, tasks=[make_task()])
+        real, tries = DisclosureLog.record, 0
+
+        def full(self: DisclosureLog, entry: Disclosure) -> None:
+            nonlocal tries
+            if entry.kind == "refusal" and (tries := tries + 1) < 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(self, entry)
+        monkeypatch.setattr(DisclosureLog, "record", full)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=NIGHTS, clock=Clock(NOON)) as bench:
+            await bench.agent.run()
+            assert bench.text.count("put off: No space left on device") == 2
+            assert [begin.refusal.code for begin in coordinator.begins] == ["OUTSIDE_HOURS"]
     run(work())
 
 
