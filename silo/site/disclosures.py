@@ -12,6 +12,7 @@ docs/federation.md, "What has no line".
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -109,8 +110,10 @@ class DisclosureLog:
             return
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(disclosure)}
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # `silo check` and others record as well: what is cut off where a line cannot be written is this line.
+            fcntl.flock(handle, fcntl.LOCK_EX)
             size = os.fstat(handle).st_size
             if size and not _ends_with_newline(self._path):
                 line = "\n" + line

@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.silo.cli.main import app
+from semisilo.silo.site import disclosures
 from semisilo.silo.site.disclosure_table import as_text, choose
 from semisilo.silo.site.disclosures import (
     Broken,
@@ -80,6 +82,41 @@ def test_a_second_attempt_that_says_nothing_new_about_the_silo_has_no_line(tmp_p
     for clock in (b"12:00", b"12:01"):
         log.record(message("check", clock, update_id="check 1"))
     assert len(list(read_lines(tmp_path / "d.jsonl"))) == 1
+
+
+def test_a_line_that_cannot_be_written_takes_no_line_of_another_process_with_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process finds the disk full after another has added a line: what is cut off must not be that one."""
+    path = tmp_path / "d.jsonl"
+    agent, other = DisclosureLog(path), DisclosureLog(path)
+    agent.record(update(1))
+    real, begun, written = disclosures._write_line, threading.Event(), threading.Event()
+
+    def full(handle: int, line: bytes, size: int) -> None:
+        if threading.current_thread() is not failing:
+            return real(handle, line, size)
+        begun.set()
+        written.wait(1.0)  # the other one would be done by then, if it did not wait
+        os.write(handle, line[:10])
+        os.ftruncate(handle, size)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fails() -> None:
+        with pytest.raises(OSError, match="No space"):
+            agent.record(update(2))
+
+    def adds() -> None:
+        begun.wait()
+        other.record(update(3))
+        written.set()
+
+    monkeypatch.setattr(disclosures, "_write_line", full)
+    failing, adding = threading.Thread(target=fails), threading.Thread(target=adds)
+    for each in (failing, adding):
+        each.start()
+    for each in (failing, adding):
+        each.join(30)
+    assert [line.round for line in read_lines(path) if isinstance(line, Line)] == [1, 3]
 
 
 def test_an_announcement_has_a_line_whenever_it_changes_also_back_again(tmp_path: Path) -> None:
