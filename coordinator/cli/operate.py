@@ -127,7 +127,8 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
       coordinator rollback first --to 12 --reason "hospital-b sent noise"
       coordinator set-aside hospital-b --reason "noise since round 13"
     """
-    from semisilo.coordinator.cli.acting import account, acting_ledger
+    from semisilo.common.process.account import account
+    from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
 
