@@ -456,7 +456,9 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: [privacy]: {why}")
     if why := refused_dp(privacy.dp, method=spec.name, allowed=spec.dp_units, settings=chosen.settings,
                          precision=numerics.precision, model=model.name, normalisation=model.normalisation_layers,
-                         frozen_parts=bool(model.freeze), rule=robust.rule):
+                         frozen_parts=bool(model.freeze), rule=robust.rule,
+                         # A study that has begun is still told of; its silos refuse by themselves.
+                         augmentation=None if from_ledger else augmentation):
         raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,

@@ -85,7 +85,7 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         return None
     assert folder is not None, "a task with differential privacy is asked of a silo that keeps no ledger of it"
     if why := refused_dp(dp, method=asked.order.method, allowed=asked.spec.dp_units, settings=asked.settings,
-                         precision=asked.numerics.precision):
+                         precision=asked.numerics.precision, augmentation=asked.order.augmentation):
         raise NotPermitted(f"The study's [privacy.dp]: {why}")
     shared = shares_noise(dp, secure=bool(asked.order.secure))
     if (dp.honest_silos and not shared) or (shared and asked.masking is None):

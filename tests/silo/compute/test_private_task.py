@@ -195,6 +195,7 @@ def test_a_damaged_ledger_stops_training(site: Site) -> None:
     ({"settings": SETTINGS | {"mask_mean": "kept"}}, "how many images are kept"),
     ({"settings": SETTINGS | {"clip_norm": 1.0}}, "clipped already"),
     ({"numerics": Numerics(threads=1, precision="bf16")}, "precision"),
+    ({"augmentation": AugmentationSettings(policy="fedmatch_official", horizontal_flip=True)}, "who else is in it"),
     ({"phase": "statistics"}, "phase 'statistics'"),
     ({"dp": replace(DP, delta=0.5)}, "[privacy.dp] delta")])
 def test_what_a_coordinator_may_not_ask_is_refused_here_whatever_it_checked_itself(
