@@ -33,6 +33,7 @@ from semisilo.common.methods import (
     silos_have_labels,
 )
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.label_task import LabelTask, refused_task
 from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import RobustSettings, refused
@@ -442,6 +443,10 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
                                remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
+    if wire.uplink_form().lossy and not from_ledger and Meaning.DIFFERENCE not in spec.up.values():
+        raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" has no effect with {spec.name}: only groups'
+                               " that are differences are sent lossily, and its silos send none.",
+                               remedy='Set uplink = "auto".')
     asked = participation.silos_per_round
     if why := refused(robust, method=spec.name, allowed=spec.robust_rules, uplink=wire.uplink_form(),
                       silos=None if isinstance(asked, str) else number_of_groups(asked, privacy.group_size)

@@ -11,6 +11,7 @@ import pytest
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.common.methods import METHODS
+from semisilo.common.methods.meaning import Meaning
 from semisilo.coordinator.federation.folder import study_template
 from semisilo.coordinator.studies.study_file import ParticipationSettings, StudyConfig, config_from_dict, load_study
 from tests.each_of import each_of
@@ -317,6 +318,20 @@ def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path
     for allowed in ('correction_at = "coordinator"\n', 'variant = "fed_sh"\n'):
         assert load(tmp_path, data + method + allowed + lossy).wire.uplink == "int8"
     assert load(tmp_path, data + method).wire.uplink == "auto"
+
+
+@each_of("method", sorted(name for name, spec in METHODS.items() if Meaning.DIFFERENCE not in spec.up.values()))
+def test_a_method_whose_silos_send_no_differences_refuses_a_lossy_uplink(method: str) -> None:
+    assert method in ("fedmatch", "fedsgd", "local")
+    tables = {"data": {"image": {"size": 8, "channels": 1}}, "method": {"name": method}}
+    with pytest.raises(BadConfiguration) as error:
+        config_from_dict(tables | {"wire": {"uplink": "int8"}}, where="s")
+    assert error.value.text.startswith(f's: [wire]: uplink = "int8" has no effect with {method}')
+    for exact in ("auto", "smallest", "raw"):
+        assert config_from_dict(tables | {"wire": {"uplink": exact}}, where="s").wire.uplink == exact
+    begun = to_dict(config_from_dict(tables, where="s"))
+    begun["wire"]["uplink"] = "int8"
+    assert config_from_dict(begun, where="ledger").wire.uplink == "int8", "a study that has begun goes on as it was"
 
 
 @pytest.mark.parametrize(("text", "said"), [
