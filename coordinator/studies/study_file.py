@@ -434,6 +434,8 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if study.task != "single_label" and isinstance(settings, dict):
         settings = {**settings, "task": study.task}
     chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    if not from_ledger and (why := getattr(chosen.settings, "refused_to_begin", "")):
+        raise BadConfiguration(f"{where}: [method]: {why}")
     _check_measure(study, images, where)
     if study.baseline_patience and not images.validation and not images.stated_share:
         raise BadConfiguration(f"{where}: [study]: baseline_patience = {study.baseline_patience} looks at validation"

@@ -320,6 +320,22 @@ def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path
     assert load(tmp_path, data + method).wire.uplink == "auto"
 
 
+def test_self_training_with_labels_at_silos_alone_knows_what_its_model_stands_for_or_does_not_begin() -> None:
+    def tables(**method: object) -> dict[str, object]:
+        return {"data": {"image": {"size": 8, "channels": 1}, "classes": ["a", "b"]},
+                "method": {"name": "self_training", "scenario": "labels-at-silo", **method}}
+
+    with pytest.raises(BadConfiguration, match=r'labels at silos alone.*Set logit_adjustment = 1, or silo_prior = "mo'):
+        config_from_dict(tables(logit_adjustment=0.5), where="s")
+    for method in ({}, {"logit_adjustment": 0.5, "silo_prior": "model"},
+                   {"logit_adjustment": 0.5, "scenario": "labels-at-both"},
+                   {"logit_adjustment": 0.0, "scenario": "labels-at-coordinator"}):
+        config_from_dict(tables(**method), where="s")
+    begun = to_dict(config_from_dict(tables(), where="s"))
+    begun["method"]["settings"]["logit_adjustment"] = 0.5
+    assert config_from_dict(begun, where="ledger").method.settings.logit_adjustment == 0.5
+
+
 @each_of("method", sorted(name for name, spec in METHODS.items() if Meaning.DIFFERENCE not in spec.up.values()))
 def test_a_method_whose_silos_send_no_differences_refuses_a_lossy_uplink(method: str) -> None:
     assert method in ("fedmatch", "fedsgd", "local")
