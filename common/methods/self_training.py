@@ -190,9 +190,9 @@ class SelfTrainingSettings(LabelTaskSettings):
         begun goes on."""
         if self.labels_at_coordinator or self.logit_adjustment == 1 or self.silo_prior == "model":
             return ""
-        return (f'logit_adjustment = {self.logit_adjustment:g} with labels at silos alone: nobody knows the class shares'
-                ' that the model then stands for, and silo_prior = "estimated" begins with them. Set logit_adjustment ='
-                ' 1, or silo_prior = "model".')
+        return (f'logit_adjustment = {self.logit_adjustment:g} with labels at silos alone: nobody knows the class'
+                ' shares that the model then stands for, and silo_prior = "estimated" begins with them. Set'
+                ' logit_adjustment = 1, or silo_prior = "model".')
 
     @property
     def threshold(self) -> float:
