@@ -57,7 +57,7 @@ from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.open_files import OWN_FILES, allow_open_files
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
-from semisilo.coordinator.studies.queue import queue_new_studies
+from semisilo.coordinator.studies.queue import edited_studies, queue_new_studies
 from semisilo.coordinator.tracking.companion import keep_tracking
 
 __all__ = ["serve"]
@@ -234,6 +234,8 @@ class _Server:
             _LOG.error("study %s is not queued: %s", name, error.line())
         if queued:
             _LOG.info("queued: %s", ", ".join(queued))
+        for name, text in edited_studies(self._federation, self._ledger).items():
+            _LOG.warning("study %s: %s", name, text)
         return bool(refused)
 
     async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool,

@@ -76,12 +76,24 @@ class Ledger(LedgerFile):
         a round 0 that was begun with them. The open round of one that was stopped is cancelled, as its tasks were;
         that of one that failed goes on.
         """
-        with self.transaction() as db:
+        with self.transaction():
             last = self.last_round(name) if self.study_state(name) is StudyState.STOPPED else None
             if last is not None and last.state not in ENDED_ROUND:
                 self.cancel_round(last)
             self.set_study_state(name, StudyState.QUEUED)
             self.move_to_end(name)
+            self._take_settings(name, config)
+
+    def replace_settings(self, name: str, config: Mapping[str, object]) -> bool:
+        """Gives a study that waits in the queue other settings, unless it has begun by now; it keeps its place."""
+        with self.transaction():
+            if self.study_state(name) is not StudyState.QUEUED or self.committed_digest(name) != "":
+                return False
+            self._take_settings(name, config)
+            return True
+
+    def _take_settings(self, name: str, config: Mapping[str, object]) -> None:
+        with self.part() as db:
             db.execute("UPDATE study SET config_json = ? WHERE name = ?", (canonical_json(config), name))
             if self.committed_digest(name) == "":
                 db.execute("UPDATE study SET frozen_json = NULL, numerics_json = NULL, baseline_json = NULL"

@@ -21,6 +21,8 @@ from semisilo.common.text.logs import printable
 __all__ = ["FILES", "HandOver", "HandOverFile"]
 
 _MOST_SECONDS = 1800.0
+_EXPORT = ".export-of-page"
+"""Folder in that of a study."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,9 @@ class HandOver:
             return made[1] / what.name
 
     async def _make(self, study: str, command: str) -> Path:
-        more = ["--format", "safetensors"] if command == "export" else []
+        # A folder of its own: where the command writes by default, the operator may have an export with other options.
+        more = ["--format", "safetensors", "--out", str(self._folder / "studies" / study / _EXPORT)] \
+            if command == "export" else []
         found = await self._run([command, study, *more])
         return Path(found["folder"]) if command == "export" else Path(found["page"]).parent
 

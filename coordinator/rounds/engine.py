@@ -225,11 +225,12 @@ class Engine:
     async def _run(self, row: StudyRow) -> None:
         name = row.name
         self._resumed = True
+        if self._ledger.move_study(name, StudyState.QUEUED, StudyState.PREPARING):
+            row = self._ledger.study(name)  # until now an operator could give it other settings
         config = config_from_dict(row.config, where=f"study {name}")
         self._sums.begin(config.privacy, seed=config.study.seed)
         self._runtime.set(study=name, round=0, rounds=config.study.rounds, phase="",
                           reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
-        self._ledger.move_study(name, StudyState.QUEUED, StudyState.PREPARING)
         await self._operator.wait_while_paused(name)
         if self._operator.is_stopped(name):
             return

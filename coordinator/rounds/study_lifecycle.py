@@ -290,4 +290,5 @@ class StudyLifecycle:
             raise
         except SemisiloError as error:
             _LOG.error("study %s is stopped, but its model could not be written: %s", row.name, error.line())
+            (self._studies / row.name / "model.safetensors").unlink(missing_ok=True)  # of an earlier end of the study
             note_model_not_written(self._ledger, row.name, digest, reason=error.line())

@@ -75,6 +75,28 @@ def test_the_model_is_served_byte_for_byte(over: Filled, tmp_path: Path, monkeyp
     asking(over, work)
 
 
+def test_an_export_that_the_operator_has_made_is_not_replaced_by_a_download(
+        over: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have a temperature, an ONNX graph and an operating point, and the page's has none."""
+    asked: list[list[str]] = []
+
+    async def run(self: HandOver, command: list[str]) -> dict[str, str]:
+        asked.append(command)
+        folder = Path(command[command.index("--out") + 1])
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"of the page")
+        return {"folder": str(folder)}
+
+    monkeypatch.setattr(HandOver, "_run", run)
+
+    async def work(page: Page) -> None:
+        answer = await page.client.get("/api/studies/first/files/model.safetensors", headers=BEARER)
+        assert answer.content == b"of the page"
+    asking(over, work)
+    study = over.federation.studies / "first"
+    assert asked == [["export", "first", "--format", "safetensors", "--out", str(study / ".export-of-page")]]
+
+
 def test_a_study_that_runs_an_unknown_file_and_a_page_that_only_reads_have_none(tmp_path: Path, over: Filled) -> None:
     async def unknown(page: Page) -> None:
         assert (await page.client.get("/api/studies/first/files/states.tar", headers=BEARER)).status_code == 404
