@@ -122,8 +122,10 @@ class Ledger(LedgerFile):
 
     def next_study(self) -> StudyRow | None:
         """The study that has begun and is not over, or else the first of the queue; None when there is neither."""
-        return min((row for row in self.studies() if row.state not in ENDED_STUDY),
-                   key=lambda row: (row.state is StudyState.QUEUED, row.position), default=None)
+        ended = sorted(ENDED_STUDY)
+        rows = self.query(f"SELECT * FROM study WHERE state NOT IN ({', '.join('?' * len(ended))})"
+                          " ORDER BY state = ?, position LIMIT 1", *ended, StudyState.QUEUED)
+        return study_row(rows[0]) if rows else None
 
     def find_study(self, name: str) -> StudyRow | None:
         """One study; None when there is none of that name."""

@@ -53,7 +53,7 @@ from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_par
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import method_phase
 from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
-from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
+from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration, check_lengths
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
 __all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
@@ -335,6 +335,20 @@ class TaskService:
             add_encoded(self._ledger, encoded, study=task.study, round=task.round, direction="down")
 
     # Outcomes ---------------------------------------------------------------------------------------------------------
+
+    def reads_manifest(self, silo: str, task_id: str, update_id: str, *, num_groups: int, num_tensors: int) -> bool:
+        """Whether `begin_update` would look at the manifest of a declaration: a repeated one is known, and a task that
+        is over takes none. To be asked before the manifest is parsed, which costs time by its length.
+
+        Raises: TaskClosed where the silo has no such task; BadPayload and LayoutMismatch when there are more groups or
+        tensors than the task asks for.
+        """
+        task = self._task_of(silo, task_id)
+        if self._why_over(task) or self._ledger.declared_update(update_id) is not None:
+            return False
+        check_lengths(self._ledger.phase(task.study, task.round, task.phase), num_groups=num_groups,
+                      num_tensors=num_tensors)
+        return True
 
     async def begin_update(self, silo: str, task_id: str, update_id: str,
                            declaration: UpdateDeclaration) -> BeginAnswer:
@@ -624,12 +638,22 @@ class TaskService:
 
     # Evaluations ------------------------------------------------------------------------------------------------------
 
+    def may_hear_of(self, silo: str, study: str, *, num_classes: int) -> bool:
+        """Whether there is such a study and it has so many classes: to be asked before an evaluation is parsed, which
+        costs time by its classes. Says in the log that it is dropped where not."""
+        row = self._ledger.find_study(study)
+        if row is not None and num_classes == len(row.classes):
+            return True
+        self._drop_evaluation(
+            silo, "there is no such study" if row is None else f"the study has {len(row.classes)} classes")
+        return False
+
     def _note_evaluation(self, silo: str, found: SiteEvaluation) -> None:
         """Takes what a silo says of a model that it may have; anything else is dropped, for the silo must go on."""
-        row = self._ledger.find_study(found.study)
-        if row is None or len(found.classes) != len(row.classes):
-            why = "there is no such study" if row is None else f"the study has {len(row.classes)} classes"
-        elif row.frozen is None or found.multi_label != (row.frozen.task == "multi_label"):
+        if not self.may_hear_of(silo, found.study, num_classes=len(found.classes)):
+            return
+        row = self._ledger.study(found.study)
+        if row.frozen is None or found.multi_label != (row.frozen.task == "multi_label"):
             why = "its counts are those of another kind of label"
         elif not is_committed(self._ledger, found.study, found.round):
             why = f"round {found.round} is not committed"
@@ -643,6 +667,9 @@ class TaskService:
             with self._ledger.transaction(lasting=False):
                 add_site_evaluation(self._ledger, silo, found, now_unix=self._clock())
             return
+        self._drop_evaluation(silo, why)
+
+    def _drop_evaluation(self, silo: str, why: str) -> None:
         _LOG.warning("an evaluation of silo %s is dropped: %s", silo, why)
 
     # Checks -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from semisilo.common.errors import BadPayload, TaskClosed, Unreachable
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.methods.spec import MAX_COUNT
-from semisilo.common.payload.manifest import parse_manifest
+from semisilo.common.payload.manifest import MAX_GROUPS, parse_manifest
 from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
@@ -214,7 +214,9 @@ class RoundServicer:
                           held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32),
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
                           away_until_unix=_unix(request.away.until_time),
-                          evaluations=tuple(map(evaluation_from_proto, request.evaluations)),
+                          evaluations=tuple(
+                              evaluation_from_proto(each) for each in request.evaluations
+                              if self._task_service.may_hear_of(silo, each.study, num_classes=len(each.classes))),
                           process=request.process, address=address_of(context.peer()),
                           identity=request.secure_identity, masked_round=request.masked_round,
                           masked_study=printable(request.masked_study, limit=128),
@@ -371,8 +373,15 @@ class RoundServicer:
         reference = reference_from_proto(update.payload)
         if not reference.digest or reference.reference:
             raise BadPayload("An update is a whole payload that stands alone.")
+        # To parse a manifest of many tensors takes the better part of a second, in which nobody else is served: only
+        # one that is as long as the task's own is.
+        groups = update.manifest.groups
+        wanted = self._task_service.reads_manifest(
+            silo, request.task_id, request.update_id, num_groups=len(groups),
+            num_tensors=sum(len(group.tensors) for group in groups[:MAX_GROUPS]))
         return await self._task_service.begin_update(silo, request.task_id, request.update_id, UpdateDeclaration(
-            digest=reference.digest, size_bytes=reference.size_bytes, groups=parse_manifest(update.manifest),
+            digest=reference.digest, size_bytes=reference.size_bytes,
+            groups=parse_manifest(update.manifest) if wanted else (),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
             training_seconds=_seconds(update.training_duration)))
 
