@@ -409,6 +409,85 @@ def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+class TakesNothing:
+    """The context of a call whose silo has shut its window: what is sent to it stays here until `opened`."""
+
+    def __init__(self, context: Any, opened: asyncio.Event) -> None:
+        self._context = context
+        self._opened = opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        await self._opened.wait()
+        await self._context.send_initial_metadata(metadata)
+
+
+@contextlib.contextmanager
+def silo_that_takes_nothing(silo: str, opened: asyncio.Event) -> Iterator[list[str]]:
+    """Yields its uploads, by name of the silo, as they arrive."""
+    receive, arrived = RoundServicer._receive, list[str]()
+
+    async def shut(self: RoundServicer, name: str, requests: Any, call: Any, context: Any) -> Any:
+        if name != silo:
+            return await receive(self, name, requests, call, context)
+        arrived.append(name)
+        return await receive(self, name, requests, call, TakesNothing(context, opened))
+
+    with mock.patch.object(RoundServicer, "_receive", shut):
+        yield arrived
+
+
+def test_a_silo_that_takes_no_answer_loses_its_place_and_hears_of_it_once_it_does(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four calls of one silo, with the windows of their connections shut, kept every other silo out for good."""
+    monkeypatch.setattr(round_service, "_CALLED_SECONDS", 0.3)
+
+    async def scenario() -> None:
+        opened = asyncio.Event()
+        with silo_that_takes_nothing("alpha", opened):
+            async with hub(tmp_path, max_uploads=1) as made:
+                task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+                await alpha.BeginUpdate(begin(task, content), timeout=300)
+                call = alpha.SubmitUpdate(timeout=300)
+                await call.write(pb.SubmitUpdateRequest(update_id=id_of(task, content)))
+                await until(lambda: made.servicer._uploads.locked())
+                await deliver(made, "beta")
+                assert not call.done()
+                opened.set()
+                error = await refusal(call)
+                assert (error.code, error.retry, "taken nothing" in error.text) == ("UNREACHABLE", True, True)
+                await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+def test_a_silo_has_one_place_however_often_it_calls_and_none_once_it_is_revoked(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_service, "_CALLED_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        opened = asyncio.Event()
+        with silo_that_takes_nothing("alpha", opened) as arrived:
+            async with hub(tmp_path, max_uploads=4) as made:
+                task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+                await alpha.BeginUpdate(begin(task, content), timeout=300)
+                calls: list[Any] = []
+                for _ in range(5):
+                    calls.append(alpha.SubmitUpdate(timeout=300))
+                    await calls[-1].write(pb.SubmitUpdateRequest(update_id=id_of(task, content)))
+                    await until(lambda: len(arrived) == len(calls))
+                    await until(lambda: made.servicer._uploads._value == 3)
+                await deliver(made, "beta")
+                assert made.servicer._uploads._value == 3
+                made.coordinator.roster.revoke("alpha")
+                await until(lambda: made.servicer._uploads._value == 4)
+                assert not any(call.done() for call in calls)
+                opened.set()
+                assert [(await refusal(call)).code for call in calls] == ["UNREACHABLE"] * 4 + ["CERTIFICATE_REVOKED"]
+    asyncio.run(scenario())
+
+
 async def drip(made: Hub, silo: str, *, seconds: float, offset: int = 0) -> Any:
     """An upload of one byte at a time."""
     task, content = made.tasks[silo], content_of(made.tasks[silo])
