@@ -469,6 +469,13 @@ class Ledger(LedgerFile):
         return [(task, updates[task.update_id]) for task in self.tasks(study, round, phase)
                 if task.state is TaskState.UPDATED and task.update_id is not None]
 
+    def updated_tasks(self, study: str, round: int, phase: int, silos: Collection[str]) -> list[TaskRow]:
+        """The tasks of a phase that some silos have answered with an update, in silo order."""
+        rows = self.query("SELECT * FROM task WHERE study = ? AND round = ? AND phase = ? AND state = ? AND silo IN"
+                          " (SELECT value FROM json_each(?))", study, round, phase, TaskState.UPDATED,
+                          json.dumps(list(silos)))
+        return sorted((task_row(row) for row in rows), key=lambda task: task.silo.encode())
+
     def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
         """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
         with self.part() as db:
