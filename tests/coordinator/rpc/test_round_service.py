@@ -202,8 +202,9 @@ def test_a_manifest_that_is_longer_than_the_tasks_own_is_not_parsed(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_an_evaluation_of_no_study_or_of_other_classes_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                     ) -> None:
+def test_an_evaluation_of_no_study_or_of_other_classes_is_not_parsed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """And however many a silo sends, the log has a line for each reason: it had 400 in a second."""
     parsed: list[str] = []
 
     def parse(message: Any) -> Any:
@@ -222,6 +223,11 @@ def test_an_evaluation_of_no_study_or_of_other_classes_is_not_parsed(tmp_path: P
                     found.classes.add(image_count=1, correct_count=1)
             assert (await made.silos["alpha"].AwaitTask(request, timeout=300)).HasField("task")
             assert parsed == ["s"]
+            for number in range(20):
+                request.evaluations[0].study, request.evaluations[2].round = f"none {number}", number
+                await made.silos["alpha"].AwaitTask(request, timeout=300)
+            said = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
+            assert len(said) == 4, said  # no study, other classes, no part in round 0, rounds that are not there
             await round_goes_on(made)
     asyncio.run(scenario())
 
@@ -831,13 +837,20 @@ def test_what_the_coordinator_itself_does_wrong_is_told_to_no_stranger(tmp_path:
         async with hub(tmp_path) as made:
             task = made.tasks["alpha"]
             made.coordinator.payloads.path(task.payloads[0].digest).unlink()
-            return await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+            error = await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+            for _ in range(3):
+                again = await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+                assert again.text == error.text, "the operator finds the line that there is"
+            other = await refusal(download(made.silos["beta"], made.tasks["beta"].task_id, task.payloads[0].digest))
+            assert other.text != error.text
+            return error
     with caplog.at_level(logging.ERROR):
         error = asyncio.run(scenario())
     assert error.code == "STORAGE_DAMAGED"
     assert str(tmp_path) not in error.line()
     request = error.text.partition("request ")[2].rstrip(").")
     assert any(request in record.getMessage() and str(tmp_path) in record.getMessage() for record in caplog.records)
+    assert len([record for record in caplog.records if "STORAGE_DAMAGED" in record.getMessage()]) == 2, "one for each"
 
 
 def test_every_code_that_a_refusal_carries_is_in_the_catalogue() -> None:
