@@ -6,6 +6,7 @@ processes may open the same ledger: `serve` and the commands of the operator.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import time
@@ -229,8 +230,11 @@ class Ledger(LedgerFile):
 
     def set_round_state(self, study: str, number: int, state: RoundState, *, state_digest: str | None = None,
                         metrics: Mapping[str, float] | None = None, phase: int | None = None,
-                        reason: str = "") -> None:
+                        reason: str = "", also: Mapping[str, object] | None = None) -> None:
         """Moves a round on, with what the step has produced, in one transaction.
+
+        Args:
+            also: what the event says beside that.
 
         Raises: RoundGone when the round is no more the study's, or was cancelled while the step was under way.
         """
@@ -250,7 +254,7 @@ class Ledger(LedgerFile):
                            (time.time(), study, number))
             self.event(f"round_{state}", study=study, round=number,
                        state_digest=row.state_digest if state_digest is None else state_digest,
-                       metrics=dict(metrics or {}), reason=reason)
+                       metrics=dict(metrics or {}), reason=reason, **(also or {}))
 
     def open_phase(self, phase: PhaseRow, tasks: Sequence[TaskSpec], *, columns: Sequence[str] = ()) -> None:
         """Records a phase and its tasks, and moves the round to COLLECTING.
@@ -501,9 +505,11 @@ class Ledger(LedgerFile):
                 known.
         """
         with self.transaction() as db:
-            self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)
-            if confusion:
-                db.execute("INSERT INTO confusion VALUES (?, ?, ?)", (study, round, canonical_json(confusion)))
+            counts = canonical_json(confusion) if confusion else ""
+            self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics, also={
+                "confusion_digest": digest_of_column(counts) if counts else ""})
+            if counts:
+                db.execute("INSERT INTO confusion VALUES (?, ?, ?)", (study, round, counts))
             db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND silo"
                        " IN (SELECT silo FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
                        " AND phase.number = task.phase WHERE task.study = ? AND task.round = ? AND phase.step IN"
@@ -564,6 +570,11 @@ class Ledger(LedgerFile):
         """State files that the strategy keeps for silos."""
         rows = self.query("SELECT kept_digest, pending_kept_digest FROM silo_state WHERE study = ?", study)
         return {digest for row in rows for digest in tuple(row) if digest is not None}
+
+
+def digest_of_column(text: str) -> str:
+    """What an event says of a column that is too long for it: SHA-256, hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _silo_state(row: sqlite3.Row, round: int) -> tuple[int, str | None]:
