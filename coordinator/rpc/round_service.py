@@ -341,7 +341,7 @@ class RoundServicer:
         pieces = stream_pieces(path, offset=offset, sums=self._sums, chunk_bytes=self._chunk_bytes())
         try:
             with call.watched():
-                async with self._download_slots.slot() as slot:
+                async with self._download_slots.slot(silo) as slot:
                     start = time.monotonic()
                     async for piece in pieces:
                         response = pack_piece(DOWNLOAD_FIELD, piece)
@@ -408,7 +408,7 @@ class RoundServicer:
                     await slots.enter_async_context(self._uploads)
                 finally:
                     self._waiting -= 1
-                slot = await slots.enter_async_context(self._upload_slots.slot())
+                slot = await slots.enter_async_context(self._upload_slots.slot(silo))
             await _call_in(call, context, slots)
             return await self._take(silo, update_id, piece, requests, call, context, slot, slots)
 
