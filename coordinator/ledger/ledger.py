@@ -476,9 +476,9 @@ class Ledger(LedgerFile):
     def updated_tasks(self, study: str, round: int, phase: int, silos: Collection[str]) -> list[TaskRow]:
         """The tasks of a phase that some silos have answered with an update, in silo order."""
         rows = self.query("SELECT * FROM task WHERE study = ? AND round = ? AND phase = ? AND state = ? AND silo IN"
-                          " (SELECT value FROM json_each(?))", study, round, phase, TaskState.UPDATED,
+                          " (SELECT value FROM json_each(?)) ORDER BY silo", study, round, phase, TaskState.UPDATED,
                           json.dumps(list(silos)))
-        return sorted((task_row(row) for row in rows), key=lambda task: task.silo.encode())
+        return [task_row(row) for row in rows]
 
     def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
         """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
@@ -504,8 +504,8 @@ class Ledger(LedgerFile):
                 of each class true positives, false negatives, false positives and true negatives; () where it is not
                 known.
         """
+        counts = canonical_json(confusion) if confusion else ""
         with self.transaction() as db:
-            counts = canonical_json(confusion) if confusion else ""
             self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics, also={
                 "confusion_digest": digest_of_column(counts) if counts else ""})
             if counts:
