@@ -240,7 +240,7 @@ def status(folder: Folder = Path(),
 
     federation = open_federation(folder)
     if check:
-        raise typer.Exit(0 if read(federation.live) is not None else 1)
+        raise typer.Exit(0 if read(federation.live) is not None or federation.silenced() else 1)
     with contextlib.closing(Ledger(federation.ledger)) as ledger:
         facts = gather(federation, ledger, read(federation.live))
     if as_json:

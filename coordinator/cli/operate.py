@@ -54,7 +54,9 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
          as_json: JsonOption = False) -> None:
     """End a study: silos give up within seconds; the model handed over so far is written and stays.
 
-    `coordinator queue STUDY` goes on from the last committed round later.
+    `coordinator queue STUDY` goes on from the last committed round later: the round that is open now is given up, and
+    done again then. Behind masks (secure aggregation) it is not, and counts as one of the study's rounds, since a silo
+    masks an update of a round once.
 
     Examples: coordinator stop; coordinator stop first --yes
     """

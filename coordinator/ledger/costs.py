@@ -34,6 +34,8 @@ class Cost:
     """Transfers or messages behind the bytes."""
     estimated: bool = False
     """True where the kernel's counters cannot be read and the bytes follow from the messages."""
+    gone: int = 0
+    """How often the study has gone back behind the round since: another number, another try of it."""
 
     @property
     def key(self) -> tuple[str, int, str, str, str, str, str]:
@@ -78,7 +80,8 @@ def add_to_cost(ledger: Ledger, cost: Cost) -> None:
     with ledger.transaction(lasting=False) as db:
         earlier = db.execute(
             "SELECT rowid AS number, bytes, count, estimated FROM cost WHERE study = ? AND round = ? AND kind = ?"
-            " AND silo = ? AND phase = ? AND direction = ? AND item = ?",
+            " AND silo = ? AND phase = ? AND direction = ? AND item = ? AND rowid > coalesce((SELECT max(cost_row) FROM"
+            " rollback WHERE rollback.study = cost.study AND to_round < cost.round), 0)",  # not of a try that is gone
             (cost.study, cost.round, cost.kind, cost.silo, cost.phase, cost.direction, cost.item)).fetchall()
         # The triggers of a new row add what is new to the totals, and see that this silo is counted already; then the
         # rows become one, which no trigger sees.
@@ -130,13 +133,16 @@ class CostSums:
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:
     """The costs of a study, rows of equal keys added up, by round."""
+    # A study that never went back has a million rows to which this need not be asked.
+    gone = "(SELECT count(*) FROM rollback WHERE rollback.study = cost.study AND to_round < cost.round AND" \
+        " cost_row >= cost.rowid)" if ledger.query("SELECT 1 FROM rollback WHERE study = ? LIMIT 1", study) else "0"
     rows = ledger.query(
         "SELECT study, round, phase, silo, direction, kind, item, sum(bytes) AS bytes, sum(count) AS count,"
-        " max(estimated) AS estimated FROM cost WHERE study = ? GROUP BY study, round, phase, silo, direction, kind,"
-        " item ORDER BY round, phase, silo, direction, kind, item", study)
+        f" max(estimated) AS estimated, {gone} AS gone FROM cost WHERE study = ? GROUP BY study, round, phase, silo,"
+        " direction, kind, item, gone ORDER BY round, phase, silo, direction, kind, item, gone DESC", study)
     return [Cost(study=row["study"], round=row["round"], phase=row["phase"], silo=row["silo"],
                  direction=row["direction"], kind=row["kind"], item=row["item"], bytes=row["bytes"],
-                 count=row["count"], estimated=bool(row["estimated"])) for row in rows]
+                 count=row["count"], estimated=bool(row["estimated"]), gone=row["gone"]) for row in rows]
 
 
 def bytes_by_round(ledger: Ledger, study: str, *, after: int, up_to: int) -> list[RoundBytes]:

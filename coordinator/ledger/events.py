@@ -15,8 +15,7 @@ from semisilo.coordinator.ledger.states import RoundState, StudyState
 
 __all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself",
            "is_model_noted", "is_model_written", "last_ended_rounds", "last_event_of", "note_late_answer",
-           "note_model_not_written",
-           "note_model_written", "round_ended_event", "study_notes"]
+           "note_model_not_written", "note_model_written", "round_ended_event", "study_notes"]
 
 
 def chain_of(ledger: Ledger, number: int) -> str | None:

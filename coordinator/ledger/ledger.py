@@ -167,7 +167,9 @@ class Ledger(LedgerFile):
             now = time.time()
             db.execute("UPDATE study SET state = ?, reason = ? WHERE name = ?", (state, reason, name))
             if state is StudyState.PREPARING and before is StudyState.QUEUED:
-                db.execute("UPDATE study SET started_unix = ? WHERE name = ?", (now, name))
+                # One that is queued again goes on; before its first commit it begins anew.
+                began = "coalesce(started_unix, ?)" if self.committed_digest(name) else "?"
+                db.execute(f"UPDATE study SET started_unix = {began} WHERE name = ?", (now, name))
             if state in ENDED_STUDY:
                 db.execute("UPDATE study SET ended_unix = ? WHERE name = ?", (now, name))
             self.event(f"study_{state}", study=name, reason=reason, before=str(before))

@@ -217,6 +217,7 @@ class StudyRow:
     """None where it was not asked for, or not trained yet."""
     queued_unix: float
     started_unix: float | None
+    """When it first began with what still counts: not when it was last queued again."""
     ended_unix: float | None
     reason: str
 

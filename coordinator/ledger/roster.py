@@ -319,6 +319,11 @@ class LedgerRoster:
                 for row in self._ledger.query("SELECT name, revoked_unix, set_aside_reason FROM silo"
                                               " WHERE revoked_unix IS NOT NULL OR set_aside_unix IS NOT NULL")}
 
+    def count_aside(self) -> int:
+        """Silos that would be members if they were taken back."""
+        return int(self._ledger.query("SELECT count(*) FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL"
+                                      " AND left_unix IS NULL AND set_aside_unix IS NOT NULL")[0][0])
+
     def gone(self) -> tuple[str, ...]:
         """Silos that are asked nothing any more: set aside, revoked, or gone by themselves; by name."""
         return tuple(row["name"] for row in self._ledger.query(

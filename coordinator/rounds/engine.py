@@ -19,7 +19,7 @@ from semisilo.common.config import to_dict
 from semisilo.common.errors import SecureSumFailed, SemisiloError, SystemTrouble
 from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
-from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec, task_id_of
 from semisilo.common.methods.parts.privacy import contribution_of
 from semisilo.common.methods.parts.secure_sum import totals_of
 from semisilo.common.methods.spec import MEASURING
@@ -240,10 +240,13 @@ class Engine:
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
             self._well()
-        elif (last := self._ledger.last_round(name)) is not None and last.state in ENDED_ROUND:
-            # A coordinator that was killed after a commit has not removed what that round needed; after the last
-            # round no other would.
-            await self._cleanup.remove_unneeded(name, keep_every=config.study.keep_every)
+        else:
+            await self._lifecycle.take_cancelled_back(name)
+            last = self._ledger.last_round(name)
+            if last is not None and last.state in ENDED_ROUND:
+                # A coordinator that was killed after a commit has not removed what that round needed; after the last
+                # round no other would.
+                await self._cleanup.remove_unneeded(name, keep_every=config.study.keep_every)
         if not await self._wait_for_silos(study):
             return
         for number in range(1, config.study.rounds + 1):
@@ -395,7 +398,7 @@ class Engine:
         tasks: list[TaskSpec] = []
         columns: list[str] = []
         # A silo that has answered a task sends the same answer again: it must know another one when it sees it.
-        again = f"/{number}" if (number := count_rollbacks(self._ledger, study.name)) else ""
+        again = count_rollbacks(self._ledger, study.name)
         # Later phases of a round hold what is not committed, and may never be.
         committed = self._ledger.committed_round(study.name) if row.state_digest == row.start_digest else None
         for silo in asked:
@@ -415,13 +418,13 @@ class Engine:
                  phase.name, ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
-                   deadline_unix: float, *, again: str, last_folded: int, committed: int | None,
+                   deadline_unix: float, *, again: int, last_folded: int, committed: int | None,
                    secure: str = "") -> TaskSpec:
         model: ModelSettings = study.config.model
         return TaskSpec(
-            task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}{again}", study=study.name, round=row.number,
-            rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
-            settings=task.settings,
+            task_id=task_id_of(study.name, row.number, f"{row.phase}-{phase}", silo, again=again),
+            study=study.name, round=row.number, rounds=study.config.study.rounds, phase=phase, silo=silo,
+            method=study.config.method.name, settings=task.settings,
             model=model.sent(study.frozen.classes),
             image=study.frozen.image,
             augmentation=study.config.augmentation.decided(study.frozen.left_out_views),

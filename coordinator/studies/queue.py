@@ -14,7 +14,7 @@ from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, StudyState
-from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict, load_study
+from semisilo.coordinator.studies.study_file import StudyConfig, check_participation, config_from_dict, load_study
 
 __all__ = ["create_study", "edited_studies", "queue_new_studies", "queue_study"]
 
@@ -66,34 +66,39 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
         raise UnknownName(f"There is no file {path}.",
                           remedy=f"Studies: {names}. Make one with: coordinator new {name}.")
     _check_name(name)
-    known = next((row for row in ledger.studies() if row.name == name), None)
     config = load_study(path)
-    if known is None:
-        check(config, None)
-        if not only_check:
-            ledger.queue_study(name, to_dict(config))
+    known = _may_be_queued(ledger, name, config, path)
+    # Before its first commit it begins anew: with other images, where the operator has mended them.
+    check(config, known.frozen if known is not None and ledger.committed_digest(name) else None)
+    if only_check:
         return config
-    if known.state is StudyState.COMPLETED:
-        raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
-    if known.state not in ENDED_STUDY:
-        if not _is_edited(config, known):
-            raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
-        if not _has_begun(ledger, known):
-            check(config, None)
-            if only_check or ledger.replace_settings(name, to_dict(config)):
-                return config
-        raise _begun_with_others(ledger, ledger.study(name), path)
-    if ledger.committed_digest(name) == "":
-        check(config, None)  # it begins anew: with other images, where the operator has mended them
-        if not only_check:
-            ledger.requeue_study(name, to_dict(config))
-    elif _is_edited(config, known):
-        raise _begun_with_others(ledger, known, path)
-    else:
-        check(config, known.frozen)
-        if not only_check:
-            ledger.requeue_study(name, known.config)
+    with ledger.transaction():  # a check takes minutes, in which somebody else may have queued it
+        known = _may_be_queued(ledger, name, config, path)
+        if known is None:
+            ledger.queue_study(name, to_dict(config))
+        elif known.state in ENDED_STUDY:
+            ledger.requeue_study(name, known.config if ledger.committed_digest(name) else to_dict(config))
+        else:
+            ledger.replace_settings(name, to_dict(config))
     return config
+
+
+def _may_be_queued(ledger: Ledger, name: str, config: StudyConfig, path: Path) -> StudyRow | None:
+    """What the ledger knows of a study that may be queued as things stand, or, while it waits in the queue, may get
+    other settings. Raises: UsageError where it may not."""
+    known = ledger.find_study(name)
+    if known is not None:
+        if known.state is StudyState.COMPLETED:
+            raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
+        waits = known.state not in ENDED_STUDY
+        if waits and not _is_edited(config, known):
+            raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
+        has_begun = _has_begun(ledger, known) if waits else ledger.committed_digest(name) != ""
+        if has_begun and _is_edited(config, known):
+            raise _begun_with_others(ledger, known, path)
+    if not ledger.committed_digest(name):
+        check_participation(config, str(path))
+    return known
 
 
 def edited_studies(federation: Federation, ledger: Ledger) -> dict[str, str]:

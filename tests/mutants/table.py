@@ -883,7 +883,7 @@ _INSIDERS = _mutants(
     ("a-round-that-is-gone-is-opened", "coordinator/ledger/ledger.py",
      "if last is not None and number > last + 1:", "if False:", "tests/coordinator/ledger/oversight/test_rollback.py"),
     ("tasks-after-going-back-are-the-same", "coordinator/rounds/engine.py",
-     '/{silo}{again}", study', '/{silo}", study',
+     'silo, again=again),', 'silo),',
      f"{_OVER_SILOS}::test_a_task_after_going_back_is_another_one_for_its_silo"),
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.config import canonical_json
+from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.coordinator.federation.folder import Federation, create_federation
@@ -16,6 +16,7 @@ from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.studies.queue import create_study, edited_studies, queue_new_studies, queue_study
+from semisilo.coordinator.studies.study_file import load_study
 
 GOOD = '[study]\nrounds = 3\n[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
 BAD = GOOD.replace("rounds", "ronds")
@@ -205,6 +206,58 @@ def test_a_complete_study_is_not_run_again(federation: Federation, ledger: Ledge
     with pytest.raises(UsageError, match="is complete"):
         queue_study(federation, ledger, "first")
     assert queue_new_studies(federation, ledger) == ([], {})
+
+
+def test_a_study_that_has_begun_goes_on_with_a_participation_that_no_new_one_may_have(
+        federation: Federation, ledger: Ledger) -> None:
+    """Of an earlier version, which took it: the file of a study that has begun cannot be changed."""
+    odd = GOOD + "[participation]\nquorum = 3\nsilos_per_round = 2\n"
+    path = write(federation, "a", odd)
+    for _ in ("new", "failed before its first commit"):
+        with pytest.raises(BadConfiguration, match="quorum = 3: a round asks 2 silos"):
+            queue_study(federation, ledger, "a")
+        if ledger.find_study("a") is None:
+            ledger.queue_study("a", to_dict(load_study(path)))
+            end(ledger, "a", StudyState.FAILED)
+    commit_round_0(ledger, "a")
+    queue_study(federation, ledger, "a")
+    assert ledger.study_state("a") is StudyState.QUEUED
+
+
+@pytest.mark.parametrize("before", [None, StudyState.FAILED, StudyState.STOPPED])
+@pytest.mark.parametrize("committed", [False, True])
+def test_of_two_people_who_queue_a_study_at_once_the_second_reads_that_it_is_queued(
+        federation: Federation, ledger: Ledger, before: StudyState | None, committed: bool) -> None:
+    """Checks of images take minutes; the second got a traceback."""
+    write(federation, "a")
+    if before is not None:
+        queue_study(federation, ledger, "a")
+        if committed:
+            commit_round_0(ledger, "a")
+        end(ledger, "a", before)
+
+    def other_queues(*_: object) -> None:
+        queue_study(federation, ledger, "a")
+
+    with pytest.raises(UsageError, match="Study 'a' is queued") as caught:
+        queue_study(federation, ledger, "a", check=other_queues)
+    assert caught.value.remedy == "It needs no queueing."
+    assert ledger.study_state("a") is StudyState.QUEUED
+
+
+def test_a_study_that_others_have_begun_meanwhile_is_held_against_how_it_began(
+        federation: Federation, ledger: Ledger) -> None:
+    path = write(federation, "a")
+
+    def other_begins_it_and_it_fails(*_: object) -> None:
+        path.write_text(GOOD.replace("rounds = 3", "rounds = 4"))
+        queue_study(federation, ledger, "a")
+        commit_round_0(ledger, "a")
+        end(ledger, "a", StudyState.FAILED)
+
+    with pytest.raises(UsageError, match="has begun with other settings"):
+        queue_study(federation, ledger, "a", check=other_begins_it_and_it_fails)
+    assert ledger.study_state("a") is StudyState.FAILED
 
 
 def test_serve_queues_new_and_failed_studies_and_leaves_stopped_ones(federation: Federation, ledger: Ledger) -> None:
