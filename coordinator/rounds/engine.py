@@ -352,11 +352,12 @@ class Engine:
 
     async def _open_round(self, study: RunningStudy, number: int, members: list[str], size: int) -> RoundRow:
         start = self._ledger.committed_digest(study.name)
-        planned = await self._steps.call(Phases(state=start, round=number), activity="opening the round")
+        planned = await self._steps.call(Phases(state=start, round=number, silos=len(self._roster.members())),
+                                         activity="opening the round")
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
-        row = self._ledger.open_round(study.name, number, start_digest=start, sample=sample,
+        row = self._ledger.open_round(study.name, number, start_digest=planned.state or start, sample=sample,
                                       phases=self._sums.phases(planned.phases))
         self._note_large_counts(row)
         return row
