@@ -26,6 +26,11 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 # Set for what runs the code: no tool of ours needs a terminal or asks a question.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# The libraries have 300 MB of Python, of which a tenth is ever imported: what is imported is compiled then and kept.
+INSTALL := $(BIN)/python -m pip install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
+# Imported once while nothing else runs, so that the first processes of a federation do not all compile the same.
+IMPORTED := import torch, torchvision.transforms.v2, sklearn.datasets, matplotlib.pyplot, grpc.aio, cryptography.x509, typer, rich.progress
 
 .PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-faults soak bench-papers-small lint lint-deploy docs pictures site protos clean
 
@@ -178,22 +183,24 @@ $(VENV)/.made:
 
 $(VENV)/.semisilo: pyproject.toml | $(VENV)/.made
 	@echo "==> installing semisilo and what it needs into $(VENV) (the first time this fetches torch, which is large)" >&2
-	$(BIN)/python -m pip install --editable .
+	$(INSTALL) --editable .
+	@$(BIN)/python -P -c '$(IMPORTED)'
 	@touch $@
 
 $(VENV)/.semisilo-dev: pyproject.toml | $(VENV)/.made
 	@echo "==> installing semisilo and the tools of development into $(VENV) (the first time this fetches torch, which is large)" >&2
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
+	@$(BIN)/python -P -c '$(IMPORTED)'
 	@touch $(VENV)/.semisilo $@
 
 $(VENV)/.semisilo-deploy: $(VENV)/.semisilo-dev
 	@echo "==> installing Compose, Helm and the schemas of Kubernetes into $(VENV)" >&2
-	$(BIN)/python -m pip install --editable '.[deploy]'
+	$(INSTALL) --editable '.[deploy]'
 	@touch $@
 
 $(VENV)/.semisilo-fuzz: $(VENV)/.semisilo-dev
 	@echo "==> installing the fuzzer into $(VENV)" >&2
-	$(BIN)/python -m pip install --editable '.[fuzz]'
+	$(INSTALL) --editable '.[fuzz]'
 	@touch $@
 
 # The peers of the benchmark, each in an environment of its own; used again while their requirements stay the same.

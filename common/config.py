@@ -253,7 +253,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is bytes and isinstance(value, str):
         return _bytes(value, where)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # whole numbers of JSON and TOML have no end
+            raise BadConfiguration(f"{_at(where)}{_kind(value)} is too large for a number.") from None
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     wanted = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false",

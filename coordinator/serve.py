@@ -45,7 +45,7 @@ from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
-from semisilo.coordinator.rounds.live_file import LiveStatus, write
+from semisilo.coordinator.rounds.live_file import LiveFile, LiveStatus
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
@@ -57,7 +57,7 @@ from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.open_files import OWN_FILES, allow_open_files
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
-from semisilo.coordinator.studies.queue import queue_new_studies
+from semisilo.coordinator.studies.queue import edited_studies, queue_new_studies
 from semisilo.coordinator.tracking.companion import keep_tracking
 
 __all__ = ["serve"]
@@ -124,6 +124,7 @@ class _Server:
 
     def __init__(self, federation: Federation, ledger: Ledger, console: Console) -> None:
         self._federation = federation
+        self._live = LiveFile(federation.live)
         self._ledger = ledger
         self._place = LedgerPlace(federation.ledger)
         self._roster = LedgerRoster(ledger)
@@ -197,8 +198,7 @@ class _Server:
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:
-            with contextlib.suppress(OSError):
-                self._federation.live.unlink(missing_ok=True)
+            self._live.remove()
             await server.stop(grace=1.0)
             await self._compute.close()
             await self._settle_at_the_end()
@@ -234,6 +234,8 @@ class _Server:
             _LOG.error("study %s is not queued: %s", name, error.line())
         if queued:
             _LOG.info("queued: %s", ", ".join(queued))
+        for name, text in edited_studies(self._federation, self._ledger).items():
+            _LOG.warning("study %s: %s", name, text)
         return bool(refused)
 
     async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool,
@@ -320,11 +322,11 @@ class _Server:
         """Writes it at once: `coordinator invite` waits for it."""
         self._runtime.enrollment = listens
         with contextlib.suppress(OSError):
-            write(self._federation.live, LiveStatus.from_runtime(self._runtime))
+            self._live.write(LiveStatus.from_runtime(self._runtime))
 
     async def _write_live(self) -> None:
         await _every(lambda: _LIVE_SECONDS,
-                     lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
+                     lambda: self._live.write(LiveStatus.from_runtime(self._runtime)))
 
     async def _settle(self) -> None:
         while True:

@@ -14,7 +14,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
 
   install     (the default) user, environment, units; may be repeated
   upgrade     the same for a machine that has it: a hub is backed up first, and the service starts again
-  rollback    points back at the version before
+  rollback    points back at the version that was in use before this one; repeated, it goes further back or says that
+              there is none, and never to a later one
   uninstall   stops the service and removes program and units; keys, studies and memory stay in /var/lib/semisilo
 
   --from WHAT       what pip is to install: a wheel, a folder with the source, or NAME==VERSION where the package index
@@ -165,17 +166,28 @@ switch_to() {   # points /opt/semisilo at a release; at every instant it points 
     do_it mv -T "$prefix.new" "$prefix"
 }
 
-current() { [ -L "$prefix" ] && (CDPATH='' cd -- "$prefix" && pwd -P) || true; }
+current() { [ ! -L "$prefix" ] || printf '%s' "$releases/$(basename -- "$(readlink -- "$prefix")")"; }
 
-version_before() {   # the newest whole release but for one; their names sort by time
-    newest=''
+version_before() {   # the release that was in use when this one took its place: never one that was rolled back from
+    if [ -L "$1/.before" ]; then
+        old=$releases/$(basename -- "$(readlink -- "$1/.before")")
+        [ ! -e "$old/.complete" ] || printf '%s' "$old"
+        return 0
+    fi
+    newest=''   # a first one, or one of an earlier script: the newest of those that are older; their names sort by time
     for old in "$releases"/*; do
-        [ "$old" = "$1" ] || [ ! -e "$old/.complete" ] || newest=$old
+        [ "$old" != "$1" ] || break
+        [ ! -e "$old/.complete" ] || newest=$old
     done
     printf '%s' "$newest"
 }
 
-remove_old() {   # all but the one in use and the newest before it
+note_before() {   # in the release $1, that it takes the place of the one in use
+    in_use=$(current)
+    [ -z "$in_use" ] || do_it ln -sfn "../$(basename -- "$in_use")" "$1/.before"
+}
+
+remove_old() {   # all but the one in use and the one before it
     now=$(current) older=$(version_before "$now")
     for old in "$releases"/*; do
         case $old in "$now"|"$older"|"${release:-}") continue ;; esac
@@ -245,6 +257,7 @@ install|upgrade)
     make_folders
     make_release
     [ "$action" = install ] || backup_hub
+    note_before "$release"
     switch_to "$release"
     put_units
     start_again
@@ -256,7 +269,7 @@ rollback)
     now=$(current)
     [ -n "$now" ] || fail "There is nothing installed in $prefix." 2
     before=$(version_before "$now")
-    [ -n "$before" ] || fail "There is no other version in $releases."
+    [ -n "$before" ] || fail "No version from before $(basename -- "$now"), which is in use, is left in $releases. A rollback never goes to a later one: install that with upgrade."
     switch_to "$before"
     start_again
     [ "$dry" = yes ] || say "done: $(installed_version "$prefix")"

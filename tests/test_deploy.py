@@ -275,6 +275,21 @@ def test_a_hub_is_alive_while_it_writes_what_it_does(tmp_path: Path) -> None:
     assert _alive("coordinator", tmp_path) == 1
 
 
+def test_a_hub_whose_disk_takes_nothing_is_alive_while_it_holds_its_lock(tmp_path: Path) -> None:
+    """Its work waits until the disk is well; a restart would end what waits."""
+    federation = create_federation(tmp_path / "hub", name="lung", address="127.0.0.1:8443")
+    live_file.write(federation.live, LiveStatus(pid=1, unix=time.time()))
+    os.utime(federation.live, (time.time() - 120, time.time() - 120))
+    with federation.lock():
+        assert _alive("coordinator", federation.folder) == 1, "it could have written, so it hangs"
+        assert not list(federation.folder.glob(".writable*"))
+        (federation.folder / ".writable.tmp").mkdir()  # so that root cannot make a file of that name either
+        assert _alive("coordinator", federation.folder) == 0
+        federation.live.unlink()
+        assert _alive("coordinator", federation.folder) == 0
+    assert _alive("coordinator", federation.folder) == 1, "nobody works there"
+
+
 def test_a_silo_is_alive_while_it_holds_its_lock(tmp_path: Path) -> None:
     home = SiloHome(tmp_path)
     assert _alive("silo", tmp_path) == 1

@@ -184,6 +184,92 @@ def test_a_hub_can_hand_over_onnx_and_both_sides_read_dicom_unless_told_otherwis
     assert f" {installed}\n" in done.stdout
 
 
+class Machine:
+    """A root folder on which versions are installed that consist of a program that says its version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self._python, self._version = folder / "python", folder / "version"
+        self._python.write_text(
+            '#!/bin/sh\n[ "$1" = -m ] && [ "$2" = venv ] || exit 0\nmkdir -p "$3/bin"\n'
+            'printf "#!/bin/sh\\nexit 0\\n" > "$3/bin/python"\n'
+            f'printf "#!/bin/sh\\necho semisilo %s\\n" "$(cat {self._version})" > "$3/bin/coordinator"\n'
+            'chmod 755 "$3/bin/python" "$3/bin/coordinator"\n')
+        self._python.chmod(0o755)
+
+    def __call__(self, action: str, version: str = "") -> subprocess.CompletedProcess[str]:
+        self._version.write_text(version)
+        return subprocess.run(["sh", str(SCRIPT), "hub", action, "--from", f"semisilo=={version}", "--root",
+                               str(self.root), "--python", str(self._python)], capture_output=True, text=True,
+                              timeout=300, stdin=subprocess.DEVNULL)
+
+    def done(self, action: str, version: str = "") -> str:
+        """The version in use after it."""
+        done = self(action, version)
+        assert done.returncode == 0, done.stderr
+        return self.in_use
+
+    @property
+    def in_use(self) -> str:
+        return self._said_by(self.root / "opt" / "semisilo")
+
+    @property
+    def kept(self) -> list[str]:
+        return sorted(self._said_by(each) for each in self.releases)
+
+    @property
+    def releases(self) -> list[Path]:
+        return sorted((self.root / "opt" / "semisilo.d").iterdir())
+
+    def _said_by(self, release: Path) -> str:
+        return subprocess.run([release / "bin" / "coordinator"], capture_output=True, text=True, timeout=300,
+                              check=True).stdout.split()[1]
+
+
+def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that_was_rolled_back_from(tmp_path: Path
+                                                                                                      ) -> None:
+    machine = Machine(tmp_path)
+    assert machine.done("install", "1") == "1"
+    assert machine.done("upgrade", "2") == "2"
+    assert machine.done("rollback") == "1"
+    again = machine("rollback")
+    assert again.returncode == 1
+    assert "A rollback never goes to a later one" in again.stderr
+    assert machine.in_use == "1"
+    assert machine.done("upgrade", "3") == "3"
+    assert machine.kept == ["1", "3"], "2 was never the version before"
+    assert machine.done("rollback") == "1"
+    assert machine.done("upgrade", "4") == "4"
+    assert machine.done("upgrade", "5") == "5"
+    assert machine.kept == ["4", "5"]
+    assert machine.done("rollback") == "4"
+    assert machine("rollback").returncode == 1, "what was before is removed"
+    assert machine.in_use == "4"
+
+
+def test_of_versions_that_an_earlier_script_has_installed_a_rollback_takes_the_newest_older_one(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for version in ("1", "2"):
+        machine.done("install", version)
+    for release in machine.releases:
+        (release / ".before").unlink(missing_ok=True)
+    assert machine.done("rollback") == "1"
+    assert machine("rollback").returncode == 1
+    assert machine.in_use == "1"
+
+
+def test_releases_that_lie_behind_a_link_are_told_apart_as_well(tmp_path: Path) -> None:
+    """/opt may be a link to another disk."""
+    machine = Machine(tmp_path)
+    (tmp_path / "disk").mkdir()
+    machine.root.mkdir()
+    (machine.root / "opt").symlink_to(tmp_path / "disk")
+    assert machine.done("install", "1") == "1"
+    assert machine.done("upgrade", "2") == "2"
+    assert machine.kept == ["1", "2"]
+    assert machine.done("rollback") == "1"
+
+
 def test_a_python_that_is_too_old_is_said_with_packages_that_are_new_enough(tmp_path: Path) -> None:
     done = subprocess.run(["sh", str(SCRIPT), "silo", "--root", str(tmp_path / "root"), "--python", "false"],
                           capture_output=True, text=True, timeout=300)

@@ -64,6 +64,9 @@ def layout_of(source: str, listing: Listing, *, classes: Sequence[str] = (), at_
     """
     counts = Counter(file.class_name for file in listing.images)
     folders = [name for name in listing.folders if counts[name]]
+    if at_silo and LABELLED in listing.folders and LABELLED not in folders:
+        return Layout(understood="images without a label", question=f"is the folder '{LABELLED}' meant to be empty?",
+                      remedy="If not, mount or fill it: none of these images counts as labelled; else remove it")
     at_top = f"; {counted(counts[''], 'image')} beside them without a label" if counts[""] else ""
     if not folders:
         return Layout(understood="images without a label, in no folder")

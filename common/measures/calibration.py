@@ -9,15 +9,15 @@ Shapes: N images, K classes, M bins.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.errors import BadData
 
-__all__ = ["BINS", "Auroc", "Bin", "Calibration", "area_under_curve", "auroc", "calibration_of",
-           "fit_temperature", "negative_log_likelihood", "probabilities"]
+__all__ = ["BINS", "Auroc", "Bin", "Calibration", "area_under_curve", "auroc", "calibration_at",
+           "calibration_of", "fit_temperature", "negative_log_likelihood", "probabilities"]
 
 Floats = NDArray[np.floating]
 
@@ -47,7 +47,7 @@ class Calibration:
     brier: float
     """Mean over the images of sum_k (p_k - y_k)^2 with y one-hot; 0 is best, 2 worst."""
     negative_log_likelihood: float
-    """Mean of -ln p of the true class."""
+    """Mean of -ln p of the true class; infinite where a probability is 0 and the logits are not known."""
     bins: tuple[Bin, ...]
 
 
@@ -106,6 +106,16 @@ def calibration_of(probabilities_NK: NDArray[np.float64], labels_N: NDArray[np.i
     return Calibration(expected_error=error, brier=brier, negative_log_likelihood=likelihood, bins=tuple(found))
 
 
+def calibration_at(logits_NK: Floats, labels_N: NDArray[np.int64], *, temperature: float = 1.0) -> Calibration:
+    """`calibration_of` softmax(logits / temperature), with the negative log-likelihood from the logits: it is finite
+    even where the probability of the true class is too small for a float.
+
+    Raises: as `calibration_of` and `probabilities`.
+    """
+    return replace(calibration_of(probabilities(logits_NK, temperature=temperature), labels_N),
+                   negative_log_likelihood=negative_log_likelihood(logits_NK, labels_N, temperature=temperature))
+
+
 def negative_log_likelihood(logits_NK: Floats, labels_N: NDArray[np.int64], *, temperature: float = 1.0) -> float:
     """Mean of -ln softmax(logits / temperature) of the true class; from logits it does not overflow."""
     count, _ = _checked(logits_NK, labels_N)
@@ -116,21 +126,31 @@ def negative_log_likelihood(logits_NK: Floats, labels_N: NDArray[np.int64], *, t
 
 
 def fit_temperature(logits_NK: Floats, labels_N: NDArray[np.int64]) -> float:
-    """The temperature T with the least mean negative log-likelihood of softmax(logits / T), from 0.001 to 1000.
+    """The temperature T, from 0.001 to 1000, with the least mean cross-entropy of softmax(logits / T) against targets a
+    little inside 0 and 1:
 
-    In 1 / T the loss is convex; its derivative, the mean over the images of E_p[logit] - logit of the true class, is
-    brought to 0 by halving. Predictions do not change with T. Where every image is right by far, or nothing fits, the
-    answer is an end of the range.
+        (N + 1) / (N + 2) for the class of an image, the rest in equal parts for the other classes
+
+    Without them the answer would be T = 0 where all images are right, as happens with few of them, and the model would
+    be sure of everything. With them it is about as sure as N right answers of N allow (Laplace's rule of succession):
+    of two classes whose logits are always m apart, T = m / ln(N + 1). In 1 / T the loss is convex; its derivative, the
+    mean over the images of E_p[logit] - E_target[logit], is brought to 0 by halving. Predictions do not change with T.
+    Returns: 1 where no image tells classes apart.
     Raises: BadData without images.
-    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017.
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017; the targets as in Platt, Probabilistic
+        Outputs for Support Vector Machines (1999), section 2.2, for one number that all classes share.
     """
-    count, _ = _checked(logits_NK, labels_N)
+    count, classes = _checked(logits_NK, labels_N)
     wide_NK = logits_NK.astype(np.float64)
+    if not np.ptp(wide_NK, axis=1).any():
+        return 1.0
     true_N = wide_NK[np.arange(count), labels_N]
+    others_N = (wide_NK.sum(axis=1) - true_N) / (classes - 1)
+    wanted_N = ((count + 1) * true_N + others_N) / (count + 2)
 
     def slope(sharpness: float) -> float:
         p_NK = probabilities(wide_NK, temperature=1 / sharpness)
-        return float(((p_NK * wide_NK).sum(axis=1) - true_N).mean())
+        return float(((p_NK * wide_NK).sum(axis=1) - wanted_N).mean())
 
     low, high = _LEAST_SHARPNESS, _MOST_SHARPNESS
     if slope(high) <= 0:

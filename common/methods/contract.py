@@ -31,7 +31,7 @@ __all__ = [
     "FROM_TASK", "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "MemoryFormat", "ModelBuilder",
     "ModelSettings", "Numerics", "NumericsRecord", "PayloadRef", "Phase", "Precision", "SiloData", "SiloState",
     "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update",
-    "UpdateHeader", "Updates",
+    "UpdateHeader", "Updates", "task_id_of", "try_of",
 ]
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -200,6 +200,22 @@ class ModelSettings:
         if self.normalisation != "auto":
             return self.normalisation
         return "none" if self.name in _WITHOUT_NORMALISATION else "static_batch"
+
+
+def task_id_of(study: str, round: int, phase: str, silo: str, *, again: int = 0) -> str:
+    """The name of a task: "first/12/0-train/hospital-a".
+
+    Args:
+        phase: number and name, which make it the only one of its round.
+        again: how often the study had gone back before. A silo that has answered a task sends the same answer again, so
+            what is asked when a round is done again needs another name.
+    """
+    return "/".join([study, str(round), phase, silo, *([str(again)] if again else [])])
+
+
+def try_of(task_id: str) -> str:
+    """What is different in the names of the tasks of a round once it is done again; empty the first time."""
+    return "/".join(task_id.split("/")[4:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,7 +86,9 @@ def card_from_text(text: str) -> StudyCard:
     if len(text) > MAX_CARD_BYTES:
         raise BadPayload(f"The study card has {len(text)} characters; at most {MAX_CARD_BYTES} are taken.")
     try:
-        return from_dict(StudyCard, _known(StudyCard, json.loads(text)), where="the study card")
+        value = json.loads(text)
+        canonical_json(value).encode()  # NaN and infinities are no JSON, and half of a surrogate pair no text
+        return from_dict(StudyCard, _known(StudyCard, value), where="the study card")
     except (ValueError, TypeError, RecursionError, BadConfiguration) as error:
         raise BadPayload(f"The study card cannot be read: {error}",
                          remedy="If the coordinator is of a newer version, upgrade semisilo on this machine.") from None

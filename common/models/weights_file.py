@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import shortage
+from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["StoredWeights", "read_weights"]
 
@@ -63,7 +63,7 @@ def read_weights(path: Path, *, progress: Callable[[float, str], None] | None = 
         raise BadData(f"{path}: there is no such file.",
                       remedy="[model] weights starts at the folder of the study file.") from None
     except OSError as error:
-        raise shortage(error, path) or BadData(f"{path}: cannot be read: {error.strerror or error}.") from None
+        raise source_trouble(error, path) or BadData(f"{path}: cannot be read: {error.strerror or error}.") from None
     if not tensors:
         raise BadData(f"{path}: holds no tensors.", remedy="Write the network's state_dict into it.")
     return StoredWeights(path=path, digest=digest, tensors=tensors)

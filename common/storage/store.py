@@ -8,6 +8,7 @@ appends to, each with a journal of its chunks, and `*.temporary` files that this
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import struct
@@ -304,8 +305,9 @@ class PayloadStore:
         """Removes the spare files, as when there is nothing more to come; returns the bytes that became free."""
         return self._spares.drop()
 
-    def clean(self, *, keep_partials: Collection[str] = ()) -> None:
-        """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`.
+    def clean(self, *, keep_partials: Collection[str] = (), before_unix: float = math.inf) -> None:
+        """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`; only
+        what was written last before `before_unix`, in seconds.
 
         To be called when a process starts, before anyone writes. Spare files stay, up to `spare_files`. In a durable
         store every payload that is there stays for good from then on: the process before may have been killed between
@@ -315,7 +317,8 @@ class PayloadStore:
             sync_folder(self.folder)
         kept = {self._partial_path(key) for key in keep_partials}
         for path in self._incoming.iterdir():
-            if path.suffix not in (".journal", SPARE_SUFFIX) and path not in kept:
+            if path.suffix not in (".journal", SPARE_SUFFIX) and path not in kept and (
+                    before_unix == math.inf or _written_unix(path) < before_unix):
                 _unlink_partial(path)
         self._spares.drop(keep=self._spares.limit)
 
@@ -609,6 +612,14 @@ def _sync_file(path: Path) -> None:
 
 def _journal_path(path: Path) -> Path:
     return path.with_suffix(".journal")
+
+
+def _written_unix(path: Path) -> float:
+    """When it was written last; never where it has gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _unlink_partial(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["explained", "explained_text", "is_shortage", "remedy_of", "shortage"]
+__all__ = ["explained", "explained_text", "gone", "is_shortage", "remedy_of", "source_trouble"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
@@ -31,6 +31,11 @@ _REMEDIES = {
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE), _CHECK_DISK),
 }
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_AWAY = tuple(getattr(errno, name) for name in (
+    "EIO", "ENXIO", "ENODEV", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH",
+    "ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EREMOTEIO") if hasattr(errno, name))
+"""What reading a file says whose disk or share is away or fails. Elsewhere some of them are those of a connection."""
+_CHECK_SHARE = "Check that the disk or the share is there and can be read"
 _SAYS = {os.strerror(number): number for number in _REMEDIES}
 
 
@@ -74,10 +79,31 @@ def _number_in(error: BaseException) -> int:
     return next((number for text, number in _SAYS.items() if text in str(error)), 0)
 
 
-def shortage(error: BaseException, where: Path) -> SystemTrouble | None:
-    """What the system is short of, which says nothing of the file that was to be read: too many open files, too little
-    memory for them. None for everything else, also for a file that its disk or its rights keep from being read."""
-    return explained(error, where) if isinstance(error, OSError) and error.errno in _SHORTAGES else None
+def source_trouble(error: BaseException, where: Path) -> SystemTrouble | None:
+    """What keeps a file of images from being read for now and says nothing of the file: too many open files, too little
+    memory for them, a disk or a share that has gone away. None for everything else, also for a missing right.
+
+    Args:
+        error: also one of a library, raised from or while handling the system's.
+    """
+    seen = set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, SystemTrouble):
+            return cause
+        if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
+            return explained(cause, where)
+        if isinstance(cause, OSError) and cause.errno is not None and cause.errno in _AWAY:
+            return SystemTrouble(f"{cause.filename or where}: {os.strerror(cause.errno)}.", remedy=f"{_CHECK_SHARE}.")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def gone(where: Path) -> SystemTrouble:
+    """The error for a file that was listed a moment ago and is not there any more: a share that is unmounted leaves an
+    empty folder, and whoever removes single files has them listed anew at the next trial."""
+    return SystemTrouble(f"{where}: was there a moment ago and is not any more.", remedy=f"{_CHECK_SHARE}.")
 
 
 def remedy_of(number: int | None) -> str:

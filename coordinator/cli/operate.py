@@ -54,7 +54,9 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
          as_json: JsonOption = False) -> None:
     """End a study: silos give up within seconds; the model handed over so far is written and stays.
 
-    `coordinator queue STUDY` goes on from the last committed round later.
+    `coordinator queue STUDY` goes on from the last committed round later: the round that is open now is given up, and
+    done again then. Behind masks (secure aggregation) it is not, and counts as one of the study's rounds, since a silo
+    masks an update of a round once.
 
     Examples: coordinator stop; coordinator stop first --yes
     """
@@ -125,7 +127,8 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
       coordinator rollback first --to 12 --reason "hospital-b sent noise"
       coordinator set-aside hospital-b --reason "noise since round 13"
     """
-    from semisilo.coordinator.cli.acting import account, acting_ledger
+    from semisilo.common.process.account import account
+    from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
 

@@ -165,6 +165,9 @@ def _broken(line: Text, width: int) -> Iterator[Text]:
 
 def _serve_line(facts: StatusFacts) -> Text:
     live = facts.live
+    if facts.silenced:
+        return Text.assemble(("serve is running", "green"), (", and cannot say here what it does: "
+                                                             f"{printable(facts.silenced, limit=500)}", "red"))
     if live is None:
         return Text(f"serve is not running. Start it: coordinator serve{folder_option(facts.folder)}", "yellow")
     present = sum(silo.present for silo in facts.silos)

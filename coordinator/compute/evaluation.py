@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from torch import nn
 
 from semisilo.common.errors import SemisiloError
@@ -20,6 +21,7 @@ from semisilo.common.learning.evaluation import (
     evaluate_classes,
 )
 from semisilo.common.learning.tensors import load_into
+from semisilo.common.measures.findings import thresholds_for
 from semisilo.common.measures.study_measure import (
     ACCURACY,
     BALANCED_ACCURACY,
@@ -28,7 +30,7 @@ from semisilo.common.measures.study_measure import (
     score_of,
 )
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
-from semisilo.common.models.exported import ModelFacts, write_model
+from semisilo.common.models.exported import ModelFacts, logits_of, write_model
 
 __all__ = ["MOST_CONFUSED_CLASSES", "MOST_LABELLED", "LocalModels", "MeasuredModel", "UpdateObserver", "build_with",
            "diagnostics_of", "export_model", "measurable", "measure_model", "metrics_of", "selection_of"]
@@ -217,10 +219,17 @@ def export_model(path: Path, environment: Environment, parameters: Tensors, stat
                  facts: ModelFacts) -> None:
     """Writes a model as a file of its own, atomically: see `semisilo.common.models.exported`.
 
-    Batch-norm statistics that nobody has measured yet are not in it.
+    Batch-norm statistics that nobody has measured yet are not in it. Where images may have several labels, it has the
+    threshold of each class with the largest F1 on validation images, as an export chooses without options.
     """
     model = environment.build_model()
     load_into(model, parameters)
     if statistics:
         batch_norm.load(model, statistics)
+    validation = environment.data.validation
+    if (facts.task == "multi_label" and validation is not None and validation.labels_N is not None and len(validation)
+            and (statistics or not batch_norm.layers_of(model))):
+        logits_NK = logits_of(model.to(environment.device), validation.images_NCHW, facts.image).numpy()
+        if np.isfinite(logits_NK).all():  # else it is a poor model, but the study's, and it is to be written
+            facts = replace(facts, thresholds=thresholds_for(logits_NK, validation.labels_N.numpy()))
     write_model(path, model, facts)

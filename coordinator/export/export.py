@@ -100,6 +100,8 @@ __all__ = ["FORMATS", "ExportChoice", "Exported", "export_study"]
 FORMATS = ("safetensors", "onnx")
 """What can be written; the first one always is."""
 _CARD = "model_card.json"
+_FILES = frozenset({"model.safetensors", "model.onnx", _CARD, "model_card.md", "model_card.html", "reliability.png"})
+"""What an export may write, but for a file that builds the network: the card names that."""
 _RANDOM_IMAGES = 64
 
 Progress = Callable[[float, str], None]
@@ -167,7 +169,7 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
     Args:
         study_folder: with study.toml and the states.
         out: the folder to write; None: `export-round-N`, or `export-labels-alone`, in the study's. An earlier export
-            there is replaced.
+            there is replaced; one with other files beside it is refused.
         progress: told the share that is done, 0 to 1, and what is being done.
     Raises: UsageError for what cannot be chosen, or where `out` holds something else; BadData for images that cannot be
         read, or a graph that differs from the network: then no file is left; StorageDamaged for a damaged state.
@@ -232,8 +234,18 @@ def _check_choice(choice: ExportChoice) -> None:
 
 
 def _check_target(target: Path) -> None:
-    if target.exists() and not (target.is_dir() and ((target / _CARD).is_file() or not any(target.iterdir()))):
-        raise UsageError(f"{target} exists and is not an earlier export.", remedy="Choose another --out.")
+    """Raises: UsageError where there is something else than an earlier export, or something beside it."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    try:
+        written = _FILES | json.loads((target / _CARD).read_text(encoding="utf-8"))["files"].keys()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        raise UsageError(f"{target} exists and is not an earlier export.", remedy="Choose another --out.") from None
+    if others := sorted(path.relative_to(target).as_posix() for path in target.rglob("*")
+                        if path.name not in written and (path.is_symlink() or not path.is_dir())):
+        raise UsageError(f"{target} is an earlier export with something beside it that no export has written:"
+                         f" {', '.join(others[:3])}{', ...' if len(others) > 3 else ''}.",
+                         remedy="Move it elsewhere, or choose another --out.")
 
 
 def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: Progress) -> _Opened:
@@ -246,7 +258,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     threads = config.numerics.threads or (1 if row.numerics is None else row.numerics.threads)
     record = numerics.apply(replace(config.numerics, threads=threads, precision="fp32", memory_format="contiguous"),
                             device=device)
-    data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
+    data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell, may_have_changed=True)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
         build_model=data.build_model, image=data.frozen.image,
@@ -322,7 +334,8 @@ def _with_thresholds(opened: _Opened, points: Sequence[str], *, calibrate: bool)
     classes = opened.facts.model.classes
     wanted = wanted_points(points, classes)
     validation = opened.data.images.validation
-    if not (wanted or calibrate) and (validation is None or len(validation) == 0):
+    if not (wanted or calibrate) and (validation is None or len(validation) == 0
+                                      or not opened.data.changes.keys() <= {"test"}):
         return opened
     logits_NK, rows_NK = _validation(opened, "Probabilities are fitted on", "--calibrate") if calibrate else \
         _validation(opened, "An operating point is chosen on", "--operating-point")
@@ -354,6 +367,10 @@ def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.flo
     if validation is None or validation.labels_N is None or len(validation) == 0:
         raise UsageError(f"{what} validation images, and the study has none.",
                          remedy=f"Leave out {option}, or run a study with [data] validation.")
+    if changed := [text for name, text in opened.data.changes.items() if name != "test"]:
+        raise UsageError(f"{what} validation images, and they are not those of the study any more:"
+                         f" {'; '.join(changed)}.",
+                         remedy=f"Restore the study's images, or leave out {option}.")
     logits_NK: NDArray[np.float32] = logits_of(opened.model, validation.images_NCHW, opened.facts.image).numpy()
     return logits_NK, validation.labels_N.numpy()
 
@@ -472,7 +489,9 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
         settings=settings_shown(chosen.study.config, left_out_views=frozen.left_out_views))
-    return replace(card, limits=limits_of(card))
+    changed = "; ".join(opened.data.changes.values())
+    return replace(card, limits=(*limits_of(card), *([
+        f"The coordinator's images are not those with which the study was started: {changed}."] if changed else [])))
 
 
 def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:
@@ -519,6 +538,7 @@ def _sha256(path: Path) -> str:
 def _put(work: Path, target: Path) -> None:
     """Gives the finished folder its name; an earlier export goes only then."""
     old = None
+    _check_target(target)  # again: making the new one has taken a while
     if target.exists():
         old = target.parent / f".{target.name}.{secrets.token_hex(6)}.old"
         os.rename(target, old)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.errors import ComputeFailed
-from semisilo.common.measures.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
+from semisilo.common.measures.calibration import Calibration, auroc, calibration_at, fit_temperature, probabilities
 from semisilo.common.measures.gain import ImageCounts, interval_of
 from semisilo.common.measures.intervals import Interval, area_interval, dependent_mean_interval, mean_interval, wilson
 from semisilo.common.measures.study_measure import StudyMeasure
@@ -121,9 +121,9 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
         auroc_macro=None if areas is None else areas.macro,
         auroc_macro_interval=dependent_mean_interval(around) if around else None, classes=tuple(found),
         confusion=confusion,
-        calibration=calibration_of(p_NK, labels_N), temperature=temperature,
+        calibration=calibration_at(logits_NK, labels_N), temperature=temperature,
         calibration_with_temperature=None if temperature == 1.0 else
-        calibration_of(probabilities(logits_NK, temperature=temperature), labels_N))
+        calibration_at(logits_NK, labels_N, temperature=temperature))
 
 
 def temperature_for(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64]) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from semisilo.common import __version__
 from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
+from semisilo.common.models.own.model_file import file_of
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
 from semisilo.coordinator.federation.backup_archive import (
@@ -276,7 +277,7 @@ def _sources(federation: Federation, staging: Path, named: dict[str, str],
     found["ledger.sqlite"] = (staging / "ledger.sqlite", "")
     alone = [file for file in federation.folder.iterdir()
              if not file.name.startswith((".", "ledger.sqlite")) and file != federation.live]
-    for file in [*alone, *federation.authority.iterdir(), *_weights(federation, studies), *(
+    for file in [*alone, *federation.authority.iterdir(), *_model_files(federation, studies), *(
             file for study in federation.studies.iterdir() for name in _OF_A_STUDY if (file := study / name).exists())]:
         if file.is_symlink() or not file.is_file() or file.name.startswith("."):
             continue
@@ -289,30 +290,33 @@ def _sources(federation: Federation, staging: Path, named: dict[str, str],
     return found
 
 
-def _weights(federation: Federation, studies: list[StudyRow]) -> list[Path]:
-    """The files of weights that studies start from, and after a restart go on with, where they lie in the folder."""
+def _model_files(federation: Federation, studies: list[StudyRow]) -> list[Path]:
+    """What a study starts from, and after a restart goes on with, where it lies in the folder: a file of weights, and
+    the file that builds its network."""
     found = []
     for study in studies:
-        name = study.config.get("model", {}).get("weights", "")
-        path = federation.studies / study.name / name
-        if name and path.resolve().is_relative_to(federation.studies.resolve()) and path.is_file():
-            found.append(Path(os.path.normpath(path)))
+        model = study.config.get("model", {})
+        for name in (model.get("weights", ""), file_of(model.get("name", ""))):
+            path = federation.studies / study.name / name
+            if name and path.is_file() and not path.is_symlink() and path.resolve().is_relative_to(
+                    federation.studies.resolve()):
+                found.append(Path(os.path.normpath(path)))
     return found
 
 
 def _beside(federation: Federation, studies: list[StudyRow]) -> tuple[list[str], list[str]]:
     """What lies beside the files of studies, as (paths for a person, files); links are named and never followed."""
-    paths, files, weights = [], [], set(_weights(federation, studies))
+    paths, files, taken = [], [], set(_model_files(federation, studies))
     for study in sorted(path for path in federation.studies.iterdir() if path.is_dir()):
         for entry in sorted(study.iterdir()):
-            if entry.name in _OF_A_STUDY or entry.name.startswith((".", *_MADE_AGAIN)) or entry in weights:
+            if entry.name in _OF_A_STUDY or entry.name.startswith((".", *_MADE_AGAIN)) or entry in taken:
                 continue
             path = entry.relative_to(federation.folder).as_posix()
             if entry.is_symlink():
                 paths.append(str(entry.absolute()))
             elif entry.is_dir():
                 inside = [file for file in sorted(entry.rglob("*")) if file.is_file() and not file.is_symlink()
-                          and file not in weights]
+                          and file not in taken]
                 if inside:
                     paths.append(f"{path}/")
                     files += [file.relative_to(federation.folder).as_posix() for file in inside]

@@ -19,6 +19,7 @@ from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.common.text.names import nearest_name
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
@@ -273,6 +274,39 @@ class Federation(CoordinatorFolder):
                 file.truncate(0)
                 file.write(str(os.getpid()).encode())
             yield
+
+
+    def silenced(self) -> str:
+        """What keeps a `serve` that runs from writing `live`: what the system says of its folder, "/hub: Read-only file
+        system. ..."; empty where none runs, or the folder can be written.
+
+        So a disk that refuses everything, on which the work waits, is told from a `serve` that hangs or has ended.
+        """
+        if not self._is_locked():
+            return ""
+        probe = self.folder / ".writable.tmp"
+        try:
+            try:
+                probe.write_bytes(b"1")
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            trouble = explained(error)
+            return "" if trouble is None else trouble.line()
+        return ""
+
+    def _is_locked(self) -> bool:
+        try:
+            handle = os.open(self.folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
 
 
 def open_federation(folder: Path) -> Federation:

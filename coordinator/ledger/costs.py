@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Cost", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "add_to_cost", "bytes_by_round",
-           "costs_of", "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
+__all__ = ["Cost", "CostSums", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "add_to_cost",
+           "bytes_by_round", "costs_of", "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
 
 Direction = Literal["down", "up"]
 Kind = Literal["payload", "message", "wire"]
@@ -34,6 +34,13 @@ class Cost:
     """Transfers or messages behind the bytes."""
     estimated: bool = False
     """True where the kernel's counters cannot be read and the bytes follow from the messages."""
+    gone: int = 0
+    """How often the study has gone back behind the round since: another number, another try of it."""
+
+    @property
+    def key(self) -> tuple[str, int, str, str, str, str, str]:
+        """What the bytes are of: those of equal keys are one sum."""
+        return self.study, self.round, self.phase, self.silo, self.direction, self.kind, self.item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +80,8 @@ def add_to_cost(ledger: Ledger, cost: Cost) -> None:
     with ledger.transaction(lasting=False) as db:
         earlier = db.execute(
             "SELECT rowid AS number, bytes, count, estimated FROM cost WHERE study = ? AND round = ? AND kind = ?"
-            " AND silo = ? AND phase = ? AND direction = ? AND item = ?",
+            " AND silo = ? AND phase = ? AND direction = ? AND item = ? AND rowid > coalesce((SELECT max(cost_row) FROM"
+            " rollback WHERE rollback.study = cost.study AND to_round < cost.round), 0)",  # not of a try that is gone
             (cost.study, cost.round, cost.kind, cost.silo, cost.phase, cost.direction, cost.item)).fetchall()
         # The triggers of a new row add what is new to the totals, and see that this silo is counted already; then the
         # rows become one, which no trigger sees.
@@ -86,15 +94,55 @@ def add_to_cost(ledger: Ledger, cost: Cost) -> None:
             db.executemany("DELETE FROM cost WHERE rowid = ?", [(row["number"],) for row in earlier])
 
 
+class CostSums:
+    """Rows for what is counted again and again, as long as a process lives: one for each key and not one for each time,
+    which would be some ten thousand a day of a silo that only waits.
+
+    As with `add_to_cost` a sum gets the number of a new row. Where the last one is, is known here, so that nothing is
+    searched for: rows of earlier processes stay as they are.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._rows: dict[tuple[str, int, str, str, str, str, str], int] = {}
+        """Key -> number of the row; of the round that was last added to."""
+
+    def add(self, costs: Sequence[Cost]) -> None:
+        """Adds to the sums in one transaction; costs without bytes and count are left out."""
+        made: dict[tuple[str, int, str, str, str, str, str], int] = {}
+        with self._ledger.transaction(lasting=False) as db:
+            for cost in costs:
+                if not (cost.bytes or cost.count):
+                    continue
+                number = made.get(cost.key) or self._rows.get(cost.key, 0)
+                # Whose number it is, is looked at: a number may have gone to another row.
+                earlier = db.execute(
+                    "SELECT bytes, count, estimated FROM cost WHERE rowid = ? AND study = ? AND round = ? AND phase = ?"
+                    " AND silo = ? AND direction = ? AND kind = ? AND item = ?", (number, *cost.key)).fetchone()
+                made[cost.key] = int(db.execute("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (
+                    *cost.key, cost.bytes, cost.count, int(cost.estimated))).lastrowid or 0)
+                if earlier is not None:  # after the triggers have added what is new to the totals
+                    db.execute("UPDATE cost SET bytes = bytes + ?, count = count + ?, estimated = max(estimated, ?)"
+                               " WHERE rowid = ?", (*earlier, made[cost.key]))
+                    db.execute("DELETE FROM cost WHERE rowid = ?", (number,))
+        if not made:
+            return
+        rounds = {key[:2] for key in made}
+        self._rows = {key: number for key, number in self._rows.items() if key[:2] in rounds} | made
+
+
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:
     """The costs of a study, rows of equal keys added up, by round."""
+    # A study that never went back has a million rows to which this need not be asked.
+    gone = "(SELECT count(*) FROM rollback WHERE rollback.study = cost.study AND to_round < cost.round AND" \
+        " cost_row >= cost.rowid)" if ledger.query("SELECT 1 FROM rollback WHERE study = ? LIMIT 1", study) else "0"
     rows = ledger.query(
         "SELECT study, round, phase, silo, direction, kind, item, sum(bytes) AS bytes, sum(count) AS count,"
-        " max(estimated) AS estimated FROM cost WHERE study = ? GROUP BY study, round, phase, silo, direction, kind,"
-        " item ORDER BY round, phase, silo, direction, kind, item", study)
+        f" max(estimated) AS estimated, {gone} AS gone FROM cost WHERE study = ? GROUP BY study, round, phase, silo,"
+        " direction, kind, item, gone ORDER BY round, phase, silo, direction, kind, item, gone DESC", study)
     return [Cost(study=row["study"], round=row["round"], phase=row["phase"], silo=row["silo"],
                  direction=row["direction"], kind=row["kind"], item=row["item"], bytes=row["bytes"],
-                 count=row["count"], estimated=bool(row["estimated"])) for row in rows]
+                 count=row["count"], estimated=bool(row["estimated"]), gone=row["gone"]) for row in rows]
 
 
 def bytes_by_round(ledger: Ledger, study: str, *, after: int, up_to: int) -> list[RoundBytes]:

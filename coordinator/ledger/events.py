@@ -14,14 +14,24 @@ from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
 __all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself",
-           "is_model_noted", "last_ended_rounds", "note_late_answer", "note_model_not_written", "note_model_written",
-           "round_ended_event", "study_notes"]
+           "is_model_noted", "is_model_written", "last_ended_rounds", "last_event_of", "note_late_answer",
+           "note_model_not_written", "note_model_written", "round_ended_event", "study_notes"]
 
 
 def chain_of(ledger: Ledger, number: int) -> str | None:
     """The chain value of an event, None when there is no such event."""
     rows = ledger.query("SELECT chain FROM event WHERE number = ?", number)
     return rows[0]["chain"] if rows else None
+
+
+def last_event_of(ledger: Ledger, study: str) -> int:
+    """Number of the last event of a study; 0 before the first. Asked by whoever reaches the page, so it looks at one
+    entry of the index for each kind."""
+    return int(ledger.query(
+        "WITH RECURSIVE kinds (kind) AS (SELECT min(kind) FROM event WHERE study = ?1 UNION ALL"
+        " SELECT (SELECT min(kind) FROM event WHERE study = ?1 AND event.kind > kinds.kind) FROM kinds"
+        " WHERE kinds.kind IS NOT NULL) SELECT coalesce(max((SELECT max(number) FROM event WHERE study = ?1"
+        " AND event.kind = kinds.kind)), 0) AS number FROM kinds WHERE kind IS NOT NULL", study)[0]["number"])
 
 
 def find_events(ledger: Ledger, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,
@@ -75,11 +85,22 @@ def note_model_not_written(ledger: Ledger, study: str, state_digest: str, *, rea
 
 
 def is_model_noted(ledger: Ledger, study: str, state_digest: str) -> bool:
-    """Whether the model of a state was written, or could not be, since the study last went back to an earlier round."""
-    return bool(ledger.query(
-        "SELECT 1 FROM event WHERE study = ?1 AND kind IN (?2, ?3) AND json_extract(detail_json, '$.state_digest') = ?4"
-        " AND number > (SELECT coalesce(max(number), 0) FROM event WHERE study = ?1 AND kind = 'study_rolled_back')"
-        " LIMIT 1", study, _WRITTEN, _NOT_WRITTEN, state_digest))
+    """Whether the model of a state was the last that was written, or could not be, and the study has not gone back to
+    an earlier round since."""
+    return _last_model(ledger, study) in ((_WRITTEN, state_digest), (_NOT_WRITTEN, state_digest))
+
+
+def is_model_written(ledger: Ledger, study: str, state_digest: str) -> bool:
+    """Whether what lies beside the study's file is the model of a state: likewise, and it could be written."""
+    return _last_model(ledger, study) == (_WRITTEN, state_digest)
+
+
+def _last_model(ledger: Ledger, study: str) -> tuple[str, str | None] | None:
+    """The kind and the state of the last note about a model of the study, or that it has gone back since."""
+    rows = ledger.query("SELECT kind, json_extract(detail_json, '$.state_digest') AS state_digest FROM event"
+                        " WHERE study = ? AND kind IN (?, ?, 'study_rolled_back') ORDER BY number DESC LIMIT 1",
+                        study, _WRITTEN, _NOT_WRITTEN)
+    return (rows[0]["kind"], rows[0]["state_digest"]) if rows else None
 
 
 def note_late_answer(ledger: Ledger, task: TaskRow) -> None:

@@ -484,6 +484,25 @@ CREATE INDEX event_by_study ON event (study, kind, number);
 """A study of 1,000 silos and 500 rounds leaves some 600,000 events, and questions about one of its events must not hold
 up the answers to silos."""
 
+_TRIES = """
+ALTER TABLE rollback ADD COLUMN cost_row INTEGER NOT NULL DEFAULT 0;    -- rows of table cost up to this are of rounds
+                                                                        -- that are gone; 0: not known
+DROP TRIGGER cost_is_totalled_by_round;
+CREATE TRIGGER cost_is_totalled_by_round AFTER INSERT ON cost BEGIN
+    INSERT INTO round_total VALUES (NEW.study, NEW.round, NEW.direction, NEW.kind, NEW.item, NEW.bytes, NEW.count,
+            CASE WHEN NEW.silo = '' THEN NEW.bytes ELSE 0 END,
+            NEW.kind = 'payload' AND NEW.bytes > 0 AND NOT EXISTS (SELECT 1 FROM cost WHERE study = NEW.study
+                AND round = NEW.round AND kind = 'payload' AND silo = NEW.silo AND direction = NEW.direction
+                AND bytes > 0 AND rowid <> NEW.rowid AND rowid > coalesce((SELECT max(cost_row) FROM rollback
+                    WHERE study = NEW.study AND to_round < NEW.round), 0)),
+            NEW.estimated)
+        ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes, count = count + excluded.count,
+            overhead = overhead + excluded.overhead, silos = silos + excluded.silos,
+            estimated = max(estimated, excluded.estimated);
+END;
+"""
+"""A round that is done again is sent again: its bytes are compared with dense transfers of every try."""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY)
+                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES)

@@ -99,6 +99,13 @@ class FrozenStudy:
     left_out_views_reason: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Why, for a person; empty where none is left out."""
 
+    labelled_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """SHA-256, hex, of pixels and labels of the set in any order, without its files' names; "" for an empty one, and in
+    a study that an earlier version began. Likewise of the other sets."""
+    validation_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    test_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    read_with: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """Versions of what has read them: others may make other pixels of the same files."""
     keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
     """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
     study that an earlier version began."""
@@ -210,6 +217,7 @@ class StudyRow:
     """None where it was not asked for, or not trained yet."""
     queued_unix: float
     started_unix: float | None
+    """When it first began with what still counts: not when it was last queued again."""
     ended_unix: float | None
     reason: str
 

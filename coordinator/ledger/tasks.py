@@ -9,22 +9,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import SemisiloError
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
-from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger, digest_of_column
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
-           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "first_update",
-           "has_answers", "has_taken_part", "is_committed", "last_refusal", "last_refusals", "open_tasks",
-           "received_answers", "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluation_counts",
-           "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
+           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study",
+           "counts_of_evaluation", "first_update", "has_answers", "has_taken_part", "is_committed", "last_refusal",
+           "last_refusals", "not_added_up", "open_tasks", "received_answers", "refusal_reasons", "silo_parts",
+           "silos_that_refused_all", "site_evaluation_counts", "site_evaluations", "sizes_of_last_updates", "task_counts",
+           "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 _NOT_ADDED = ("(task.update_id IS NOT NULL AND EXISTS (SELECT 1 FROM phase WHERE phase.study = task.study AND"
               " phase.round = task.round AND phase.number = task.phase AND phase.step = 'mask'))")
 """Of a task that counts as refused: its silo has sent a masked update, and no sum was made of it, for example because
 too few others came. That is no refusal of the silo."""
+_ANSWER = (f"CASE WHEN task.state = '{TaskState.REFUSED}' AND {_NOT_ADDED} THEN '{TaskState.ANSWERED}'"
+           " ELSE task.state END")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,13 +164,14 @@ def open_tasks(ledger: Ledger) -> dict[str, OpenTask]:
 
 def answers_of_study(ledger: Ledger, study: str, *, first: int = 0, last: int = 2**62, silo: str = "",
                      ) -> list[TaskAnswer]:
-    """Answers to all phases of the rounds from `first` to `last`, by round, phase and silo.
+    """Answers to all phases of the rounds from `first` to `last`, by round, phase and silo. A masked update that was
+    not added up is no refusal: its silo has ANSWERED.
 
     Args:
         silo: only of this one; of all when empty.
     """
     rows = ledger.query(
-        "SELECT task.round, phase.name, task.silo, task.state, task.reason, declared_update.example_count,"
+        f"SELECT task.round, phase.name, task.silo, {_ANSWER} AS state, task.reason, declared_update.example_count,"
         " task.metrics_json FROM task"
         " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
         " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
@@ -179,11 +184,26 @@ def answers_of_study(ledger: Ledger, study: str, *, first: int = 0, last: int = 
 
 
 def answers_of_round(ledger: Ledger, study: str, number: int) -> list[tuple[str, TaskState]]:
-    """(silo, state) of the tasks of a round, by phase."""
+    """(silo, state) of the tasks of a round, by phase; that of a masked update which was not added up is ANSWERED."""
     return [(row["silo"], TaskState(row["state"])) for row in ledger.query(
-        "SELECT silo, state FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
+        f"SELECT silo, {_ANSWER} AS state FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
         " AND phase.number = task.phase WHERE task.study = ? AND task.round = ? AND phase.step NOT IN"
         " ('confirm', 'unmask') ORDER BY phase.number", study, number)]
+
+
+def not_added_up(ledger: Ledger, study: str, *, first: int = 0) -> dict[int, int]:
+    """Round -> silos whose answer to it counts as refused in the sums that the ledger keeps, though it was a masked
+    update that was not added up, of rounds that are over from `first` on."""
+    if not ledger.query("SELECT 1 FROM secure_sum WHERE study = ? LIMIT 1", study):
+        return {}
+    return {row["round"]: row["silos"] for row in ledger.query(
+        "SELECT round, count(*) AS silos FROM (SELECT task.round AS round, task.silo FROM task JOIN round ON"
+        " round.study = task.study AND round.number = task.round JOIN phase ON phase.study = task.study AND phase.round"
+        " = task.round AND phase.number = task.phase WHERE task.study = ? AND task.round >= ? AND round.closed_unix IS"
+        " NOT NULL AND phase.step NOT IN ('confirm', 'unmask') GROUP BY task.round, task.silo"
+        f" HAVING max(task.state = ? AND {_NOT_ADDED}) AND NOT max(task.state IN (?, ?) OR (task.state = ? AND NOT"
+        f" {_NOT_ADDED}))) GROUP BY round",
+        study, first, TaskState.REFUSED, TaskState.EXPIRED, TaskState.CANCELLED, TaskState.REFUSED)}
 
 
 def tasks_of_phase(ledger: Ledger, study: str, number: int, phase: int) -> list[SubmittedTask]:
@@ -338,14 +358,26 @@ def is_other_model(ledger: Ledger, row: StudyRow, found: SiteEvaluation) -> bool
 
 def add_site_evaluation(ledger: Ledger, silo: str, found: SiteEvaluation, *, now_unix: float) -> bool:
     """Notes what a silo says of a model; of one model the first counts. Returns: whether it was news."""
+    classes = canonical_json(found.classes)
     with ledger.part() as db:
         added = db.execute(
             "INSERT OR IGNORE INTO site_evaluation VALUES (?, ?, ?, ?, ?, ?)",
-            (found.study, silo, found.round, int(found.labels_alone), canonical_json(found.classes), now_unix)).rowcount
+            (found.study, silo, found.round, int(found.labels_alone), classes, now_unix)).rowcount
         if added:
             ledger.event("site_evaluation", study=found.study, round=found.round, silo=silo, count=found.count,
-                         correct=found.correct, labels_alone=found.labels_alone)
+                         correct=found.correct, labels_alone=found.labels_alone,
+                         classes_digest=digest_of_column(classes))
         return bool(added)
+
+
+def counts_of_evaluation(classes_json: str) -> tuple[int, int]:
+    """(images, right ones) of a column of table site_evaluation; (-1, -1) where that is none."""
+    try:
+        found = SiteEvaluation(study="", round=0, classes=tuple(
+            from_dict(ClassResult, each) for each in json.loads(classes_json)))
+    except (ValueError, TypeError, SemisiloError):
+        return -1, -1
+    return found.count, found.correct
 
 
 def site_evaluations(ledger: Ledger, study: str, *, round: int, labels_alone: bool = False) -> dict[str,

@@ -9,8 +9,9 @@
 | cancelled | the silo was revoked or left, or the round was given up |
 
 A round whose updates are added up behind masks has steps besides, to which a silo has "answered"; that is no outcome
-either, for the round goes on. "Late" is no outcome: it is a silo that may still answer after the deadline
-(`semisilo.coordinator.monitoring.silo_state`).
+either, for the round goes on. It is all that a round shows of a silo whose masked update was not added up, for example
+since too few others came: it has refused nothing, and the model has nothing of it. "Late" is no outcome: it is a silo
+that may still answer after the deadline (`semisilo.coordinator.monitoring.silo_state`).
 """
 
 from __future__ import annotations

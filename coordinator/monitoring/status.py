@@ -139,6 +139,8 @@ class StatusFacts:
     unix: float
     running: bool
     live: LiveStatus | None
+    silenced: str
+    """What keeps a `serve` that runs from saying what it does; empty where nothing does."""
     studies: tuple[StudyFacts, ...]
     silos: tuple[SiloFacts, ...]
     invitations: tuple[OpenInvitation, ...]
@@ -160,6 +162,7 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     running."""
     now = time.time() if now_unix is None else now_unix
     rows, runs = ledger.studies(), ledger.next_study()
+    silenced = federation.silenced() if live is None else ""
     studies, costs = [], []
     current: RoundFacts | None = None
     for row in rows:
@@ -172,8 +175,8 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
             costs.append(_status_cost(ledger, row))
     return StatusFacts(
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
-        running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
-        invitations=open_invitations(ledger, now), refusals=_refusals(ledger),
+        running=live is not None or silenced != "", live=live, silenced=silenced, studies=tuple(studies),
+        silos=_silo_facts(ledger, live, now), invitations=open_invitations(ledger, now), refusals=_refusals(ledger),
         notices=_notices(ledger, runs or (rows[-1] if rows else None)), cards=_cards(ledger, rows), rollbacks={
             row.name: found[-1].text for row in rows if (found := rollbacks_of(ledger, row.name))},
         current_round=current, costs=tuple(costs))

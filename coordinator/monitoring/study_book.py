@@ -19,7 +19,7 @@ from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.progress import SiloTotal, round_heads, round_outcomes, silo_totals
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
+from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, not_added_up
 from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
 from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
@@ -108,6 +108,14 @@ def _answer(answers: Sequence[TaskAnswer]) -> SiloAnswer:
         examples=max(answer.example_count or 0 for answer in answers))
 
 
+def _move(counts: dict[str, int], before: TaskState, after: TaskState, silos: int) -> None:
+    """Counts so many silos under another answer."""
+    counts[after] = counts.get(after, 0) + silos
+    counts[before] -= silos
+    if not counts[before]:
+        del counts[before]
+
+
 def _rounds_shown(silos: int) -> int:
     """Of how many rounds the values of so many silos are shown."""
     return max(FEWEST_ROUNDS, CELLS // max(1, silos))
@@ -139,6 +147,8 @@ class StudyBook:
         over = list(itertools.takewhile(lambda row: row.closed_unix is not None, rows))
         if over:
             counts = round_outcomes(ledger, self.name, first=first)
+            for round_number, count in not_added_up(ledger, self.name, first=first).items():
+                _move(counts[round_number], TaskState.REFUSED, TaskState.ANSWERED, count)
             self._totals = silo_totals(ledger, self.name)
             self._next = over[-1].number + 1
             for row in over:

@@ -32,9 +32,9 @@ class Traffic:
     """Part of `wire_down` that belongs to no silo."""
     overhead_up: int = 0
     downloads: int = 0
-    """Silos that received a payload, counted once per round."""
+    """Silos that received a payload, counted once per round, and again where it is done again."""
     uploads: int = 0
-    """Silos whose update was accepted, counted once per round."""
+    """Silos whose update was accepted, counted likewise."""
     dense_bytes: int = 0
     """Bytes of one dense model: 4 x its parameters; 0 when unknown."""
     estimated: bool = False
@@ -221,10 +221,11 @@ def silo_ways(wire: Mapping[SiloWay, int]) -> dict[str, dict[Direction, int]]:
 
 
 def costs_from_rows(costs: Iterable[Cost]) -> StudyCosts:
-    """The sums of some cost rows of a study. A transfer is a (round, silo) with payload bytes in that direction."""
-    study, seen, wire = StudyCosts(), set[tuple[int, Direction, str]](), Counter[SiloWay]()
+    """The sums of some cost rows of a study. A transfer is a (try of a round, silo) with payload bytes in that
+    direction."""
+    study, seen, wire = StudyCosts(), set[tuple[int, int, Direction, str]](), Counter[SiloWay]()
     for cost in costs:
-        transfer = (cost.round, cost.direction, cost.silo)
+        transfer = (cost.round, cost.gone, cost.direction, cost.silo)
         first = cost.kind == "payload" and cost.bytes > 0 and transfer not in seen
         if first:
             seen.add(transfer)

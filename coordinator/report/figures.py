@@ -142,9 +142,15 @@ def _score_line(axes: Axes, xs: list[float] | list[int], scored: list[tuple[Roun
         axes.plot(*zip(*points, strict=True), color=theme.lines[2], linestyle=(0, (2, 1)), linewidth=1.6,
                   label=beside.title)
         low, high = min(low, *(value for _, value in points)), max(high, *(value for _, value in points))
+    if (chosen := _handed_over(study)) is not None:
+        place = next(index for index, (entry, _) in enumerate(scored) if entry.number == chosen[0])
+        axes.plot([xs[place]], [values[place]], color=theme.accent, linestyle="none", marker="o", markersize=11,
+                  markerfacecolor="none", markeredgewidth=1.8,
+                  label=f"round {chosen[0]}, handed over, {describe_metric(measure.metric, chosen[1])}")
     if (alone := study.labels_alone_test_score) is not None:
+        over = ", handed over" if study.choice.labels_alone else ""
         axes.axhline(full * alone, color=theme.other, linestyle=(0, (5, 3)), linewidth=1.8,
-                     label=f"labels alone, {describe_metric(measure.metric, alone)}")
+                     label=f"labels alone{over}, {describe_metric(measure.metric, alone)}")
         low, high = min(low, full * alone), max(high, full * alone)
     room = max(0.01 * full, 0.08 * (high - low))
     axes.set_ylim(max(0.0, low - room), min(1.005 * full, high + 1.6 * room))
@@ -250,10 +256,12 @@ def describe_figure(name: str, study: StudySummary) -> str:
                 f"to {describe_metric(measure.metric, scored[-1][1])}.")
         if name == "accuracy_by_round" and (beside := _second_line(study)):
             text += f" Dotted line: {beside.title}, {percent(beside.points[-1][1])} at the end."
+        if (chosen := _handed_over(study)) is not None:
+            text += f" Ring: round {chosen[0]}, which is handed over, {describe_metric(measure.metric, chosen[1])}."
         if (alone := study.labels_alone_test_score) is not None:
             note = labels_alone_note(study.row)
             text += (f" Dashed line: labels alone reach {describe_metric(measure.metric, alone)}"
-                     f"{note and f' ({note})'}.")
+                     f"{note and f' ({note})'}.{' They are handed over.' * study.choice.labels_alone}")
         return text
     if name == "cost_by_round":
         kind, _ = _spent(study)
@@ -292,6 +300,15 @@ def _second_line(study: StudySummary) -> _SecondLine | None:
                                if value is not None):
         return None
     return _SecondLine(other.title, points) if points else None
+
+
+def _handed_over(study: StudySummary) -> tuple[int, float] | None:
+    """(round, its measure on test images) of the model that is handed over, where that is not the last one measured,
+    whose number stands beside the line."""
+    scored = scored_rounds(study)
+    if study.choice.labels_alone or not scored or scored[-1][0].number == study.choice.round:
+        return None
+    return next(((entry.number, score) for entry, score in scored if entry.number == study.choice.round), None)
 
 
 def _spent(study: StudySummary) -> tuple[str, dict[int, int]]:

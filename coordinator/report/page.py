@@ -156,8 +156,14 @@ class _Page:
 
 
 def render_page(*, federation: str, address: str, study: StudySummary, silos: Sequence[SiloRow],
-                figures: Sequence[DrawnFigure], audit: AuditSummary, state_digest: str) -> str:
-    """The whole page as HTML text."""
+                figures: Sequence[DrawnFigure], audit: AuditSummary, state_digest: str,
+                last_digest: str = "") -> str:
+    """The whole page as HTML text.
+
+    Args:
+        state_digest: of the state whose model is handed over.
+        last_digest: of the last committed round; left out where it is the same.
+    """
     row, traffic = study.row, study.traffic
     privacy = privacy_of(row.config, study.rounds, past=study.went_back)
     return render_html(__name__, _Page(
@@ -184,7 +190,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         operator_notes=tuple(f"{_moment(each.unix)}, {each.by or 'unknown'}: {each.text}" for each in study.notes),
         past=tuple(_past(study)),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
-        provenance=_provenance(study, state_digest)))
+        provenance=_provenance(study, state_digest, last_digest)))
 
 
 def _sentence(text: str) -> str:
@@ -475,10 +481,12 @@ def _events(audit: AuditSummary) -> Table:
                  [(kind.replace("_", " "), str(count)) for kind, count in audit.kinds])
 
 
-def _provenance(study: StudySummary, state_digest: str) -> Table:
+def _provenance(study: StudySummary, state_digest: str, last_digest: str) -> Table:
     row = study.row
     frozen, numerics = row.frozen, {} if row.numerics is None else to_dict(row.numerics)
     facts = [("Model state (SHA-256)", state_digest or _DASH),
+             *([(f"State after the last round, {study.choice.last}, whose model is not handed over", last_digest)]
+               if last_digest not in ("", state_digest) else []),
              ("Seed", str(row.config.get("study", {}).get("seed", _DASH))),
              ("semisilo that wrote this page", __version__),
              *((f"Numerics: {key}", str(value)) for key, value in sorted(numerics.items())),

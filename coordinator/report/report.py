@@ -8,6 +8,8 @@ from pathlib import Path
 from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import handed_over_beside, prefers_labels_alone, round_heads
+from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.monitoring.summary import audit, summarise
 from semisilo.coordinator.report.figures import DrawnFigure, draw_figures
@@ -45,6 +47,15 @@ def write_pages(ledger: Ledger, study: str, folder: Path, *, federation: str = "
     page = folder / "index.html"
     text = render_page(federation=federation, address=address, study=summary,
                        silos=tuple(LedgerRoster(ledger).silos()), figures=figures, audit=audit(ledger, study),
-                       state_digest=ledger.committed_digest(study))
+                       state_digest=_handed_over_digest(ledger, summary.row),
+                       last_digest=ledger.committed_digest(study))
     write_durably(page, text.encode("utf-8"))
     return page
+
+
+def _handed_over_digest(ledger: Ledger, row: StudyRow) -> str:
+    """Of the state whose model the study hands over as things stand, as the model card has it; '' before round 0."""
+    chosen = handed_over_beside(row, round_heads(ledger, row.name))
+    if row.baseline is not None and prefers_labels_alone(row, chosen):
+        return row.baseline.model_digest
+    return "" if chosen is None else chosen.state_digest

@@ -1,28 +1,33 @@
 """`live.json`: what `serve` is doing at this moment, for `coordinator status` in another shell.
 
 Nothing depends on it: it is rewritten about once a second without a disk flush, and a reader ignores it when it is old.
+A full disk does not keep `serve` from writing it; one that takes nothing at all does, which `Federation.silenced` tells
+from a `serve` that does not run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.storage.shown_file import ShownFile
 
 if TYPE_CHECKING:  # commands read the file, and need no event loop for that
     from semisilo.coordinator.rounds.runtime import RuntimeState
 
-__all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "wait_for_enrollment", "write"]
+__all__ = ["STALE_SECONDS", "LiveFile", "LiveSilo", "LiveStatus", "read", "wait_for_enrollment", "write"]
 
 STALE_SECONDS = 10.0
+_TRIES, _TRY_SECONDS = 3, 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +90,46 @@ class LiveStatus:
                    for name, entry in sorted(runtime.silos.items())})
 
 
-def write(path: Path, status: LiveStatus) -> None:
-    """Replaces the file atomically.
+class LiveFile:
+    """The file, as the one process that writes it has it."""
 
-    Raises: OSError, for example on a full disk; the caller may ignore it.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(canonical_json(status), encoding="utf-8")
-    os.replace(temporary, path)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = ShownFile(path, stays_open=True)
+
+    def write(self, status: LiveStatus) -> None:
+        """Replaces the file; where the disk is full, without the progress of each silo if need be.
+
+        Raises: OSError where the disk takes nothing at all; the caller may ignore it.
+        """
+        brief = replace(status, silos={})
+        self._file.write(canonical_json(status), shorter=[
+            canonical_json(brief), canonical_json(replace(brief, connected=()))])
+
+    def remove(self) -> None:
+        """At the end of `serve`."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def write(path: Path, status: LiveStatus) -> None:
+    """Writes the file once. Raises: OSError."""
+    ShownFile(path).write(canonical_json(status))
 
 
 def read(path: Path, *, now_unix: float | None = None) -> LiveStatus | None:
     """What `serve` last wrote; None when there is nothing, it is older than ten seconds or its process has gone."""
-    try:
-        status = from_dict(LiveStatus, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, BadConfiguration):
+    status = None
+    for _ in range(_TRIES):
+        try:
+            status = from_dict(LiveStatus, json.loads(path.read_text(encoding="utf-8")))
+            break
+        except ValueError:  # it may just be overwritten
+            time.sleep(_TRY_SECONDS)
+        except (OSError, BadConfiguration):
+            return None
+    if status is None:
         return None
     now = time.time() if now_unix is None else now_unix
     if abs(now - status.unix) > STALE_SECONDS or not _alive(status.pid):

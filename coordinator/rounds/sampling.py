@@ -81,12 +81,14 @@ class Availability:
             away, silent = self._roster.away_until(self._clock()), self._hearing.look()
             there = [silo for silo in members if silo not in away and silo not in silent]
             wanted = participation.sample_size(len(members))
-            needed = max(1, participation.quorum_of(wanted),
-                         study.config.privacy.fewest_silos if self._operated else 1)
+            quorum = participation.fewest_asked(wanted, num_aside=self._roster.count_aside()) if self._operated \
+                else max(1, participation.quorum_of(wanted))
+            needed = max(quorum, study.config.privacy.fewest_silos if self._operated else 1)
             if min(wanted, len(there)) >= needed:
                 self._runtime.text = ""
                 return there, min(wanted, len(there))
-            why = self._why_few(members, away=away, silent=silent, wanted=wanted, needed=needed)
+            why = self._why_few(members, away=away, silent=silent, wanted=wanted, needed=needed,
+                                of_quorum=bool(participation.quorum) and needed == quorum)
             if not told:
                 _LOG.info("too few silos to open a round, which needs %d: %s", needed,
                           _whom(members, away=away, silent=silent) or why)
@@ -107,15 +109,21 @@ class Availability:
         self._runtime.reason, self._runtime.activity, self._runtime.text = StandbyReason.WAITING_FOR_SILOS, "", text
 
     def _why_few(self, members: Collection[str], *, away: Mapping[str, float], silent: Collection[str],
-                 wanted: int, needed: int) -> str:
+                 wanted: int, needed: int, of_quorum: bool) -> str:
+        """
+        Args:
+            of_quorum: whether so many are needed since the study states a quorum.
+        """
         by_policy = [away[silo] for silo in members if silo in away]
         unheard = sum(silo in silent and silo not in away for silo in members)
         parts = []
         if len(members) < needed:
-            parts.append(f"{len(members)} of {needed} silos have joined")
+            why = ", and the quorum needs so many" if of_quorum else ""
+            parts.append(f"{len(members)} of {needed} silos have joined{why}")
         elif wanted < needed:
-            parts.append(f"a round asks {wanted} of {len(members)} silos, and a secure sum takes {needed}: more silos"
-                         " have to join")
+            takes = "the quorum needs" if of_quorum else "a secure sum takes"
+            parts.append(f"a round asks {wanted} of {len(members)} silos, and {takes} {needed}: more silos have"
+                         " to join")
         if by_policy:
             parts.append(f"{len(by_policy)} of {len(members)} silos are away by their own policy, "
                          f"the next is back on {describe_moment(min(by_policy))}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from semisilo.common.errors import ModelNotReady, ModelNotShared, PayloadNotServed
 from semisilo.common.text.logs import printable
-from semisilo.coordinator.ledger.events import is_model_noted
+from semisilo.coordinator.ledger.events import is_model_written
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.states import StudyState
@@ -74,7 +74,7 @@ class SharedModels:
         wanted, path = model_to_write(self._ledger, study), self._studies / study / "model.safetensors"
         if row.state not in (StudyState.COMPLETED, StudyState.STOPPED) or wanted is None:
             raise ModelNotReady(f"Study '{name}' is {row.state}: its model is shared once it is over.")
-        if not is_model_noted(self._ledger, study, wanted.state) or not path.is_file():
+        if not is_model_written(self._ledger, study, wanted.state) or not path.is_file():
             raise ModelNotReady(f"The model of study '{name}' is not written yet.",
                                 remedy="Try again in a minute; else ask the coordinator's operator for an export.")
         choice = choice_of(row, round_heads(self._ledger, study), first_update=first_update(self._ledger, study))

@@ -30,6 +30,7 @@ from semisilo.coordinator.ledger.events import (
     round_ended_event,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import take_cancelled_back
 from semisilo.coordinator.ledger.progress import (
     handed_over_beside,
     prefers_labels_alone,
@@ -229,6 +230,8 @@ class StudyLifecycle:
         self._studies = studies
         self._told: dict[str, str] = {}
         """Stopped study -> what the log last said of the trouble with its model."""
+        self._emptied: dict[str, tuple[int, float | None]] = {}
+        """Stopped study -> number and end of the cancelled round of which this process has removed the updates."""
 
     async def write_model(self, name: str) -> None:
         """Writes the model that is handed over, for others to use; the study must be the one that is open, and have
@@ -274,12 +277,26 @@ class StudyLifecycle:
             _LOG.error("%s It is tried again.", found.line())
         return found
 
-    async def _cancel_open_round(self, name: str) -> None:
+    async def take_cancelled_back(self, name: str) -> None:
+        """Before a study that was stopped goes on: the round that was open then is done again, where it can be."""
         row = self._ledger.last_round(name)
-        if row is None or row.state in ENDED_ROUND:
+        if row is None or row.state is not RoundState.CANCELLED:
             return
-        self._ledger.cancel_round(row)
-        await self._cleanup.remove_updates(name, row.number)
+        await self._cleanup.remove_updates(name, row.number)  # of one that was queued again before anybody looked
+        if take_cancelled_back(self._ledger, name) is not None:
+            _LOG.info("%s: round %d was cancelled when the study was stopped, and is done again", name, row.number)
+
+    async def _cancel_open_round(self, name: str) -> None:
+        """Also where the command has cancelled it, of a study that waited in the queue: its updates take room."""
+        row = self._ledger.last_round(name)
+        if row is None:
+            return
+        if row.state not in ENDED_ROUND:
+            self._ledger.cancel_round(row)
+            row = self._ledger.round(name, row.number)
+        if row.state is RoundState.CANCELLED and self._emptied.get(name) != (row.number, row.closed_unix):
+            await self._cleanup.remove_updates(name, row.number)
+            self._emptied[name] = row.number, row.closed_unix
 
     async def _write_model_of_stopped(self, row: StudyRow, digest: str) -> None:
         try:
@@ -290,4 +307,5 @@ class StudyLifecycle:
             raise
         except SemisiloError as error:
             _LOG.error("study %s is stopped, but its model could not be written: %s", row.name, error.line())
+            (self._studies / row.name / "model.safetensors").unlink(missing_ok=True)  # of an earlier end of the study
             note_model_not_written(self._ledger, row.name, digest, reason=error.line())

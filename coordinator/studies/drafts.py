@@ -18,6 +18,7 @@ import tomli_w
 
 from semisilo.common.errors import UsageError
 from semisilo.common.methods import METHODS, Scenario, find_method
+from semisilo.common.models.own.model_file import file_of
 from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -117,8 +118,10 @@ def create_draft(federation: Federation, ledger: Ledger, draft: StudyDraft) -> P
     if ":" in draft.model:
         raise UsageError(f"'{draft.model[:80]}' is a model factory, which is code: it is named in the study file only.",
                          remedy="Choose a network of coordinator models, or write it into the file at the hub.")
+    network = ""
     if draft.like:
         text = _like(federation, ledger, draft)
+        network = "" if draft.model else file_of(str(ledger.study(draft.like).config.get("model", {}).get("name", "")))
         scenario: Scenario = "labels-at-coordinator"
     else:
         found = draft.scenario or "labels-at-coordinator"
@@ -128,15 +131,32 @@ def create_draft(federation: Federation, ledger: Ledger, draft: StudyDraft) -> P
         text = _from_template(draft, scenario)
     fresh = not (federation.studies / draft.name).exists()
     path = create_study(federation, draft.name, scenario=scenario)
+    copied: Path | None = None
     try:
+        copied = _copied(network, federation.studies / draft.like, path.parent) if network else None
         write_durably(path, text.encode())
         load_study(path)
     except BaseException:
         path.unlink(missing_ok=True)
         if fresh:
             shutil.rmtree(path.parent, ignore_errors=True)
+        elif copied is not None:
+            copied.unlink(missing_ok=True)
         raise
     return path
+
+
+def _copied(file: str, old: Path, new: Path) -> Path | None:
+    """Copies the file that builds a network, which lies beside the study file; what is there already stays.
+
+    Returns: the copy; None where there is none.
+    """
+    target = new / file
+    if target.exists() or not (old / file).is_file():
+        return None  # whether it is that file is looked at with the study
+    target.parent.mkdir(exist_ok=True)
+    write_durably(target, (old / file).read_bytes())
+    return target
 
 
 def _from_template(draft: StudyDraft, scenario: Scenario) -> str:
@@ -170,8 +190,9 @@ def _like(federation: Federation, ledger: Ledger, draft: StudyDraft) -> str:
         settings = {key: value for key, value in settings.items() if key == "scenario"}
         tables["method"] = {"name": draft.method}
     else:
+        # A study file says its task in [study].
         settings = {key: value for key, value in settings.items()
-                    if key not in find_method(tables["method"]["name"]).set_by_strategy}
+                    if key != "task" and key not in find_method(tables["method"]["name"]).set_by_strategy}
     tables["method"] |= settings
     chosen = {("study", "rounds"): draft.rounds, ("study", "start_with"): draft.start_with,
               ("study", "seed"): draft.seed, ("model", "name"): draft.model or None}
@@ -179,6 +200,8 @@ def _like(federation: Federation, ledger: Ledger, draft: StudyDraft) -> str:
         if value is not None:
             tables.setdefault(table, {})[key] = value
     tables.get("model", {}).pop("classes", None)
+    if draft.model:
+        tables["model"].pop("factory_sha256", None)  # of the file of the other network
     for table, key in _PATHS:
         if (text := tables.get(table, {}).get(key)):
             tables[table][key] = _moved(str(text), old=federation.studies / row.name,

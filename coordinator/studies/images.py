@@ -5,13 +5,17 @@ Tests: tests/coordinator/cli/test_data.py.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from semisilo.common import __version__
 from semisilo.common.data.augmentation.augment import check_settings
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import part_of
@@ -43,6 +47,10 @@ from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfi
 __all__ = ["StudyData", "read_study_data"]
 
 _LOG = logging.getLogger("semisilo.study")
+_SETS = ("labelled", "validation", "test")
+_READERS = ("numpy", "pillow", "pydicom", "pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "nibabel", "pyarrow",
+            "imagecodecs", "tifffile")
+"""Packages that make pixels of files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +63,13 @@ class StudyData:
     frozen: FrozenStudy
     frozen_group: TensorGroup | None = None
     """Group `frozen`; None when all of the network is trained."""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """How each set differs from the one with which the study was started, for a person; without those that do not."""
 
 
 def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
-                    progress: Callable[[float, str], None] | None = None, disk: Path | None = None) -> StudyData:
+                    progress: Callable[[float, str], None] | None = None, disk: Path | None = None,
+                    may_have_changed: bool = False) -> StudyData:
     """Reads the coordinator's sets and freezes what follows from them, or checks it against what is frozen.
 
     Args:
@@ -66,7 +77,10 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         folder: the study's folder; relative paths start here.
         frozen: from the first opening; None at the first. Never measured again.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not.
-    Raises: BadData, naming the file; BadConfiguration when the settings do not fit the images or what is frozen.
+        may_have_changed: whether sets that are not those of the first opening are told and not refused: by whoever
+            trains nothing with them.
+    Raises: BadData, naming the file, for images in two sets, and for sets that have changed; BadConfiguration when the
+        settings do not fit the images or what is frozen.
     """
     data, image = config.data, config.data.image
     check_settings(config.augmentation.decided(()))
@@ -99,7 +113,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     sets = (images.labelled, images.validation, images.test)
     by_patient = frozen.by_patient if frozen is not None else any(each is not None and any(each.patients)
                                                                   for each in sets)
-    images, num_held_out, images_K = _parted(config, images, frozen, num_classes=len(classes), disk=disk)
+    images, num_held_out, images_K, digests = _parted(config, images, frozen, num_classes=len(classes), disk=disk)
     if len(classes) < 2:
         raise BadData(f"[data] the study has {'1 class: ' + classes[0] if classes else 'no class'}.",
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
@@ -132,24 +146,39 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random,
-        keeps_best=True)
+        labelled_digest=_digest_of(images.labelled, digests.get("labelled", ())),
+        validation_digest=_digest_of(images.validation, digests.get("validation", ())),
+        test_digest=_digest_of(images.test, digests.get("test", ())), read_with=_read_with(), keeps_best=True)
+    changes: dict[str, str] = {}
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
-    elif _comparable(now, frozen) != frozen:
+    elif (comparable := _comparable(now, frozen)) != frozen:
         _check_same_network(config, now, frozen)
-        _LOG.warning("the coordinator's images have changed since the study started (labelled %d -> %d, validation"
-                     " %d -> %d, test %d -> %d): its bits will differ from an undisturbed run", frozen.num_labelled,
-                     now.num_labelled, frozen.num_validation, now.num_validation, frozen.num_test, now.num_test)
-    return StudyData(images=images, build_model=start.builder, frozen=frozen or now, frozen_group=group)
+        changes = _changes(now, frozen)
+        if changes and not may_have_changed:
+            raise BadData(f"[data] the coordinator's images are not those with which the study was started:"
+                          f" {'; '.join(changes.values())}.",
+                          remedy="Restore them and queue the study again, or start a new one: coordinator new NAME.")
+        what = "; ".join(changes.values()) or (
+            f"the same number of images; read with {now.read_with}, then with {frozen.read_with}"
+            if any(_set_digests(comparable)[each] != _set_digests(frozen)[each] for each in _SETS) else
+            "the same number of images")
+        _LOG.warning("the coordinator's images are not as they were when the study was started (%s): its bits will"
+                     " differ from an undisturbed run", what)
+    return StudyData(images=images, build_model=start.builder, frozen=frozen or now, frozen_group=group,
+                     changes=changes)
 
 
 def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | None, *, num_classes: int,
-            disk: Path | None) -> tuple[CoordinatorData, int, tuple[int, ...]]:
-    """The sets with validation images held out of the labelled ones, where that is so; how many were; and how many
-    images of each class the labelled images had before, else the validation images have, (K,).
+            disk: Path | None
+            ) -> tuple[CoordinatorData, int, tuple[int, ...], Mapping[str, Sequence[bytes]]]:
+    """The sets with validation images held out of the labelled ones, where that is so; how many were; how many images
+    of each class the labelled images had before, else the validation images have, (K,); and digests of every set's
+    pixels.
 
-    Only the first opening looks for images that stand in two sets; a later one holds out what the first has.
+    Every opening looks for images that stand in two sets, but for those of a study that was begun by a version that did
+    not; a later one holds out what the first has.
     Raises: BadData when an image stands in two sets, or there is none to be held out.
     """
     labelled, validation = images.labelled, images.validation
@@ -160,13 +189,13 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
         share = held_out_share(config.data.stated_share, len(labelled))
     sets = {name: each for name, each in (("labelled", labelled), ("validation", validation), ("test", images.test))
             if each is not None}
-    digests = {name: pixel_digests(each) for name, each in sets.items()
-               if frozen is None or (share and name == "labelled")}
-    if frozen is None:
+    digests: dict[str, Sequence[bytes]] = {name: pixel_digests(each) for name, each in sets.items()}
+    if frozen is None or frozen.measure:
         check_apart(sets, digests)
+    if frozen is None or frozen.by_patient:
         check_patients_apart(sets)
     if labelled is None or not share:
-        return images, 0, images_K
+        return images, 0, images_K, digests
     assert labelled.labels_N is not None
     labels_N = labelled.labels_N.numpy()
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
@@ -176,7 +205,7 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
                             drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
         if config.data.stated_share is None:
-            return images, 0, images_K
+            return images, 0, images_K, digests
         raise BadData(f'[data] validation_share = "{config.data.validation_share}": of {len(labelled)} labelled images'
                       " none can be held out: no class has two different ones.",
                       remedy='Give more labelled images, or set validation_share = "0%".')
@@ -184,7 +213,9 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
         _LOG.info("%d of %d labelled images are held out for validation", len(drawn), len(labelled))
     kept = np.setdiff1d(np.arange(len(labelled)), drawn)
     return (replace(images, labelled=part_of(labelled, kept, disk=disk),
-                    validation=part_of(labelled, drawn, disk=disk)), len(drawn), images_K)
+                    validation=part_of(labelled, drawn, disk=disk)), len(drawn), images_K,
+            {**digests, "labelled": [digests["labelled"][each] for each in kept.tolist()],
+             "validation": [digests["labelled"][each] for each in drawn.tolist()]})
 
 
 def _measure(config: StudyConfig, classes: tuple[str, ...], images_K: tuple[int, ...]) -> tuple[StudyMeasure, str]:
@@ -289,7 +320,50 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, test_without=())
     if not frozen.by_patient:
         now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
-    return replace(now, num_broken=frozen.num_broken, keeps_best=frozen.keeps_best)
+    if not frozen.read_with:
+        now = replace(now, labelled_digest="", validation_digest="", test_digest="")
+    return replace(now, num_broken=frozen.num_broken, read_with=frozen.read_with, keeps_best=frozen.keeps_best)
+
+
+def _changes(now: FrozenStudy, frozen: FrozenStudy) -> dict[str, str]:
+    """How each set differs from the frozen one. Other pixels of as many images are no other images for certain where
+    other versions have read them."""
+    found = {}
+    for name in _SETS:
+        count, before = (getattr(each, f"num_{name}") for each in (now, frozen))
+        if count != before:
+            found[name] = f"{before} {name} images then, {count} now"
+        elif now.read_with == frozen.read_with and _set_digests(now)[name] != _set_digests(frozen)[name]:
+            found[name] = f"as many {name} images as then, {count}, but other ones or other labels"
+    return found
+
+
+def _set_digests(frozen: FrozenStudy) -> dict[str, str]:
+    return {"labelled": frozen.labelled_digest, "validation": frozen.validation_digest, "test": frozen.test_digest}
+
+
+def _digest_of(images: ImageSet | None, digests: Sequence[bytes]) -> str:
+    """SHA-256, hex, of pixels and labels, the images in the order of these, so that files may be renamed.
+
+    Args:
+        digests: `pixel_digests` of the images.
+    """
+    if images is None or images.labels_N is None or len(images) == 0:
+        return ""
+    rows = (pixels + label.tobytes()
+            for pixels, label in zip(digests, images.labels_N.cpu().numpy().astype("<i8"), strict=True))
+    return hashlib.sha256(b"".join(sorted(rows))).hexdigest()
+
+
+def _read_with() -> str:
+    """Versions of what reads images here, and the kind of machine."""
+    found = [f"semisilo {__version__}"]
+    for name in _READERS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join([*found, platform.machine()])
 
 
 def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder: Path,

@@ -6,17 +6,17 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from semisilo.common.config import to_dict
+from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import UnknownName, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.common.text.names import nearest_name
 from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import FrozenStudy
-from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict, load_study
+from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
+from semisilo.coordinator.ledger.states import ENDED_STUDY, StudyState
+from semisilo.coordinator.studies.study_file import StudyConfig, check_participation, config_from_dict, load_study
 
-__all__ = ["create_study", "queue_new_studies", "queue_study"]
+__all__ = ["create_study", "edited_studies", "queue_new_studies", "queue_study"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
@@ -50,13 +50,15 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
                 only_check: bool = False) -> StudyConfig:
     """Checks a study file and puts it at the end of the queue, where its settings are frozen.
 
-    A study that failed before its first round is queued again with the file as it is now; one that failed or was
-    stopped later goes on with the settings that it began with.
+    A study that waits in the queue and has never begun takes the file as it is now, and keeps its place. One that
+    failed before its first round is queued again with the file as it is now; one that failed or was stopped later goes
+    on with the settings that it began with.
     Args:
         check: told the settings, and what an earlier beginning has frozen, before anything is queued; raises what is
             wrong with them beyond the file, such as images that cannot be read.
         only_check: queues nothing.
-    Raises: UnknownName, BadConfiguration; UsageError when the study is in the queue or over; what `check` raises.
+    Raises: UnknownName, BadConfiguration; UsageError when the study is in the queue with these settings, has begun
+        with others, or is over; what `check` raises.
     """
     path = federation.studies / name / "study.toml"
     if not path.is_file():
@@ -64,29 +66,77 @@ def queue_study(federation: Federation, ledger: Ledger, name: str, *,
         raise UnknownName(f"There is no file {path}.",
                           remedy=f"Studies: {names}. Make one with: coordinator new {name}.")
     _check_name(name)
-    known = next((row for row in ledger.studies() if row.name == name), None)
     config = load_study(path)
-    if known is None:
-        check(config, None)
-        if not only_check:
-            ledger.queue_study(name, to_dict(config))
+    known = _may_be_queued(ledger, name, config, path)
+    # Before its first commit it begins anew: with other images, where the operator has mended them.
+    check(config, known.frozen if known is not None and ledger.committed_digest(name) else None)
+    if only_check:
         return config
-    if known.state is StudyState.COMPLETED:
-        raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
-    if known.state not in (StudyState.FAILED, StudyState.STOPPED):
-        raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
-    if ledger.committed_digest(name) == "":
-        check(config, known.frozen)
-        if not only_check:
-            ledger.requeue_study(name, to_dict(config))
-    elif to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
-        raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
-                         remedy="Undo the edit to continue it, or start another study: coordinator new NAME.")
-    else:
-        check(config, known.frozen)
-        if not only_check:
-            ledger.requeue_study(name, known.config)
+    with ledger.transaction():  # a check takes minutes, in which somebody else may have queued it
+        known = _may_be_queued(ledger, name, config, path)
+        if known is None:
+            ledger.queue_study(name, to_dict(config))
+        elif known.state in ENDED_STUDY:
+            ledger.requeue_study(name, known.config if ledger.committed_digest(name) else to_dict(config))
+        else:
+            ledger.replace_settings(name, to_dict(config))
     return config
+
+
+def _may_be_queued(ledger: Ledger, name: str, config: StudyConfig, path: Path) -> StudyRow | None:
+    """What the ledger knows of a study that may be queued as things stand, or, while it waits in the queue, may get
+    other settings. Raises: UsageError where it may not."""
+    known = ledger.find_study(name)
+    if known is not None:
+        if known.state is StudyState.COMPLETED:
+            raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
+        waits = known.state not in ENDED_STUDY
+        if waits and not _is_edited(config, known):
+            raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
+        has_begun = _has_begun(ledger, known) if waits else ledger.committed_digest(name) != ""
+        if has_begun and _is_edited(config, known):
+            raise _begun_with_others(ledger, known, path)
+    if not ledger.committed_digest(name):
+        check_participation(config, str(path))
+    return known
+
+
+def edited_studies(federation: Federation, ledger: Ledger) -> dict[str, str]:
+    """What to say of the studies that are queued or have begun, and whose file has other settings by now, by name."""
+    found = {}
+    for row in ledger.studies():
+        path = federation.studies / row.name / "study.toml"
+        if row.state in ENDED_STUDY or not path.is_file():
+            continue
+        try:
+            if not _is_edited(load_study(path), row):
+                continue
+        except UsageError as error:
+            found[row.name] = f"its settings stay those with which it was queued, for {path} is wrong: {error.line()}"
+            continue
+        found[row.name] = _begun_with_others(ledger, row, path).line() if _has_begun(ledger, row) else (
+            f"it waits with other settings than {path} has now. To take the file as it is: coordinator queue"
+            f" {row.name}")
+    return found
+
+
+def _is_edited(config: StudyConfig, row: StudyRow) -> bool:
+    """Whether the file has other settings than the ledger. Those that an earlier version did not know are as they are
+    when they are left out."""
+    then = config_from_dict(row.config, where=f"study {row.name}")
+    return canonical_json(to_dict(config)) != canonical_json(to_dict(then))
+
+
+def _has_begun(ledger: Ledger, row: StudyRow) -> bool:
+    return row.state is not StudyState.QUEUED or ledger.committed_digest(row.name) != ""
+
+
+def _begun_with_others(ledger: Ledger, row: StudyRow, path: Path) -> UsageError:
+    remedy = "Undo the edit to continue it, or start another study: coordinator new NAME."
+    if row.state is not StudyState.QUEUED and ledger.committed_digest(row.name) == "":
+        remedy = (f"No round of it is done yet. To begin again with the file: coordinator stop {row.name}, then"
+                  f" coordinator queue {row.name}.")
+    return UsageError(f"Study '{row.name}' has begun with other settings than {path} has now.", remedy=remedy)
 
 
 def queue_new_studies(federation: Federation, ledger: Ledger) -> tuple[list[str], dict[str, UsageError]]:

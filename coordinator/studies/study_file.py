@@ -44,8 +44,8 @@ from semisilo.coordinator.ledger.records import BaselineRecipe
 from semisilo.coordinator.secure_aggregation.groups import number_of_groups
 
 __all__ = ["NEEDS_VALIDATION", "DataSettings", "ImageSettings", "MethodSettings", "ParticipationSettings",
-           "StudyConfig", "StudySettings", "WireSettings", "check_class", "check_class_names", "check_scenario",
-           "config_from_dict", "load_study"]
+           "StudyConfig", "StudySettings", "WireSettings", "check_class", "check_class_names", "check_participation",
+           "check_scenario", "config_from_dict", "load_study"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ NEEDS_VALIDATION = ('Name them in [data] validation, hold some out of the labels
 _MOST_ROUNDS = 1_000_000
 _LONGEST_SECONDS = 365 * 86_400.0
 """More of either is a mistake, and what silos are told of deadlines has an end."""
+_ROUND_LIMIT = "2d"
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -250,10 +251,11 @@ class ParticipationSettings:
     silos_per_round: int | str = "100%"
     """A number, or a share of the joined silos such as "10%"; at least one silo is asked."""
     quorum: int = 0
-    """Updates and abstentions needed to close a phase; 0: half of those asked, rounded up. Refusals do not count."""
+    """Updates and abstentions needed to close a phase; 0: half of those asked, rounded up. Refusals do not count. No
+    round is opened that asks fewer."""
     round_timeout: str = "30m"
     """Deadline of a phase, counted from its opening."""
-    round_limit: str = "2d"
+    round_limit: str = _ROUND_LIMIT
     """Longest wait for the quorum; then the round fails and the model stays."""
     largest_weight: str = "50%"
     """Largest share that one silo may have in an average that weighs by counts of images (docs/methods.md says which
@@ -302,8 +304,17 @@ class ParticipationSettings:
         return min(num_joined, max(1, wanted))
 
     def quorum_of(self, num_asked: int) -> int:
-        """Updates and abstentions needed among `num_asked`."""
+        """Updates and abstentions needed among `num_asked`, which may be fewer than at its opening."""
         return min(self.quorum, num_asked) if self.quorum else (num_asked + 1) // 2
+
+    def fewest_asked(self, num_asked: int, *, num_aside: int) -> int:
+        """Silos that a round must ask to be opened.
+
+        Args:
+            num_asked: that it would ask.
+            num_aside: members that are set aside, and count for no quorum.
+        """
+        return max(1, self.quorum_of(num_asked), self.quorum - num_aside)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -568,6 +579,26 @@ def load_study(path: Path) -> StudyConfig:
     if isinstance(asked, int) and (why := too_few_to_sum(config.privacy, asked)):
         raise BadConfiguration(f"{path}: [privacy]: {why}")
     return config
+
+
+def check_participation(config: StudyConfig, where: str, *, silos: int | None = None) -> None:
+    """Whether a new study can do what its table [participation] says.
+
+    Args:
+        silos: how many there will ever be; None where more may join.
+    Raises: BadConfiguration, naming table and key.
+    """
+    found = config.participation
+    asked = found.silos_per_round if silos is None else found.sample_size(silos)
+    if isinstance(asked, int) and found.quorum > asked:
+        raise BadConfiguration(f"{where}: [participation]: quorum = {found.quorum}: a round asks"
+                               f" {asked} {'silo' if asked == 1 else 'silos'}.",
+                               remedy=f"Set quorum to {asked} at most, or ask more: silos_per_round.")
+    if found.round_limit != _ROUND_LIMIT \
+            and parse_duration(found.round_limit) < found.timeout_seconds:
+        raise BadConfiguration(f'{where}: [participation]: round_limit = "{found.round_limit}" is shorter than'
+                               f' round_timeout = "{found.round_timeout}": no round would end before that.',
+                               remedy="Make round_timeout shorter too, or round_limit longer.")
 
 
 def check_scenario(config: StudyConfig, where: str) -> None:

@@ -14,9 +14,10 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from semisilo.common import __version__
-from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, SystemTrouble, Unreachable
+from semisilo.common.errors import DailyBudget, NotPermitted, OutsideHours, SemisiloError, SystemTrouble, Unreachable
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
@@ -31,23 +32,24 @@ from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.secure_steps import SecureSteps
-from semisilo.silo.agent.shared_model import check_size, note_question
+from semisilo.silo.agent.shared_model import check_size, forget_unfinished, note_question
 from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
 from semisilo.silo.agent.terminal import Display, ToldDisplay
 from semisilo.silo.compute.messages import Survey
-from semisilo.silo.link.link import Link, is_fatal
+from semisilo.silo.link.link import Link, ModelDescription, is_fatal
 from semisilo.silo.link.retrying_calls import waits
 from semisilo.silo.link.traffic import Carried, Traffic
 from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.disclosures import DisclosureLog, announcement, message
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
+from semisilo.silo.site.images_choice import labels_gone
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.stores import open_cache
-from semisilo.silo.site.working_hours import closes_at
+from semisilo.silo.site.working_hours import closes_at, next_day_at
 from semisilo.silo.study_cards.agreement import Agreement
 from semisilo.silo.study_cards.book import CardBook
 
@@ -72,8 +74,6 @@ _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
 """An answer "nothing to do" that comes sooner, twice for the same reason, is not a long poll: pause before the next."""
-_HAD_MODEL = ("updated", "abstained", "unwanted")
-"""Tasks that were done, so that their tensor groups are here."""
 _LAST_WORD_SECONDS = 15.0
 """How long a silo that has ended evaluates on, and tries to tell; a coordinator that ends waits as long."""
 _LEAVING_POLL_SECONDS = 0.2
@@ -106,7 +106,8 @@ class Agent:
             heads: checks and keeps the heads of the coordinator's audit trail; None where there is no authority to
                 check them against.
             choice: which images.
-            link: the connection; its `on_trouble` and `on_contact` should be `trouble` and `contact` of this object.
+            link: the connection; its `on_trouble`, `on_contact` and `on_stream` should be `trouble`, `contact` and
+                `count` of this object.
             compute: runs `semisilo.silo.compute.operations.Operations`.
             renew: renews the certificate when that is due; called before every poll.
             exit_when_finished: `run` returns when there is no study any more after this silo has taken part in one.
@@ -161,7 +162,7 @@ class Agent:
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,
-                                                     policy=policy), agreement=self._agreement)
+                                                     policy=policy), agreement=self._agreement, count=self.count)
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
                                     cache=self._cache, display=self._display, disclosures=self._disclosures,
                                     clock=clock)
@@ -176,6 +177,8 @@ class Agent:
         self._quick_answers = 0
         self._said_away = False
         self._over = ""
+        """The study whose model is still to be fetched; not before `_over_from`, Unix seconds."""
+        self._over_from = 0.0
         self._leaving = False
 
     # The loop ---------------------------------------------------------------------------------------------------------
@@ -248,6 +251,7 @@ class Agent:
         # Nobody writes updates now: what a crash has left half-written can go.
         await asyncio.to_thread(self._memory.outgoing.clean)
         await asyncio.to_thread(self._sites.clean)
+        await asyncio.to_thread(forget_unfinished, self._home, now_unix=self._clock())
         await self._survey()
 
     async def _until_well(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -263,19 +267,35 @@ class Agent:
             await asyncio.sleep(pause)
 
     async def _fetch_final(self, study: str) -> None:
-        """Fetches the model that a study hands over, to evaluate it here, where the study shares it and this site has
-        test images. What is in the way is no trouble: the rounds before were evaluated."""
+        """Fetches the model that a study hands over, to evaluate it here, where the study shares it, this site has test
+        images, and it has agreed to the study. Put off while this site takes no task, and when the budget of the day
+        ends it. What else is in the way is no trouble: the rounds before were evaluated."""
+        now = self._clock()
+        held_off = now < self._over_from <= next_day_at(self._policy.hours, now)  # a later one is another clock's
+        if self._choice.test and (held_off or self._away() is not None):
+            return
         self._over = ""
         if not self._choice.test:
             return
         try:
+            if not await self._agreed(study):
+                _LOG.debug("the model of study %s is not evaluated: this site has no part in it", printable(study))
+                return
             note_question(self._disclosures, study)
             model = await self._link.describe_model(study)
             if self._sites.knows(model):
                 return
             check_size(model, self._policy.limits)
-            self._budget.check(model.size_bytes, "the model that the study hands over", self._clock())
-            path = await self._link.download_model(model, PayloadStore(self._home.evaluated_models))
+            self._may_fetch(model, 0)
+            store = PayloadStore(self._home.evaluated_models)
+            await asyncio.to_thread(store.clean, keep_partials=[model.digest])
+            path = await self._link.download_model(model, store, may_go_on=partial(self._may_fetch, model))
+        except (DailyBudget, OutsideHours) as error:
+            _LOG.debug("the model of study %s is put off: %s", printable(study), error)
+            self._over = study
+            if isinstance(error, DailyBudget):
+                self._over_from = next_day_at(self._policy.hours, self._clock())
+            return
         except (SemisiloError, OSError) as error:
             if isinstance(error, SemisiloError) and is_fatal(error):
                 raise
@@ -283,6 +303,29 @@ class Agent:
             return
         await self._sites.make_way()
         self._sites.begin_file(model, path)
+
+    async def _agreed(self, study: str) -> bool:
+        """Whether this silo has answered a task of the study, and this site would permit another: a coordinator may
+        name any study. Raises: StorageDamaged, OSError."""
+        if self._disclosures.method_of(study) not in self._policy.methods:
+            return False
+        if self._agreement is None:
+            return not self._policy.require.approval
+        return await asyncio.to_thread(self._agreement.stands, study)
+
+    def _may_fetch(self, model: ModelDescription, here: int) -> None:
+        """Whether the rest of a model may come now. No task waits for it, so that none is put off with it.
+
+        Raises: OutsideHours, DailyBudget; NotPermitted where it will never fit.
+        """
+        self.count()
+        if (away := away_now(self._policy.hours, self._budget, self._clock())) is not None:
+            raise away.error
+        limit = self._policy.limits.bytes_per_day
+        if limit and model.size_bytes > limit:
+            raise NotPermitted(f"The model has {model.size_bytes} bytes; this silo carries at most {limit} in a day.")
+        self._budget.check(model.size_bytes - here, "the model that the study hands over", self._clock(),
+                           ends_day=False)
 
     async def _say_last(self) -> None:
         """What is still being evaluated when the study is over, and may be told, goes out before this silo leaves."""
@@ -300,8 +343,11 @@ class Agent:
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
         found = await self._compute.call(Survey(choice=choice))
+        before = self._status.now.labelled_count
+        if before and not found.labelled and choice.use_labels and JoinChoice.load(self._home.choice) == choice:
+            raise labels_gone(choice, before, when="when this silo was here last")
         self._labelled, self._unlabelled = found.labelled, found.unlabelled
-        self._runner.num_images = self._labelled + self._unlabelled
+        self._runner.num_images, self._runner.num_labelled = self._labelled + self._unlabelled, self._labelled
         choice.save(self._home.choice)
         self._display.done()
         in_steps = f" that come in {found.steps} steps" if found.steps else ""
@@ -398,7 +444,7 @@ class Agent:
         self._save(state=printable(f"{name}: works on it"), study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._asked.came(task, now_unix=self._clock())
         before = self._traffic.total()
         self.count(durably=True)
@@ -406,16 +452,16 @@ class Agent:
         with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id,
                    trace_id=new_trace_id()):
             outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
-            if outcome.kind == "unwanted":
+            if not outcome.wanted:
                 # Before another task is asked for: a later phase of the round would bring in what this one has left.
                 await self._until_well(lambda: asyncio.to_thread(self._memory.refused, task.task_id))
         carried = self._traffic.total().since(before)
         self.count(durably=True)
         self._on_task(outcome)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._asked.ended(task, outcome=outcome.kind, code="" if outcome.error is None else outcome.error.code,
                               text=outcome.text, now_unix=self._clock())
-        if outcome.kind in _HAD_MODEL:
+        if outcome.done:  # what is refused is not looked at either, whatever the coordinator says to the refusal
             self._sites.begin(task)
         if outcome.took is not None and outcome.kind != "answered":
             with contextlib.suppress(OSError):
@@ -468,7 +514,7 @@ class Agent:
         was_part = bool(self._status.now.study)
         self.has_worked = self.has_worked or was_part
         if was_part:
-            self._over = self._status.now.study
+            self._over, self._over_from = self._status.now.study, 0.0
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))
         if not (was_part and self._exit_when_finished):
             self._display.state(self._greeting(line, first=first))

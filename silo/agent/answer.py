@@ -53,6 +53,8 @@ class Site:
     cache_folder: Path
     """Of payloads that arrive."""
     disclosures: DisclosureLog
+    announced_labelled: Callable[[], int] = lambda: 0
+    """See `semisilo.silo.compute.messages.Train`."""
     threads_file: Path | None = None
     """See `semisilo.silo.compute.messages.Train`."""
     privacy_folder: Path
@@ -153,6 +155,7 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
     residuals, pending_residuals = site.memory.residuals(task.study, round=task.round)
     return Train(
         task=task, payloads=dict(payloads), cache_folder=site.cache_folder, choice=site.choice,
+        announced_labelled=site.announced_labelled(),
         images_folder=site.images_folder if site.policy.limits.images_on_disk else None,
         factories=site.policy.permit.code(site.model_files), memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,

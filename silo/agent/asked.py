@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from semisilo.common.config import canonical_json
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 
@@ -61,7 +62,8 @@ class AskedRecord:
         self._path = path
 
     def came(self, task: pb.Task, *, now_unix: float) -> None:
-        """Notes a task. Raises: OSError; the caller may ignore it."""
+        """Notes a task, as it came: nothing of it is checked yet. Raises: OSError, ValueError; the caller may ignore
+        it."""
         self._append({
             "event": "came", "unix": now_unix, "task_id": printable(task.task_id, limit=700),
             "study": printable(task.study, limit=128), "round": task.round, "rounds": task.round_count,
@@ -70,12 +72,13 @@ class AskedRecord:
             "download_bytes": sum(each.size_bytes for each in task.payloads)})
 
     def ended(self, task: pb.Task, *, outcome: str, code: str, text: str, now_unix: float) -> None:
-        """Notes what became of it. Raises: OSError; the caller may ignore it."""
+        """Notes what became of it. Raises: OSError, ValueError; the caller may ignore it."""
         self._append({"event": "ended", "unix": now_unix, "task_id": printable(task.task_id, limit=700),
                       "outcome": outcome, "code": code, "text": printable(text, limit=_MOST_TEXT)})
 
     def _append(self, entry: Mapping[str, object]) -> None:
-        line = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        # In ASCII: what a stranger has sent may hold half of a surrogate pair, which is no UTF-8.
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(handle).st_size
@@ -133,11 +136,13 @@ def _number(value: object) -> float:
 
 
 def _settings(text: str) -> Mapping[str, object]:
-    """A method's settings of a task; none where they are no table, or a large one."""
+    """A method's settings of a task; none where they are no table, or a large one, or what nobody could show: numbers
+    without an end, text that is no Unicode."""
     if len(text) > _MOST_SETTINGS_BYTES:
         return {}
     try:
         found = json.loads(text or "{}")
+        canonical_json(found).encode()
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -128,20 +128,24 @@ class DayBudget:
             self._write(durably=durably and self._limit > 0)
         return self._count
 
-    def check(self, wanted_bytes: int, what: str, now_unix: float) -> None:
+    def check(self, wanted_bytes: int, what: str, now_unix: float, *, ends_day: bool = True) -> None:
         """Whether so many bytes more may cross today.
 
         Args:
             what: for the error: what they are.
-        Raises: DailyBudget, with the time when the day ends; from then until that time `exhausted_until` says so too.
+            ends_day: False for what no task waits for.
+        Raises: DailyBudget, with the time when the day ends; from then until that time `exhausted_until` says so too,
+            unless `ends_day` is False.
         """
         if not self._limit or self._count.bytes + wanted_bytes <= self._limit:
             return
-        self._over_until = next_day_at(self._hours, now_unix)
+        end = next_day_at(self._hours, now_unix)
+        if ends_day:
+            self._over_until = end
         raise DailyBudget(
             f"The daily budget of this silo does not suffice: {describe_bytes(self._count.bytes)} of "
             f"{describe_bytes(self._limit)} are used today, and {what} would take {describe_bytes(wanted_bytes)}. The "
-            f"next day begins on {time_text(self._hours, self._over_until)}.",
+            f"next day begins on {time_text(self._hours, end)}.",
             remedy="To allow more, raise [limits] bytes_per_day in silo.toml of this silo.")
 
     def exhausted_until(self, now_unix: float) -> float | None:

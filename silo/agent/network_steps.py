@@ -40,10 +40,12 @@ class NetworkSteps:
     """`semisilo.silo.agent.answer.TaskSteps` of a real silo, for one task after another."""
 
     def __init__(self, *, choice: JoinChoice, link: Link, compute: Compute, cache: PayloadStore, display: Display,
-                 budget: DayBudget, last_upload_bytes: Mapping[str, int], clock: Callable[[], float]) -> None:
+                 budget: DayBudget, last_upload_bytes: Mapping[str, int], clock: Callable[[], float],
+                 count: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             budget: what may cross today.
+            count: has it take note of what has crossed.
             last_upload_bytes: size of the last update of each study, as far as it is known.
             clock: Unix seconds.
         """
@@ -53,6 +55,7 @@ class NetworkSteps:
         self._tensors = TensorCache(cache)
         self._display = display
         self._budget = budget
+        self._count = count
         self._clock = clock
         self._own_images = OwnImages(choice)
         self._last_upload_bytes = dict(last_upload_bytes)
@@ -94,17 +97,23 @@ class NetworkSteps:
         answer = self._last_upload_bytes.get(task.study, 0)
         also = f", with an update like the last ({describe_bytes(answer)})," if answer else ""
         self._budget.check(coming + answer, f"this task's download of {describe_bytes(coming)}{also}", self._clock())
-        before, started = 0, time.monotonic()
+        before, started, left = 0, time.monotonic(), coming
         for reference in wanted:
             if not await self._cached(reference):
                 self._watch.stage(pb.ReportProgressRequest.STAGE_DOWNLOADING)
+                left = max(left, reference.size_bytes)  # more where one of the cache has turned out to be damaged
 
                 def arrived(count: int, before: int = before) -> None:
                     self._watch.tell((before + count) / total,
                                      f"{describe_bytes(before + count)} of {describe_bytes(total)}")
 
+                def may_go_on(here: int, left: int = left) -> None:
+                    self._count()
+                    self._budget.check(left - here + answer, f"the rest of this task's download{also}", self._clock())
+
                 arrived(0)
-                await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived)
+                await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived, may_go_on=may_go_on)
+                left -= reference.size_bytes
             before += reference.size_bytes
         self.took = replace(self.took, download_bytes=coming, download_seconds=time.monotonic() - started)
         await asyncio.to_thread(self._collect, task, digests)

@@ -9,27 +9,33 @@ Tests: tests/silo/agent/test_shared_model.py, tests/test_own_test_images.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from semisilo.common.errors import BadData, NotPermitted, SemisiloError
+from semisilo.common.rpc.tls import split_address
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.link.diagnosis import diagnose
 from semisilo.silo.link.link import Link, LinkSettings, ModelDescription
-from semisilo.silo.link.traffic import Carried
+from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.membership.enrollment import open_channel
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Limits, Policy, load_policy
 
-__all__ = ["FetchedModel", "check_size", "fetch_model", "note_question"]
+__all__ = ["FetchedModel", "check_size", "fetch_model", "forget_unfinished", "note_question"]
+
+_KEPT_DAYS = 7
+"""A fetch that was cut is gone on with for so long; then what has come of it goes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,24 +84,42 @@ def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[],
     identity, home = load_identity(folder), SiloHome(folder)
     policy = load_policy(home.policy)
     trouble = _Trouble(on_trouble, patience_seconds)
+    proxied = use_http_proxy and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
 
     async def fetch() -> tuple[ModelDescription, Path]:
         note_question(DisclosureLog(home.disclosures), study)
+        traffic = Traffic(identity.silo, remote_port=0 if proxied else split_address(identity.address)[1])
         link = Link(lambda: open_channel(identity, use_http_proxy=use_http_proxy), silo=identity.silo,
-                    settings=LinkSettings(), on_trouble=trouble,
+                    settings=LinkSettings(), on_trouble=trouble, messages=traffic.messages, on_stream=traffic.total,
                     diagnose=lambda: diagnose(folder, identity.address, now(), use_http_proxy=use_http_proxy))
+        budget = _budget(home, policy, now())
+        alone = not home.is_running()  # else the agent writes the count of the day, and would not know of this
+
+        def carried() -> int:
+            """Bytes of this fetch that the budget does not know of."""
+            found = traffic.total()
+            if not alone:
+                return found.sent_bytes + found.received_bytes
+            budget.carried(found, now(), durably=True)
+            return 0
+
+        def may_go_on(model: ModelDescription, here: int) -> None:
+            budget.check(model.size_bytes - here + carried(), "the rest of this model", now())
+
         try:
             model = await link.describe_model(study)
             check_size(model, policy.limits)
-            budget = _budget(home, policy, now())
             budget.check(model.size_bytes, "this model", now())
             store = PayloadStore(home.models)
-            path = await link.download_model(model, store, on_bytes=lambda here: on_bytes(here, model.size_bytes))
-            if not home.is_running():  # else the agent writes the count of the day, and would not know of this
-                budget.carried(Carried(0, model.size_bytes), now(), durably=True)
+            _forget_old(store, keep=model.digest, now_unix=now())
+            path = await link.download_model(model, store, on_bytes=lambda here: on_bytes(here, model.size_bytes),
+                                             may_go_on=partial(may_go_on, model))
             return model, path
         finally:
+            with contextlib.suppress(OSError):
+                carried()
             await link.close()
+            traffic.close()
 
     model, path = asyncio.run(fetch())
     target = (out if out is not None else Path(f"{model.study}.safetensors")).expanduser().absolute()
@@ -122,6 +146,23 @@ class _Trouble:
         if error.line() != self._told:
             self._told = error.line()
             self._tell(error)
+
+
+def forget_unfinished(home: SiloHome, *, now_unix: float) -> None:
+    """Removes models that `silo model` has fetched in part, or could not put where they were wanted, and that nobody
+    has gone on with for a week. Raises: OSError."""
+    if home.models.is_dir():
+        _forget_old(PayloadStore(home.models), keep="", now_unix=now_unix)
+
+
+def _forget_old(store: PayloadStore, *, keep: str, now_unix: float) -> None:
+    """By age: another `silo model` may be at work, and a person go on with a fetch that was cut."""
+    before = now_unix - _KEPT_DAYS * 86_400.0
+    store.clean(keep_partials=[keep], before_unix=before)
+    for digest in store.digests() - {keep}:
+        with contextlib.suppress(FileNotFoundError):
+            if store.path(digest).stat().st_mtime < before:
+                store.path(digest).unlink()
 
 
 def _budget(home: SiloHome, policy: Policy, now_unix: float) -> DayBudget:

@@ -73,9 +73,10 @@ class SiteEvaluator:
         self._in_call: tuple[RecordedEvaluation, ...] = ()
 
     def clean(self) -> None:
-        """Removes models that a crash has left here between fetching and evaluating."""
+        """Removes models that a crash has left here, in part or whole, between fetching and evaluating."""
         if self._home.evaluated_models.is_dir():
             store = PayloadStore(self._home.evaluated_models)
+            store.clean()
             for digest in store.digests():
                 store.path(digest).unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,10 @@ class TaskOutcome:
     """For counting."""
     error: SemisiloError | None = None
     """Why this silo has refused it."""
+    wanted: bool = True
+    """Whether the coordinator took the answer; if not, it has said that it is too late."""
+    done: bool = False
+    """Whether the task was done, wanted or not: this site has permitted it, and its tensor groups are here."""
 
 
 class TaskRunner:
@@ -91,9 +95,10 @@ class TaskRunner:
                  model_files: Path = Path("model_files"),
                  threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
                  clock: Callable[[], float] = time.time, secure: SecureSteps | None = None,
-                 agreement: Agreement | None = None) -> None:
+                 agreement: Agreement | None = None, count: Callable[[], None] = lambda: None) -> None:
         """
         Args:
+            count: has `budget` take note of what has crossed.
             agreement: holds tasks against the cards of their studies; None where nothing is signed.
             secure: answers steps of secure sums; None where they are refused.
             threads_file: see `semisilo.silo.compute.messages.Train`.
@@ -115,15 +120,21 @@ class TaskRunner:
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
                           disclosures=disclosures, privacy_folder=privacy_folder, threads_file=threads_file,
-                          images_folder=images_folder, model_files=model_files)
+                          images_folder=images_folder, model_files=model_files,
+                          announced_labelled=lambda: self.num_labelled)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
-                                   budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
+                                   budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock, count=count)
         self.num_images = 0
         """For the line that announces training; known after the survey."""
+        self.num_labelled = 0
+        """Of these, as the coordinator is told."""
 
     async def refuse(self, task: pb.Task, error: SemisiloError) -> TaskOutcome:
-        """Tells the coordinator that this silo does not do a task, and why, without having looked at it."""
-        return await self._refuse(task, error)
+        """Tells the coordinator that this silo does not do a task, and why, without having looked at it.
+
+        Raises: as `answer`.
+        """
+        return await _put_off_by_system(self._refuse(task, error))
 
     async def answer(self, task: pb.Task) -> TaskOutcome:
         """Does a task, or says why not.
@@ -131,12 +142,7 @@ class TaskRunner:
         Raises: only what no repetition can fix (`is_fatal`). Everything else becomes a refusal that the coordinator
             sees, or an outcome without an answer, after which the same task comes again.
         """
-        try:
-            return await self._answer_or_refuse(task)
-        except OSError as error:
-            if (trouble := explained(error)) is None:
-                raise
-            return TaskOutcome(f"put off: {trouble.line()}", answered=False, kind="put_off")
+        return await _put_off_by_system(self._answer_or_refuse(task))
 
     async def _answer_or_refuse(self, task: pb.Task) -> TaskOutcome:
         try:
@@ -243,14 +249,15 @@ class TaskRunner:
         seconds = time.monotonic() - started
         self._steps.took = replace(self._steps.took, upload_bytes=payload.size_bytes, upload_seconds=seconds)
         what, examples = ("masked update", "") if task.secure else ("update", f"{pending.num_examples} examples, ")
-        return _outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
-                                 f"{describe_seconds(seconds)} ({examples}trained in "
-                                 f"{describe_seconds(pending.seconds)})", kind="updated")
+        return replace(_outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
+                                         f"{describe_seconds(seconds)} ({examples}trained in "
+                                         f"{describe_seconds(pending.seconds)})", kind="updated"), done=True)
 
     async def _send_abstention(self, answer: ReadyAnswer) -> TaskOutcome:
         request = abstention_request(answer.task.task_id, answer.pending)
         verdict = await self._link.declare(request)
-        return _outcome(verdict, f"nothing to send this round: {request.abstention.reason}", kind="abstained")
+        return replace(_outcome(verdict, f"nothing to send this round: {request.abstention.reason}",
+                                kind="abstained"), done=True)
 
     async def _refuse(self, task: pb.Task, error: SemisiloError) -> TaskOutcome:
         """Tells the coordinator that this silo does not do the task, and why."""
@@ -270,14 +277,29 @@ class TaskRunner:
                 raise
             return TaskOutcome(f"refused here ({error.line()}), and the coordinator did not take the refusal: "
                                f"{objection.line()}", answered=False, kind="refused", error=error)
-        return replace(_outcome(verdict, f"refused: {error.line()}", kind="refused"), error=error)
+        late = "" if verdict.accepted else f" ({_not_wanted(verdict)})"
+        return TaskOutcome(f"refused: {error.line()}{late}", answered=verdict.accepted, kind="refused", error=error,
+                           wanted=verdict.accepted)
+
+
+async def _put_off_by_system(work: Awaitable[TaskOutcome]) -> TaskOutcome:
+    """What became of a task; put off where the system refuses a file meanwhile, as a record on a full disk."""
+    try:
+        return await work
+    except OSError as error:
+        if (trouble := explained(error)) is None:
+            raise
+        return TaskOutcome(f"put off: {trouble.line()}", answered=False, kind="put_off")
 
 
 def _outcome(verdict: Verdict, text: str, *, kind: OutcomeKind) -> TaskOutcome:
     if verdict.accepted:
         return TaskOutcome(text, answered=True, kind=kind)
-    return TaskOutcome(f"not wanted any more: {printable(verdict.reason or 'no reason given')}", answered=False,
-                       kind="unwanted")
+    return TaskOutcome(_not_wanted(verdict), answered=False, kind="unwanted", wanted=False)
+
+
+def _not_wanted(verdict: Verdict) -> str:
+    return f"not wanted any more: {printable(verdict.reason or 'no reason given')}"
 
 
 def _public_text(error: SemisiloError) -> str:

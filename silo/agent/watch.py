@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ class Watch:
     def __init__(self, task: TaskSpec, link: Link, display: Display, *, interval_seconds: float) -> None:
         self.name = f"{task.study}, round {task.round}/{task.rounds}"
         self._task_id = task.task_id
+        self._masked = bool(task.secure)
         self._link = link
         self._display = display
         self._interval_seconds = interval_seconds
@@ -115,9 +117,7 @@ class Watch:
                 continue
             self._told = self._stage, self._fraction
             try:
-                answer = await self._link.report_progress(pb.ReportProgressRequest(
-                    task_id=self._task_id, stage=self._stage, fraction=min(1.0, max(0.0, self._fraction)),
-                    text=cut(printable(self._text, limit=200), 200)))
+                answer = await self._link.report_progress(self._request(self._stage))
             except TaskClosed as error:
                 return error.text
             except SemisiloError as error:
@@ -127,6 +127,15 @@ class Watch:
             if answer.abort:
                 return printable(answer.reason or "the coordinator asked to", limit=200)
 
+
+    def _request(self, stage: pb.ReportProgressRequest.Stage) -> pb.ReportProgressRequest:
+        """What the coordinator hears. In a secure sum no words, and tenths alone: words name images and pseudo-labels,
+        and of 32 images of so many more the share tells how many these are."""
+        fraction = min(1.0, max(0.0, self._fraction))
+        if self._masked:
+            return pb.ReportProgressRequest(task_id=self._task_id, stage=stage, fraction=math.floor(10 * fraction) / 10)
+        return pb.ReportProgressRequest(task_id=self._task_id, stage=stage, fraction=fraction,
+                                        text=cut(printable(self._text, limit=200), 200))
 
     def _only_waits(self) -> bool:
         """Whether one of many silos waits for its turn to transfer: its call is in flight, by which the coordinator

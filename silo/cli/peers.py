@@ -43,12 +43,13 @@ def peers(
     """
     import json
 
+    from semisilo.common.text.command_line import tell
     from semisilo.silo.site.home import SiloHome
     from semisilo.silo.site.peers import forget_peer, peer_lines, peers_of
 
     folder = home_of(home)
     if forget:
-        typer.echo(forget_peer(SiloHome(folder), forget))
+        tell(json_, {"forgotten": forget}, forget_peer(SiloHome(folder), forget))
         return
     found = peers_of(SiloHome(folder))
     if json_:

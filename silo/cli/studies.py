@@ -88,9 +88,9 @@ def decline(study: _StudyArgument, home: HomeOption = None, json_: JsonOption = 
 
 
 def _decide(study: str, home: Path, *, approved: bool, json_: bool) -> None:
-    import getpass
     import time
 
+    from semisilo.common.process.account import account
     from semisilo.common.text.command_line import tell
     from semisilo.silo.site.home import SiloHome
     from semisilo.silo.study_cards.book import CardBook
@@ -98,7 +98,7 @@ def _decide(study: str, home: Path, *, approved: bool, json_: bool) -> None:
     from semisilo.silo.study_cards.table import facts_of
 
     book = CardBook(SiloHome(home).cards)
-    entry = decide(book, study, approved=approved, by=getpass.getuser(), now_unix=time.time())
+    entry = decide(book, study, approved=approved, by=account(), now_unix=time.time())
     done = {"approved": f"Study {study} is approved; this silo signs its card with its next task.",
             "signed": f"Study {study} is signed already.",
             "declined": f"Study {study} is declined; its tasks are refused."}

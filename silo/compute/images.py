@@ -43,7 +43,7 @@ from semisilo.common.text.describe import counted
 from semisilo.silo.compute.messages import Surveyed
 from semisilo.silo.site.home import JoinChoice, check_apart
 
-__all__ = ["ReadSilo", "SiloImages", "check_silo_images", "read_silo_images", "survey_silo_images"]
+__all__ = ["ReadSilo", "SiloImages", "check_silo_images", "read_silo_images", "read_test_images", "survey_silo_images"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -143,10 +143,7 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
         skipped += more.skipped
     if choice.test:
         test = read(choice.test, number - 1, with_labels=True)
-        apart, twins = _apart(test.images, images)
-        if not len(apart) and twins:
-            raise BadData(f"{choice.test}: every test image has the pixels of one to train on, first"
-                          f" {twins[0]}.", remedy="Name test images that nothing is trained on.")
+        apart, twins = _apart(test.images, images, choice)
         images = replace(images, test=apart)
         skipped += test.skipped
     if choice.on_error == "report":
@@ -156,14 +153,34 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     return ReadSilo(images, skipped, twins)
 
 
-def _apart(test: ImageSet, images: SiloImages) -> tuple[ImageSet, tuple[str, ...]]:
+def read_test_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str, ...], disk: Path | None = None,
+                     multi_label: bool = False) -> tuple[ImageSet, tuple[str, ...]]:
+    """The images to test on as `read_silo_images` gives them, for a model that somebody hands over: without those that
+    have the pixels of one to train on, whose names come second. Reads all images, whatever the model was trained on.
+
+    Args:
+        form, classes, disk, multi_label: as of `read_silo_images`.
+    Raises: BadData as `read_silo_images` does, also for a patient on both sides.
+    """
+    found = read_silo_images(choice, form, classes=classes, scenario="labels-at-coordinator", disk=disk,
+                             multi_label=multi_label)
+    assert found.images.test is not None, "asked where there are test images"
+    return found.images.test, found.twins
+
+
+def _apart(test: ImageSet, images: SiloImages, choice: JoinChoice) -> tuple[ImageSet, tuple[str, ...]]:
     """The test images without those that have the pixels of one to train on, and the names of these: what a model has
-    seen, with a label or without, does not measure it."""
+    seen, with a label or without, does not measure it. Raises: BadData where none is left."""
     trained = {digest for each in (images.labelled, images.unlabelled) if each is not None
                for digest in pixel_digests(each)}
     seen = [digest in trained for digest in pixel_digests(test)]
     twins = tuple(name for name, twice in zip(test.names, seen, strict=True) if twice)
-    return (test.subset([index for index, twice in enumerate(seen) if not twice]), twins) if twins else (test, ())
+    if not twins:
+        return test, ()
+    if len(twins) == len(test):
+        raise BadData(f"{choice.test}: every test image has the pixels of one to train on, first {twins[0]}.",
+                      remedy="Name test images that nothing is trained on.")
+    return test.subset([index for index, twice in enumerate(seen) if not twice]), twins
 
 
 def _with_labels(choice: JoinChoice) -> bool:

@@ -118,6 +118,8 @@ class Train(Request[Trained]):
     without it such a task has one."""
     masking: Masking | None = None
     """How the update is hidden; None where it goes in the clear."""
+    announced_labelled: int = 0
+    """How many images with a label this silo has told the coordinator of; 0 also where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

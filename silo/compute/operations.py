@@ -21,14 +21,13 @@ from torch import nn
 from semisilo.common.config import from_dict
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.data.image_set import ImageSet, Skipped
-from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.evaluation import AnyEvaluation, MultiLabelEvaluation, evaluation_steps
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.measures.site_evaluation import ClassResult
-from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared
+from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared, silos_have_labels
 from semisilo.common.methods.contract import (
     Meaning,
     ModelBuilder,
@@ -56,7 +55,8 @@ from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
-from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
+from semisilo.common.text.system_errors import source_trouble
+from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, read_test_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.masked_update import Summand, write_masked
@@ -74,6 +74,7 @@ from semisilo.silo.compute.private_task import Requested, admitted
 from semisilo.silo.compute.received import hold, receive
 from semisilo.silo.compute.threads import measured_threads
 from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.images_choice import labels_gone
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
 
@@ -163,6 +164,9 @@ class Operations:
         spec, settings, groups, build, device, record = (ready.spec, ready.settings, ready.groups, ready.build,
                                                          ready.device, ready.record)
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
+        if request.announced_labelled and _has_lost_its_labels(images, order, settings.scenario, request.choice):
+            self._read = None  # it is looked again once something about the files has changed
+            raise labels_gone(request.choice, request.announced_labelled, when="when `silo join` began")
         data = images.data(round=order.round, scenario=settings.scenario)
         private = admitted(
             Requested(order=order, spec=spec, settings=settings, groups=groups, frozen=ready.frozen,
@@ -234,10 +238,18 @@ class Operations:
         model, facts = read_model(request.path, allow_factories=request.factories)
         classes, form = facts.model.classes, facts.image
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        test = read_images(request.choice.test, size=form.size, channels=form.channels, resize=form.resize,
-                           classes=classes, labelled=True, reading=form.reading, disk=request.images_folder,
-                           on_error="stop" if request.choice.on_error == "stop" else "skip",
-                           selection=request.choice.selection, multi_label=facts.task == "multi_label").images
+        key = _ImagesKey(choice=request.choice, size=form.size, channels=form.channels, resize=form.resize,
+                         reading=form.reading, scenario="labels-at-coordinator", classes=classes,
+                         multi_label=facts.task == "multi_label")
+        if self._read is not None and replace(self._read[0], scenario=key.scenario) == key:
+            test = self._read[1].test
+        else:
+            self._read = None  # two sets at once might not fit
+            test, twins = read_test_images(request.choice, form, classes=classes, disk=request.images_folder,
+                                           multi_label=key.multi_label)
+            _tell_twins(twins)
+        if test is None:
+            raise BadData("There are no test images.", remedy="Name some: silo join --test FOLDER.")
         found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
         return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
 
@@ -288,9 +300,7 @@ class Operations:
             found = _all_images(order, scenario, choice, self._progress, self._disk)
             self._read = (key, found.images)
             _log_skipped(found.skipped)
-            if found.twins:
-                _LOG.warning("left out of the test images: %s with the pixels of one to train on, first %s",
-                             counted(len(found.twins), "image"), printable(found.twins[0], limit=300))
+            _tell_twins(found.twins)
             return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
 
@@ -332,17 +342,36 @@ def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file
 
 def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
                 progress: Callable[[float, str], None], disk: Path | None) -> ReadSilo:
-    """Raises: BadData whatever is wrong with the images: of other failures the coordinator hears the text, and one that
-    comes from reading may hold the name of a file, which may hold a patient's."""
+    """Raises: SystemTrouble where disk or share have gone away, which says nothing of images and is tried again; else
+    BadData whatever is wrong with them: of other failures the coordinator hears the text, and one that comes from
+    reading may hold the name of a file, which may hold a patient's."""
     try:
         return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
                                 disk=disk, multi_label=is_multi_label(order.settings))
-    except (SemisiloError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:
         where = " or ".join(choice.sources)
+        if (trouble := source_trouble(error, Path(where))) is not None:
+            raise trouble from error
+        if isinstance(error, SemisiloError):
+            raise
         _LOG.exception("reading %s failed", where)
         raise BadData(f"{where}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
+
+
+def _tell_twins(twins: Sequence[str]) -> None:
+    """Says on this machine which test images were left out."""
+    if twins:
+        _LOG.warning("left out of the test images: %s with the pixels of one to train on, first %s",
+                     counted(len(twins), "image"), printable(twins[0], limit=300))
+
+
+def _has_lost_its_labels(images: SiloImages, order: TaskSpec, scenario: Scenario, choice: JoinChoice) -> bool:
+    """Whether a study that would train on this silo's labels has none of it. In folders, those that say several labels
+    of an image say nothing."""
+    return (silos_have_labels(scenario) and choice.use_labels and not is_multi_label(order.settings)
+            and not (images.labelled is not None and len(images.labelled)))
 
 
 def _log_skipped(skipped: tuple[Skipped, ...]) -> None:

@@ -73,6 +73,7 @@ class Link:
                  settings: LinkSettings | None = None,
                  on_trouble: Callable[[SemisiloError, int], None] = lambda error, failures: None,
                  on_contact: Callable[[], None] = lambda: None,
+                 on_stream: Callable[[], object] = lambda: None,
                  diagnose: Callable[[], SemisiloError | None] = lambda: None,
                  by_own_clock: Callable[[SemisiloError], SemisiloError] = lambda error: error,
                  messages: MessageMeter | None = None) -> None:
@@ -82,6 +83,8 @@ class Link:
             silo: this silo's name; it sets the rhythm of retries.
             on_trouble: told of each failure that is going to be repeated, with the number of failures in a row.
             on_contact: told whenever the coordinator has answered.
+            on_stream: called when bytes of a payload begin to move: the time to count a new connection, which may be
+                cut a moment later.
             diagnose: finds out why there is no connection; blocks, and runs in a thread.
             by_own_clock: what an answer means by this machine's clock; see `semisilo.silo.link.diagnosis.by_own_clock`.
             messages: where the sizes of messages are added up.
@@ -90,7 +93,7 @@ class Link:
         self._calls = RetryingCalls(open_channel, silo=silo, settings=self._settings, on_trouble=on_trouble,
                                     on_contact=on_contact, diagnose=diagnose, by_own_clock=by_own_clock,
                                     messages=MessageMeter() if messages is None else messages)
-        self._transfers = Transfers(self._calls)
+        self._transfers = Transfers(self._calls, begun=on_stream)
 
     async def reopen(self) -> None:
         """Makes the next call on a new connection: after the certificate was renewed."""
@@ -150,18 +153,21 @@ class Link:
         return await self._calls.persist(attempt)
 
     async def download(self, task_id: str, reference: PayloadRef, store: PayloadStore, *,
-                       on_bytes: Callable[[int], None] = lambda count: None) -> Path:
+                       on_bytes: Callable[[int], None] = lambda count: None,
+                       may_go_on: Callable[[int], None] = lambda here: None) -> Path:
         """Brings a payload into the store and returns its path; goes on from what is on disk.
 
         Args:
             on_bytes: told how many bytes of the payload are here.
+            may_go_on: asked before each further attempt, with the bytes that are here: what a line has carried in vain
+                counts as well. Raises NotPermitted to end them.
         Raises: TaskClosed or PayloadNotServed when the coordinator no longer serves it; BadPayload when it arrived
             damaged three times.
         """
         def request(offset: int) -> pb.DownloadPayloadRequest:
             return pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(reference.digest), offset=offset)
 
-        return await self._fetch(request, reference.digest, reference.size_bytes, store, on_bytes)
+        return await self._fetch(request, reference.digest, reference.size_bytes, store, on_bytes, may_go_on)
 
     async def describe_model(self, study: str) -> ModelDescription:
         """The model that a study shares with this silo. Raises: ModelNotShared, ModelNotReady; BadPayload."""
@@ -200,7 +206,8 @@ class Link:
         await self._calls.persist(attempt)
 
     async def download_model(self, model: ModelDescription, store: PayloadStore, *,
-                             on_bytes: Callable[[int], None] = lambda count: None) -> Path:
+                             on_bytes: Callable[[int], None] = lambda count: None,
+                             may_go_on: Callable[[int], None] = lambda here: None) -> Path:
         """Brings a model into the store, as `download` does.
 
         Raises: what `describe_model` raises; PayloadNotServed when it is another one by now.
@@ -208,17 +215,21 @@ class Link:
         def request(offset: int) -> pb.DownloadModelRequest:
             return pb.DownloadModelRequest(study=model.study, digest=bytes.fromhex(model.digest), offset=offset)
 
-        return await self._fetch(request, model.digest, model.size_bytes, store, on_bytes)
+        return await self._fetch(request, model.digest, model.size_bytes, store, on_bytes, may_go_on)
 
     async def _fetch(self, request: Callable[[int], Request], digest: str, size_bytes: int, store: PayloadStore,
-                     on_bytes: Callable[[int], None]) -> Path:
+                     on_bytes: Callable[[int], None], may_go_on: Callable[[int], None]) -> Path:
         here = 0
         garbled = 0
+        first = True
 
         async def attempt() -> Path:
-            nonlocal here, garbled
+            nonlocal here, garbled, first
             if await asyncio.to_thread(store.has, digest):
                 return store.path(digest)
+            if not first:
+                may_go_on(here)
+            first = False
             with await asyncio.to_thread(store.partial, digest, size_bytes=size_bytes) as partial:
                 def arrived() -> None:
                     nonlocal here

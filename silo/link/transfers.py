@@ -45,8 +45,13 @@ SMALLEST_MEASURED_BYTES = 256 * 1024
 class Transfers:
     """DownloadPayload, DownloadModel and SubmitUpdate, each once. Messages with chunks pass gRPC as bytes."""
 
-    def __init__(self, calls: RetryingCalls) -> None:
+    def __init__(self, calls: RetryingCalls, *, begun: Callable[[], object] = lambda: None) -> None:
+        """
+        Args:
+            begun: called when a stream is about to begin, its connection there to be looked at.
+        """
         self._calls = calls
+        self._begun = begun
         self._upload_rate = 0.0
 
     @property
@@ -80,6 +85,8 @@ class Transfers:
 
     async def _pieces(self, request: Request, arrived: Callable[[], None],
                       patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
+        await self._connect()
+        self._begun()
         rpc = "DownloadModel" if isinstance(request, pb.DownloadModelRequest) else "DownloadPayload"
         with self._calls.request(rpc) as metadata:
             call: Any = self._calls.channel.unary_stream(
@@ -94,6 +101,15 @@ class Transfers:
             finally:
                 call.cancel()
 
+    async def _connect(self) -> None:
+        """Returns when there is a connection, or cannot be one at the moment, as the call then says."""
+        channel = self._calls.channel
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._calls.settings.call_seconds):
+                while (state := channel.get_state(try_to_connect=True)) in (grpc.ChannelConnectivity.IDLE,
+                                                                           grpc.ChannelConnectivity.CONNECTING):
+                    await channel.wait_for_state_change(state)
+
     async def _send_as(self, metadata: tuple[tuple[str, str], ...], update_id: str, path: Path, offset: int,
                        on_bytes: Callable[[int], None]) -> None:
         settings = self._calls.settings
@@ -105,6 +121,7 @@ class Transfers:
             async with asyncio.timeout(answer_seconds):
                 await self._write(call, _first_message(update_id), calls=1)
                 await call.initial_metadata()  # the coordinator has a place for it now, or none and says why
+            self._begun()
             start = time.monotonic()
             async with asyncio.timeout(settings.stall_seconds) as patience:
                 async with contextlib.aclosing(stream_pieces(path, offset=offset)) as pieces:

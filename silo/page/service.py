@@ -6,13 +6,13 @@ Tests: tests/silo/page/test_page.py.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal
 
 from semisilo.common.page.answers import Answers
 from semisilo.common.page.token import TokenGate, page_token
+from semisilo.common.process.account import account
 from semisilo.silo.page.reader import SiloReader
 from semisilo.silo.site.disclosure_table import csv_pieces, json_pieces
 from semisilo.silo.site.disclosures import Broken, Line
@@ -54,7 +54,7 @@ class SiloPage:
         def work() -> dict[str, object]:
             try:
                 return facts_of(decide(CardBook(self._home.cards), study, approved=approved, digest=digest,
-                                       by=f"{getpass.getuser()} (page)", now_unix=time.time()))
+                                       by=f"{account()} (page)", now_unix=time.time()))
             finally:
                 self._answers.forget()
         return await self._answers.in_thread(work)

@@ -3,14 +3,16 @@
 A line is on disk before the first byte that it tells of leaves, so the record may name something that was cut off on
 its way but never misses anything of these kinds.
 
-What repeats itself is told once: an update however often it is sent, what the silo announces in every call for a task
-(counts, version, permitted methods) when it changes, and a question of `silo check` when the version does. What goes
-along with calls and has no line of its own, such as how far the work is, is listed in docs/federation.md, "What has no
-line".
+What repeats itself is told once: an answer to a task however often it is sent, as long as it says the same; what the
+silo announces in every call for a task (counts, version, permitted methods) when it changes, and a question of `silo
+check` when the version does: every call for a task says as much, and a monitor that asks each minute would hide the
+updates. What goes along with calls and has no line of its own, such as how far the work is, is listed in
+docs/federation.md, "What has no line".
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -32,6 +34,9 @@ T = TypeVar("T")
 Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving",
                "evaluation", "model", "secure_step", "study_card"]
 KINDS: tuple[str, ...] = get_args(Kind)
+_ANSWERS = ("update", "abstention", "refusal", "secure_step")
+"""Kinds of answers to tasks. What other messages say is named by their update_id: a second attempt differs by its clock
+or signature alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +49,8 @@ class Disclosure:
     phase: str = ""
     method: str = ""
     update_id: str
-    """Tells it from all others: what has the same one is recorded once."""
+    """Tells it from all others: a message about this silo is recorded once for each. An answer to a task is recorded
+    again where it says something else under the same one: other metrics beside the same payload, another text."""
     groups: tuple[str, ...] = ()
     """Tensor groups of an update."""
     bytes: int = 0
@@ -83,28 +89,31 @@ def announcement(content: Mapping[str, object], *, size_bytes: int) -> Disclosur
 
 
 class DisclosureLog:
-    """Appends to the file; each update appears once, however often it is sent again."""
+    """Appends to the file; each answer appears once, however often it is sent again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: set[str] = set()
         self._announced = ""
+        self._methods: dict[str, str] = {}
         sync_found(path)  # what is recorded there is not recorded again
         for line in read_lines(path):
             if isinstance(line, Line):
-                self._note(line.update_id, line.kind)
+                self._note(line)
 
     def record(self, disclosure: Disclosure) -> None:
-        """Writes a line and waits until it is on disk; nothing when this update_id is there already.
+        """Writes a line and waits until it is on disk; nothing when that is there already: see `Disclosure.update_id`.
 
         An announcement is there already when it is the last one: what was announced in between has another line.
         """
-        if disclosure.update_id == self._announced or disclosure.update_id in self._known:
+        if disclosure.update_id == self._announced or _told(disclosure) in self._known:
             return
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(disclosure)}
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # `silo check` and others record as well: what is cut off where a line cannot be written is this line.
+            fcntl.flock(handle, fcntl.LOCK_EX)
             size = os.fstat(handle).st_size
             if size and not _ends_with_newline(self._path):
                 line = "\n" + line
@@ -113,13 +122,29 @@ class DisclosureLog:
             os.close(handle)
         if not size:
             sync_folder(self._path.parent)
-        self._note(disclosure.update_id, disclosure.kind)
+        self._note(disclosure)
 
-    def _note(self, update_id: str, kind: str) -> None:
-        if kind == "announcement":
-            self._announced = update_id
+    def method_of(self, study: str) -> str:
+        """The method of the last task of a study that this silo has answered with an update or an abstention; empty
+        where there was none."""
+        return self._methods.get(study, "")
+
+    def _note(self, entry: Disclosure | Line) -> None:
+        if entry.kind == "announcement":
+            self._announced = entry.update_id
         else:
-            self._known.add(update_id)
+            self._known.add(_told(entry))
+        if entry.kind in ("update", "abstention"):
+            self._methods[entry.study] = entry.method
+
+
+def _told(entry: Disclosure | Line) -> str:
+    """Equal for what need not be recorded again. `content` is this site's own note, or in the digest as well."""
+    if entry.kind not in _ANSWERS:
+        return entry.update_id
+    told = repr((entry.kind, entry.study, entry.round, entry.phase, entry.method, entry.groups, entry.bytes,
+                 entry.digest, entry.num_examples, sorted(entry.metrics.items()), entry.text))
+    return f"{entry.update_id} {hashlib.sha256(told.encode(errors='backslashreplace')).hexdigest()[:32]}"
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

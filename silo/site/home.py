@@ -38,6 +38,7 @@ from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selectio
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
 from semisilo.common.storage.durable import write_durably
+from semisilo.common.storage.shown_file import ShownFile
 
 __all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "check_apart", "default_home",
            "home_option", "resolve_source"]
@@ -394,15 +395,14 @@ _LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))
 
 
 class StatusFile:
-    """The status on disk, replaced atomically.
+    """The status on disk, replaced atomically; a full disk takes it as well.
 
     A power failure may lose the last state of it: nothing depends on it but what a person sees, so it is not worth a
     disk flush every few seconds.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._file = ShownFile(path, temporary=path.with_name(f"{path.name}.{os.getpid()}.tmp"))
         self.now = self.load(path)
 
     @staticmethod
@@ -418,5 +418,4 @@ class StatusFile:
         self.now = replace(self.now, updated_unix=now_unix, **changes)
         # As `indent=1` writes it, for which Python has no quick way: a line for each field, and no field has parts.
         fields = _LINES.encode(to_dict(self.now))
-        self._temporary.write_bytes(f"{{\n {fields[1:-1]}\n}}\n".encode())
-        os.replace(self._temporary, self._path)
+        self._file.write(f"{{\n {fields[1:-1]}\n}}\n")

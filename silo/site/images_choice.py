@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from semisilo.common.data.form import OnError
+from semisilo.common.data.form import LABELLED, OnError
 from semisilo.common.errors import BadData, UsageError
+from semisilo.common.text.describe import counted
 from semisilo.silo.site.home import JoinChoice, SiloHome, check_apart, home_option, resolve_source
 from semisilo.silo.site.policy import DataPolicy
 
-__all__ = ["OnError", "check_there", "choose_data"]
+__all__ = ["OnError", "check_there", "choose_data", "labels_gone"]
 
 
 def check_there(choice: JoinChoice) -> None:
@@ -59,3 +60,16 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
     check_apart(choice)
     return replace(choice, on_error=on_error or choice.on_error, dicom=policy.dicom, patient=policy.patient,
                    formats=policy.formats, use_labels=choice.use_labels and policy.labels and not no_labels)
+
+
+def labels_gone(choice: JoinChoice, labelled: int, *, when: str) -> BadData:
+    """The error where a source has no label any more: a share that is not mounted leaves an empty folder, and a silo
+    that trains without its labels does not say so.
+
+    Args:
+        labelled: images that had a label.
+        when: "when `silo join` began".
+    """
+    return BadData(f"{choice.source}: {counted(labelled, 'image')} had a label {when}, and none has now.",
+                   remedy=f"Check that '{LABELLED}' or the class folders are mounted and filled. If the labels are gone"
+                          " for good, restart with: silo join --no-labels")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged
-from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.methods.contract import PayloadRef, try_of
 from semisilo.common.storage.durable import sync_found, write_durably
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
@@ -57,7 +57,7 @@ class PendingUpdate:
 
     round: int
     task_id: str
-    """Empty when the answer itself is lost and only its memory is left."""
+    """Names no task when the answer itself is lost and only its memory is left: see `_lost`."""
     update_id: str
     memory: str = ""
     """SHA-256 of the memory file to commit when the round is folded, hex; empty: the committed one stays."""
@@ -107,7 +107,8 @@ class SiloMemory:
         Args:
             study: study of the task.
             last_folded_round: the last round whose update from this silo was folded; 0 for none.
-            round: round of the task. A pending answer to an earlier phase of the same round stays undecided.
+            round: round of the task. A pending answer to an earlier phase of the same round stays undecided, unless
+                that was before the round was begun again.
             task_id: a pending answer to this very task stays, so that it is sent again and not trained again.
         """
         if last_folded_round and study not in self._index.studies:
@@ -122,7 +123,8 @@ class SiloMemory:
             committed = (CommittedMemory(round=pending.round, digest=digest, residuals=residuals)
                          if digest or residuals else None)
             pending = None
-        elif pending is not None and pending.task_id != task_id and not pending.round == round > last_folded_round:
+        elif pending is not None and pending.task_id != task_id and not (
+                pending.round == round > last_folded_round and try_of(pending.task_id) == try_of(task_id)):
             if not pending.abstention:
                 _LOG.info("study %s: the update of round %d was not used; what it left in memory is dropped", study,
                           pending.round)
@@ -178,7 +180,7 @@ class SiloMemory:
             # An earlier phase of the round may have left the memory; it does not go with this answer.
             memory, residuals = (each if self._is_whole(each) else "" for each in (pending.memory, pending.residuals))
             self._put(study, replace(kept, pending=None if not (memory or residuals) else PendingUpdate(
-                round=pending.round, task_id="", update_id="", memory=memory, residuals=residuals)))
+                round=pending.round, task_id=_lost(pending.task_id), update_id="", memory=memory, residuals=residuals)))
             return None
         return None
 
@@ -236,7 +238,7 @@ class SiloMemory:
                 continue
             memory, residuals = pending.earlier
             self._put(study, replace(kept, pending=None if not (memory or residuals) else PendingUpdate(
-                round=pending.round, task_id="", update_id="", memory=memory, residuals=residuals)))
+                round=pending.round, task_id=_lost(pending.task_id), update_id="", memory=memory, residuals=residuals)))
             return
 
     def state(self) -> tuple[str, int]:
@@ -351,6 +353,13 @@ class SiloMemory:
             self.outgoing.collect({each.payload.digest for each in pending if each.payload is not None})
         except OSError as error:
             _LOG.warning("files that are no longer needed could not be removed from %s: %s", self.folder, error)
+
+
+def _lost(task_id: str) -> str:
+    """In the place of a task's name where its answer is lost: names no task, and tells which try of the round it was
+    of."""
+    tried = try_of(task_id)
+    return f"////{tried}" if tried else ""
 
 
 def update_id_of(task_id: str, content: str) -> str:

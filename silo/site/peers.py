@@ -84,7 +84,9 @@ def peer_lines(peers: Sequence[Peer], *, width: int | None = None) -> list[str]:
 
 
 def forget_peer(home: SiloHome, silo: str) -> str:
-    """Drops the key that a silo was first seen with. Returns: a line for a person. Raises: UsageError."""
+    """Drops the key that a silo was first seen with. Returns: a line for a person. Raises: UsageError, also before this
+    silo is enrolled: nothing is made in another folder."""
+    load_identity(home.folder)
     with home.lock():
         if not SecureStore(home.secure).forget(silo):
             raise UsageError(f"No silo '{silo}' was seen here.", remedy="`silo peers` lists those that were.")

@@ -86,6 +86,14 @@ class Agreement:
             await self._calls.sign_card(task.study, entry.digest, bytes.fromhex(entry.signature))
             _not_declined(await asyncio.to_thread(self._book.told, entry))  # may have taken hours
 
+    def stands(self, study: str) -> bool:
+        """Whether this site's word about a study, as it is now, is for it: nobody has declined it, and it is signed
+        where a person must approve it. Reads a file. Raises: StorageDamaged, OSError."""
+        entry = self._book.find(study)
+        if entry is None:
+            return not self._approval
+        return entry.state == "signed" or (entry.state == "approved" and not self._approval)
+
     def awaits(self) -> StudyNotApproved | None:
         """What keeps this silo from a task that it was given, as long as nobody has decided; None for nothing."""
         try:

@@ -15,6 +15,7 @@ from rich.console import Console
 from semisilo.coordinator import serve
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.studies.queue import create_study
 from tests.processes import PATIENCE_SECONDS, free_ports
 
 
@@ -57,3 +58,15 @@ def test_a_coordinator_whose_ledger_was_removed_says_so_once_and_makes_no_other(
             await checkpoints
 
     asyncio.run(scenario())
+
+
+def test_a_start_names_studies_whose_file_was_edited_since_they_were_queued(
+        server: serve._Server, caplog: pytest.LogCaptureFixture) -> None:
+    path = create_study(server._federation, "second")
+    assert server._queue_studies() is False
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    path.write_text(path.read_text().replace("rounds = ", "rounds = 1"))
+    assert server._queue_studies() is False
+    line, = (each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING)
+    assert line.startswith("study second: ")
+    assert line.endswith("coordinator queue second")

@@ -16,7 +16,7 @@ import numpy as np
 
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.errors import SemisiloError, TaskClosed, Unreachable
+from semisilo.common.errors import ModelNotShared, SemisiloError, TaskClosed, Unreachable
 from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
 from semisilo.common.methods.semifl import SemiFLSettings
@@ -31,7 +31,16 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 from semisilo.common.wire import tensors_pb2
-from semisilo.silo.compute.messages import Evaluated, EvaluateReceived, Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.messages import (
+    Evaluated,
+    EvaluatedFile,
+    EvaluateFile,
+    EvaluateReceived,
+    Survey,
+    Surveyed,
+    Train,
+    Trained,
+)
 
 __all__ = ["HOLD_SECONDS", "FakeCompute", "FakeCoordinator", "make_task", "random_bytes", "serving"]
 
@@ -81,6 +90,12 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     """So many downloads stop after their first chunk and never go on."""
     abort_reason: str = ""
     refuse_reason: str = ""
+    model: bytes = b""
+    """That every study hands over; none when empty."""
+    described: list[str] = field(default_factory=list)
+    """Studies whose model was asked for."""
+    alter_task: Callable[[pb.Task], None] = lambda task: None
+    """Changes a task's message before it is given, to what no coordinator of ours would make."""
     warning: str = ""
     """Beside every answer to a call for a task."""
     hellos: list[pb.AwaitTaskRequest] = field(default_factory=list)
@@ -126,8 +141,9 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
 
     def _task(self) -> pb.AwaitTaskResponse:
         head = self.audit_heads.pop(0) if self.audit_heads else None
-        return pb.AwaitTaskResponse(warning=self.warning, audit_head=head,
-                                    task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+        task = task_to_proto(self.tasks[0], report_interval_seconds=0.2)
+        self.alter_task(task)
+        return pb.AwaitTaskResponse(warning=self.warning, audit_head=head, task=task)
 
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: Any) -> AsyncIterator[pb.DownloadPayloadResponse]:
@@ -142,6 +158,21 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
             if self.hang_downloads:
                 self.hang_downloads -= 1
                 await asyncio.sleep(60)
+
+    async def DescribeModel(self, request: pb.DescribeModelRequest, context: Any) -> pb.DescribeModelResponse:
+        await self._check("DescribeModel", request, context)
+        self.described.append(request.study)
+        if not self.model:
+            await abort_with(context, ModelNotShared("The study shares no model."))
+        return pb.DescribeModelResponse(digest=hashlib.sha256(self.model).digest(), size_bytes=len(self.model), round=3)
+
+    async def DownloadModel(self, request: pb.DownloadModelRequest,
+                            context: Any) -> AsyncIterator[pb.DownloadModelResponse]:
+        await self._check("DownloadModel", request, context)
+        self.downloads.append((request.digest.hex(), request.offset))
+        for offset in range(request.offset, len(self.model), self.chunk_bytes):
+            piece = self.model[offset:offset + self.chunk_bytes]
+            yield pb.DownloadModelResponse(chunk=tensors_pb2.Chunk(offset=offset, crc32=zlib.crc32(piece), data=piece))
 
     async def ReportProgress(self, request: pb.ReportProgressRequest, context: Any) -> pb.ReportProgressResponse:
         await self._check("ReportProgress", request, context)
@@ -245,12 +276,15 @@ class FakeCompute:
     evaluation_hangs: bool = False
     """An evaluation ends only when it is told to stop."""
     evaluated: list[EvaluateReceived] = field(default_factory=list)
+    evaluated_files: list[bytes] = field(default_factory=list)
+    """What models were that a study has handed over."""
     aborted: int = 0
     _stop: asyncio.Event | None = None
 
     async def call(self, request: Request[T], *, on_progress: OnProgress | None = None) -> T:
         answer = self._surveyed(request) if isinstance(request, Survey) else \
             await self._evaluated(request) if isinstance(request, EvaluateReceived) else \
+            self._evaluated_file(request) if isinstance(request, EvaluateFile) else \
             await self._trained(request, on_progress)
         arrived = from_dict(type(request).answer_type(), as_json(answer))
         return arrived
@@ -272,6 +306,10 @@ class FakeCompute:
                 return Evaluated(classes=(), why_not="stopped")
             await asyncio.sleep(0.01)
         return self.evaluation
+
+    def _evaluated_file(self, request: EvaluateFile) -> EvaluatedFile:
+        self.evaluated_files.append(request.path.read_bytes())
+        return EvaluatedFile(classes=self.evaluation.classes, class_names=("x", "y"))
 
     async def _trained(self, request: object, on_progress: OnProgress | None) -> Trained:
         assert isinstance(request, Train)

@@ -13,6 +13,7 @@ from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.audit.record import find_head
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
@@ -80,8 +81,8 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
         if row.state is RoundState.FAILED:
             found.append(f"round {row.number} has failed: {row.reason}")
             continue
-        if row.state is RoundState.CANCELLED and federation.schedule.studies > 1:
-            continue  # the study was stopped
+        if row.state is RoundState.CANCELLED and federation.schedule.studies > 1 and federation.schedule.masked:
+            continue  # the study was stopped; only without masks is the round done again
         if row.state is not RoundState.COMPLETED:
             found.append(f"round {row.number} is {row.state}")
             continue
@@ -185,6 +186,22 @@ def _bytes(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
                             " (update_id) JOIN phase ON phase.study = task.study AND phase.round = task.round AND"
                             " phase.number = task.phase WHERE accepted_unix IS NOT NULL AND task.study = ?", study):
         want[row["round"], row["name"], row["silo"]] += row["size_bytes"]
+    # A round that was done again has cost what both tries did, of which the trail alone knows the first.
+    tries = ledger.query("SELECT json_extract(detail_json, '$.round') AS round, json_extract(detail_json, '$.silo') AS"
+                         " silo, json_extract(detail_json, '$.bytes') AS bytes FROM event WHERE study = ? AND kind ="
+                         " 'task_updated'", study)
+    told, counted_up = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    for row in tries:
+        told[row["round"], row["silo"]] += row["bytes"]
+    for (number, _, silo), amount in up.items():
+        counted_up[number, silo] += amount
+    if told != counted_up:
+        found.append(f"payloads up: the trail tells of {sorted(told.items())}, and {sorted(counted_up.items())} were"
+                     " counted")
+    for again in {each.number for gone in rollbacks_of(ledger, study) for each in gone.rounds}:
+        for counts in (up, want):
+            for key in [key for key in counts if key[0] == again]:
+                del counts[key]
     if up != want:
         found.append(f"payloads up: counted {sorted((up - want).items())} too much, {sorted((want - up).items())}"
                      " too little")

@@ -44,7 +44,7 @@ PLANTED = (
                "if pending is not None and pending.round == last_folded_round:",
                "if pending is not None and pending.task_id != task_id:"),
     PlantedBug("memory-of-a-refused-update-stays", "commit 66bd88e", "silo/agent/agent.py",
-               'if outcome.kind == "unwanted":', "if False:"),
+               "if not outcome.wanted:", "if False:"),
     PlantedBug("a-round-commits-what-a-silo-missed", "mutant", "coordinator/ledger/ledger.py",
                "(study, study, round, TaskState.EXPIRED, TaskState.REFUSED, TaskState.CANCELLED))",
                "(study, study, round, TaskState.REFUSED, TaskState.REFUSED, TaskState.REFUSED))"),

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from semisilo.common.data.form import patient_key
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import shortage
+from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["Arrays", "Parts", "digits", "npz", "parts"]
 
@@ -215,7 +215,7 @@ def _opened(path: Path, *, source: str) -> Any:
         _refuse_foreign(path, source=source)
         archive = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
-        raise shortage(error, path) or BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
+        raise source_trouble(error, path) or BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
                       remedy="Write it again with numpy.savez, and check the copy.") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise BadData(f"{source}: is a single array, not an .npz file.", remedy="Write it with numpy.savez.")

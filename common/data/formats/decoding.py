@@ -34,7 +34,7 @@ from semisilo.common.data.formats.registry import format_of
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.squares import Squares
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import shortage
+from semisilo.common.text.system_errors import gone, source_trouble
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
            "ranges_of", "trouble_of"]
@@ -143,17 +143,26 @@ def _pictures(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping
 
 
 def _tried(file: ImageFile, work: Callable[[], ReadT]) -> ReadT | Trouble:
-    """What reading a file gives, or why it gives nothing."""
+    """What reading a file gives, or why it gives nothing.
+
+    Raises: BadData when a package is missing; SystemTrouble where disk or share have gone away, whatever is to become
+        of single files: what is left of a source would be taken for all of it.
+    """
     try:
         return work()
     except BadData:
         raise
     except UnidentifiedImageError:
-        size = len(file.content) if file.content is not None else file.path.stat().st_size
+        try:
+            size = len(file.content) if file.content is not None else file.path.stat().st_size
+        except OSError as error:
+            raise source_trouble(error, file.path) or gone(file.path) from error
         return Trouble("it is empty" if size == 0 else "it is not an image, or damaged at its start", True)
     except NoPictureError as error:
         return Trouble(str(error), False)
     except UnusableError as error:
+        if (trouble := source_trouble(error, file.path)) is not None:
+            raise trouble from error
         return Trouble(str(error), True)
     except Image.DecompressionBombError:
         return Trouble(f"it has too many pixels (limit {most_pixels()}); scale it down", True)
@@ -161,11 +170,11 @@ def _tried(file: ImageFile, work: Callable[[], ReadT]) -> ReadT | Trouble:
         return Trouble("it does not fit into memory", True)
     except PermissionError:
         return Trouble("this user may not read it", True)
-    except FileNotFoundError:
-        return Trouble("there is no such file", True)
+    except FileNotFoundError as error:
+        raise gone(file.path) from error
     except Exception as error:
-        if (short := shortage(error, file.path)) is not None:
-            raise short from error
+        if (trouble := source_trouble(error, file.path)) is not None:
+            raise trouble from error
         # Pillow's decoders raise nearly anything on damaged bytes: OSError, SyntaxError, struct.error, KeyError, ...
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Trouble(text.rstrip("."), True)
@@ -241,7 +250,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         num_files: how many files there are, for `progress`; `number` by default.
         disk: a folder on whose disk the squares lie; None for memory.
     Raises: BadData, naming the file, at the first that cannot be read if `on_error` is "stop"; when none can be; when
-        a package is missing.
+        a package is missing. SystemTrouble, whatever `on_error` says, where disk or share have gone away.
     """
     known = dict(ranges or {})
     told = progress

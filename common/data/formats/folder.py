@@ -10,6 +10,7 @@ Tests: tests/common/data/test_broken_folders.py.
 
 from __future__ import annotations
 
+import errno
 import os
 import unicodedata
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from semisilo.common.data.formats.raster import is_raster
 from semisilo.common.data.formats.registry import format_of, names_of_images
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import shortage
+from semisilo.common.text.system_errors import gone, source_trouble
 
 __all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "list_images"]
 
@@ -70,7 +71,8 @@ class Listing:
 def list_images(folder: Path) -> Listing:
     """All images under `folder`, at any depth.
 
-    Raises: BadData when the folder cannot be listed, or holds no image, naming the first file that is none.
+    Raises: BadData when the folder cannot be listed, or holds no image, naming the first file that is none;
+        SystemTrouble where disk or share have gone away, be it below the folder.
     """
     images, skipped = [], []
     for path, parts, wrong in _walk(folder, (), frozenset()):
@@ -105,7 +107,11 @@ def _walk(
 
     The text says what is wrong with a folder or file that cannot be looked at, and is empty otherwise.
     """
-    here = folder.stat()
+    try:
+        here = folder.stat()
+    except OSError as error:
+        raise source_trouble(error, folder) or (gone(folder) if parts and error.errno == errno.ENOENT else BadData(
+            f"{folder}: cannot be looked at: {error.strerror}.", remedy="Let this user read it.")) from None
     identity = (here.st_dev, here.st_ino)
     if identity in above:
         return
@@ -132,14 +138,18 @@ def _walk(
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link into what this user may not enter
+    except OSError as error:  # a link into what this user may not enter
+        if (trouble := source_trouble(error, Path(entry.path))) is not None:
+            raise trouble from error
         return False
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
-    except OSError:
+    except OSError as error:
+        if (trouble := source_trouble(error, Path(entry.path))) is not None:
+            raise trouble from error
         return False
 
 
@@ -149,7 +159,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return [entry for entry in entries
                     if not entry.name.startswith(".") and entry.name.lower() not in _LEFT_BEHIND]
     except OSError as error:
-        raise shortage(error, folder) or BadData(f"{folder}: the folder cannot be listed: {error.strerror}.",
+        raise source_trouble(error, folder) or BadData(f"{folder}: the folder cannot be listed: {error.strerror}.",
                       remedy="Let this user read it.") from None
 
 

@@ -111,8 +111,8 @@ class OpenedVolume:
                 data = file.read(size)
         except MemoryError:
             raise UnusableError("it does not fit into memory") from None
-        except (OSError, EOFError, zlib.error):
-            raise UnusableError("it is damaged or cut off") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise UnusableError("it is damaged or cut off") from error
         if len(data) < size:
             raise UnusableError("it is cut off: its header declares more voxels than it holds")
         return np.frombuffer(data, dtype=self.dtype).reshape(self.shape, order="F")

@@ -22,6 +22,7 @@ from semisilo.common.data.formats.picture import Header, Picture, chosen, part_o
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, fitted, square
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, JPEG
 from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours
+from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
 
@@ -38,11 +39,14 @@ def most_pixels() -> int:
 
 
 def is_raster(path: Path) -> bool:
-    """Whether a file whose suffix says nothing starts like an image."""
+    """Whether a file whose suffix says nothing starts like an image. Raises: SystemTrouble where disk or share have
+    gone away."""
     try:
         with warnings.catch_warnings(), Image.open(path, formats=_FORMATS):
             return True
-    except Exception:  # Pillow raises nearly anything on damaged bytes
+    except Exception as error:  # Pillow raises nearly anything on damaged bytes
+        if (trouble := source_trouble(error, path)) is not None:
+            raise trouble from error
         return False
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from semisilo.common.text.system_errors import source_trouble
+
 if TYPE_CHECKING:
     from semisilo.common.data.formats.picture import OpenedImage
 
@@ -116,14 +118,17 @@ def format_by_name(path: Path) -> ImageFormat | None:
 
 
 def format_of(path: Path) -> ImageFormat | None:
-    """The format by the name, or else by the first bytes; None for a file that only Pillow may know."""
+    """The format by the name, or else by the first bytes; None for a file that only Pillow may know. Raises:
+    SystemTrouble where disk or share have gone away."""
     named = format_by_name(path)
     if named is not None:
         return named
     try:
         with path.open("rb") as file:
             start = file.read(_START)
-    except OSError:
+    except OSError as error:
+        if (trouble := source_trouble(error, path)) is not None:
+            raise trouble from error
         return None
     return next((each for each in (*IMAGE_FORMATS, *others) if each.magic is not None
                  and start[each.magic[0]:].startswith(each.magic[1])), None)

@@ -41,7 +41,7 @@ from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import shortage
+from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["is_table", "list_table"]
 
@@ -96,17 +96,17 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     if multi_label and "several" in wanted:
         raise BadData(f"{source}: several={wanted['several']} has no meaning in a study whose images may have several"
                       " labels.", remedy="Leave that part out.")
-    head, rows = _rows(path, source)
+    head, rows, lines = _rows(path, source)
     columns = _columns(head, rows, wanted, source)
     if columns.split is not None:
-        rows = [row for row in rows if _cell(row, columns.split) == wanted["split"]]
+        chosen = [at for at, row in enumerate(rows) if _cell(row, columns.split) == wanted["split"]]
+        rows, lines = [rows[at] for at in chosen], [lines[at] for at in chosen]
         if not rows:
             raise BadData(f"{source}: no row's column '{head[columns.split]}' says '{wanted['split']}'.",
                           remedy="Fix the part behind #split=.")
     folder = path.parent / wanted.get("folder", "")
     if not folder.is_dir():
         raise BadData(f"{source}: there is no folder {folder}.", remedy="Fix the part behind #folder=.")
-    lines = list(range(2, len(rows) + 2))
     told = [_labels(row, columns, head, line, source) for line, row in zip(lines, rows, strict=True)]
     told = _alone(told) if len(columns.labels) == 1 else told
     if multi_label:
@@ -181,14 +181,14 @@ def _settings(text: str, source: str) -> dict[str, str]:
 # Reading the table ----------------------------------------------------------------------------------------------------
 
 
-def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]]]:
-    """The heading and the rows; empty lines are passed over."""
+def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]], list[int]]:
+    """The heading, the rows, and the number of each as a spreadsheet shows it; empty rows are passed over."""
     try:
         if path.stat().st_size > _LARGEST:
             raise BadData(f"{source}: is larger than a table of images can be.", remedy="Is it the right file?")
         data = path.read_bytes()
     except OSError as error:
-        raise shortage(error, path) or BadData(f"{source}: cannot be read: {error.strerror}.",
+        raise source_trouble(error, path) or BadData(f"{source}: cannot be read: {error.strerror}.",
                                                remedy="Let this user read it.") from None
     if b"\0" in data[:4096]:
         raise BadData(f"{source}: is not a table of text, whatever its name says.", remedy="Save it as CSV in UTF-8.")
@@ -200,13 +200,15 @@ def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]]]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=first.count)
     csv.field_size_limit(_LONGEST_FIELD)
     try:
-        lines = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        lines = [(number, row) for number, row in enumerate(
+            csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1)
                  if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise BadData(f"{source}: is not a table: {error}.", remedy="Save it as CSV again.") from None
     if len(lines) < 2:
         raise BadData(f"{source}: the table has no rows.", remedy="It needs a heading and a row for each image.")
-    return [cell.strip() for cell in lines[0]], lines[1:]
+    numbers, rows = zip(*lines, strict=True)
+    return [cell.strip() for cell in rows[0]], list(rows[1:]), list(numbers[1:])
 
 
 def _cell(row: Sequence[str], column: int) -> str:

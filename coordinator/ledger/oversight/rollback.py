@@ -18,7 +18,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "kept_after", "oldest_return", "past_answers",
-           "roll_back", "rollbacks_of"]
+           "roll_back", "rollbacks_of", "take_cancelled_back"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,17 +96,47 @@ def roll_back(ledger: Ledger, study: str, to_round: int, *, operator: str, reaso
         to_round: committed, with later rounds, and its files are there: the caller has looked.
         operator: the account of who asks for it.
     """
-    with ledger.transaction() as db:
+    with ledger.transaction():
         was_over, last = ledger.study_state(study) in ENDED_STUDY, ledger.last_round(study)
         assert last is not None
         if last.state not in ENDED_ROUND:
             for task in ledger.tasks(study, last.number, last.phase):
                 if task.state is TaskState.OPEN:
                     ledger.close_task(task, TaskState.CANCELLED, reason=f"the study goes back to round {to_round}")
-        origin = ledger.origin
-        number = db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason) VALUES (?, ?, ?, ?,"
-                            " ?, ?) RETURNING number", (study, to_round, time.time(), origin, operator, reason)
-                            ).fetchone()["number"]
+        number = _put_aside(ledger, study, to_round, operator=operator, reason=reason)
+        _restore_silos(ledger, study)
+        ledger.set_study_state(study, StudyState.QUEUED)
+        if was_over:
+            ledger.move_to_end(study)
+        return next(each for each in rollbacks_of(ledger, study) if each.number == number)
+
+
+def take_cancelled_back(ledger: Ledger, study: str) -> int | None:
+    """Makes room for the round that was cancelled when a study was stopped, so that its number is done again.
+
+    Not where silos were asked for a secure sum of it: they mask an update of a round once, and would refuse.
+
+    Returns: the number of the round; None where the last round was not cancelled, or stays.
+    """
+    with ledger.acting("coordinator"), ledger.transaction() as db:
+        last = ledger.last_round(study)
+        if last is None or last.number == 0 or last.state is not RoundState.CANCELLED \
+                or ledger.query("SELECT 1 FROM secure_sum WHERE study = ? AND round = ?", study, last.number):
+            return None
+        _put_aside(ledger, study, last.number - 1, operator="",
+                   reason="it was cancelled when the study was stopped, and is done again")
+        # What its phases have put aside for silos must not be taken for what the same number gives next time.
+        db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ?", (study,))
+        return last.number
+
+
+def _put_aside(ledger: Ledger, study: str, to_round: int, *, operator: str, reason: str) -> int:
+    """Moves the rounds behind one to what is past, with an event; the number of that entry."""
+    with ledger.part() as db:
+        number = int(db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason, cost_row)"
+                                " VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(rowid), 0) FROM cost))"
+                                " RETURNING number",
+                                (study, to_round, time.time(), ledger.origin, operator, reason)).fetchone()["number"])
         db.execute("INSERT INTO past_round SELECT ?, study, number, state, sample_json, opened_unix, closed_unix,"
                    " state_digest, metrics_json, reason FROM round WHERE study = ? AND number > ?",
                    (number, study, to_round))
@@ -121,16 +151,12 @@ def roll_back(ledger: Ledger, study: str, to_round: int, *, operator: str, reaso
                               ("notice", "round"), ("kept_state", "round"), ("secure_sum", "round"),
                               ("confusion", "round")):
             db.execute(f"DELETE FROM {table} WHERE study = ? AND {column} > ?", (study, to_round))
-        _restore_silos(ledger, study)
         _total_again(ledger, study)
         db.execute("UPDATE tracking SET round = min(round, ?), complete = 0 WHERE study = ?", (to_round, study))
-        ledger.set_study_state(study, StudyState.QUEUED)
-        if was_over:
-            ledger.move_to_end(study)
         found = rollbacks_of(ledger, study)[-1]
         ledger.event("study_rolled_back", study=study, round=to_round, operator=operator, reason=reason,
                      gone=[each.number for each in found.rounds])
-        return found
+        return number
 
 
 def _restore_silos(ledger: Ledger, study: str) -> None:

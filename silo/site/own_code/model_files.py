@@ -61,19 +61,23 @@ def look_at(path: Path) -> LookedAt:
     if path.suffix == ".json":
         try:
             read = json.loads(content)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, MemoryError):
             read = None
         if not isinstance(read, dict):
             raise UsageError(f"{path}: is not a configuration: it holds no JSON object.",
                              remedy="Ask for the file again.")
         named = read.get("architectures")
-        made = named if isinstance(named, list) else [read.get("model_type", "")]
+        made = [each for each in (named if isinstance(named, list) else [read.get("model_type", "")])[:5]
+                if isinstance(each, str)]
         return LookedAt(path=path, sha256=sha256, content=content, lines=lines, imports=(),
-                        factories=tuple(printable(str(each), limit=80) for each in made[:5] if each))
+                        factories=tuple(printable(each, limit=80) for each in made if each))
     try:
         tree = ast.parse(content, str(path))
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path}: is not Python: {error}.", remedy="Ask for the file again.") from None
+    except (RecursionError, MemoryError):  # what Python's parser says to brackets within brackets
+        raise UsageError(f"{path}: cannot be looked at: it is nested too deeply, as no network is.",
+                         remedy="Ask for the file again, and read it.") from None
     imports = {name.partition(".")[0] for node in ast.walk(tree) for name in (
         [alias.name for alias in node.names] if isinstance(node, ast.Import) else
         [node.module or "."] if isinstance(node, ast.ImportFrom) else [])}

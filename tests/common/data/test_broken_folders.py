@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +17,11 @@ from PIL import Image, PngImagePlugin
 
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.data.formats.decoding import decode
-from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.folder import ImageFile, list_images
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images, survey
-from semisilo.common.errors import BadData
+from semisilo.common.errors import BadData, SystemTrouble
 
 FORM = ImageForm(size=8, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -201,3 +203,74 @@ def test_what_is_wrong_with_a_file_is_said_before_what_is_wrong_with_the_list_af
         with pytest.raises(BadData, match=text):
             decode(files, 3, form=Geometry(size=8, channels=3, resize="fit"), reading=Reading(), on_error=on_error,
                    where="here")
+
+
+# Disks and shares that go away ----------------------------------------------------------------------------------------
+
+
+AWAY = [errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN]
+
+
+def fails(number: int, *names: str):
+    """`open`, which cannot read files of these names."""
+    real = io.open
+
+    def opened(file, *args, **options):
+        if Path(os.fspath(file)).name in names if isinstance(file, (str, os.PathLike)) else False:
+            raise OSError(number, os.strerror(number), os.fspath(file))
+        return real(file, *args, **options)
+    return opened
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    for name in ("cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"):
+        noise(tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("on_error", ["skip", "stop", "report"])
+@pytest.mark.parametrize("number", AWAY)
+def test_a_share_that_goes_away_while_it_is_read_is_no_small_data_set(
+        few: Path, number: int, on_error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.open", fails(number, "c.png", "d.png"))
+    with pytest.raises(SystemTrouble, match=r"c\.png: "):
+        read_images(str(few), size=8, channels=3, on_error=on_error)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "stop"])
+def test_files_that_are_gone_since_they_were_listed_are_no_small_data_set(
+        few: Path, on_error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an unmount: the folder is there, and empty."""
+    def unmounted(path: Path):
+        found = list_images(path)
+        for name in ("dog/c.png", "dog/d.png"):
+            (few / name).unlink(missing_ok=True)
+        return found
+    monkeypatch.setattr("semisilo.common.data.formats.folder.list_images", unmounted)
+    with pytest.raises(SystemTrouble, match=r"c\.png: was there a moment ago"):
+        read_images(str(few), size=8, channels=3, on_error=on_error)
+    assert len(read_images(str(few), size=8, channels=3, on_error=on_error).images) == 2, "listed anew"
+
+
+def test_a_folder_or_a_file_without_a_suffix_that_goes_away_while_it_is_listed_is_no_small_data_set(
+        few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise(few / "cat/e.png").rename(few / "cat/e")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda self, *args, **options: fails(errno.ESTALE, "e")(self, *args, **options))
+        with pytest.raises(SystemTrouble, match="cat/e: "):
+            list_images(few)
+    real = os.scandir
+
+    def scanned(path):
+        if Path(path).name == "dog":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), os.fspath(path))
+        return real(path)
+    monkeypatch.setattr(os, "scandir", scanned)
+    with pytest.raises(SystemTrouble, match="dog: "):
+        list_images(few)
+
+
+def test_a_file_that_is_damaged_is_still_left_out(few: Path) -> None:
+    (few / "dog/c.png").write_bytes(b"nonsense")
+    assert len(read_images(str(few), size=8, channels=3, on_error="skip").images) == 3

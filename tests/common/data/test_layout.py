@@ -51,6 +51,15 @@ def test_what_is_clear_is_said_and_asks_nothing(tmp_path: Path, names: list[str]
     assert (found.understood, found.asks, found.is_refused) == (understood, "", False)
 
 
+def test_an_empty_folder_for_labelled_images_is_asked_about(tmp_path: Path) -> None:
+    """A share that is not mounted leaves one."""
+    (tmp_path / "labelled" / "covid").mkdir(parents=True)
+    found = of(tmp_path, ["unlabelled/a.png", "b.png"])
+    assert found.question == "is the folder 'labelled' meant to be empty?"
+    assert survey_silo_images(JoinChoice(source=str(tmp_path))).question == found.question
+    assert not found.is_refused
+
+
 @pytest.mark.parametrize("names", [["train", "test"], ["Training", "Testing"], ["training_set", "valid", "test-images"],
                                    ["train", "dev"], ["train"], ["val", "test"]])
 def test_parts_of_a_data_set_are_no_classes_until_the_study_has_such_a_class(tmp_path: Path, names: list[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from semisilo.common.errors import BadData
 from semisilo.common.measures.calibration import (
     auroc,
+    calibration_at,
     calibration_of,
     fit_temperature,
     negative_log_likelihood,
@@ -118,13 +119,25 @@ def test_a_class_that_does_not_occur_has_no_area() -> None:
     assert auroc(p, np.array([0, 0, 0])) is None
 
 
+def _with_targets(logits_NK: np.ndarray, labels_N: np.ndarray, temperature: float) -> float:
+    """Mean cross-entropy against the targets of `fit_temperature`, image by image and class by class."""
+    count, classes = logits_NK.shape
+    total = 0.0
+    for row, label in zip(logits_NK.astype(float) / temperature, labels_N, strict=True):
+        log_p = row - np.logaddexp.reduce(row)
+        for each in range(classes):
+            target = (count + 1) / (count + 2) if each == label else 1 / (count + 2) / (classes - 1)
+            total -= target * log_p[each]
+    return total / count
+
+
 def test_the_temperature_is_the_one_that_scipy_finds_and_never_worse_than_none() -> None:
     from scipy.optimize import minimize_scalar
 
     sharp = LOGITS * 6
     found = fit_temperature(sharp, LABELS)
-    by_scipy = minimize_scalar(lambda t: negative_log_likelihood(sharp, LABELS, temperature=t), bounds=(0.1, 50),
-                               method="bounded", options={"xatol": 1e-10})
+    by_scipy = minimize_scalar(lambda t: _with_targets(sharp, LABELS, t), bounds=(0.1, 50), method="bounded",
+                               options={"xatol": 1e-8})
     assert found == pytest.approx(by_scipy.x, rel=1e-4)
     assert found == pytest.approx(6 * fit_temperature(LOGITS, LABELS), rel=1e-6)
     assert negative_log_likelihood(sharp, LABELS, temperature=found) < negative_log_likelihood(sharp, LABELS)
@@ -139,9 +152,33 @@ def test_labels_drawn_from_the_probabilities_themselves_need_no_temperature() ->
     assert calibration_of(p, labels).expected_error < 0.01
 
 
-def test_a_model_that_is_always_right_ends_at_the_end_of_the_range() -> None:
-    assert fit_temperature(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1])) == pytest.approx(1e-3)
+@pytest.mark.parametrize(("count", "classes", "margin"), [(2, 2, 1.0), (40, 2, 9.0), (40, 10, 9.0), (1000, 10, 0.5)])
+def test_a_model_that_is_right_on_all_images_is_as_sure_as_their_number_allows(count: int, classes: int, margin: float
+                                                                               ) -> None:
+    """All K - 1 others are m lower: e^(m/T) / (e^(m/T) + K - 1) = (N + 1) / (N + 2) at T = m / ln((N + 1)(K - 1)).
+
+    Without the targets the least loss is at T = 0, where a probability of 1.000000 belongs to every later error.
+    """
+    labels = np.arange(count) % classes
+    logits = margin * np.eye(classes)[labels]
+    found = fit_temperature(logits, labels)
+    assert found == pytest.approx(margin / math.log((count + 1) * (classes - 1)), rel=1e-9)
+    assert probabilities(logits, temperature=found).max(axis=1) == pytest.approx((count + 1) / (count + 2))
+
+
+def test_a_temperature_where_nothing_fits_is_the_end_of_the_range_and_none_where_nothing_is_told_apart() -> None:
     assert fit_temperature(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 0])) == pytest.approx(1e3)
+    assert fit_temperature(np.array([[3.0, 3.0], [-1.0, -1.0]]), np.array([1, 0])) == 1.0
+
+
+def test_the_likelihood_from_logits_is_finite_where_a_probability_is_too_small_for_a_float() -> None:
+    """One image of two is wrong by 4000: ln(1 + e^-4000) = 0 and 4000, a mean of 2000; at T = 2 half of that."""
+    logits, labels = np.array([[4000.0, 0.0], [4000.0, 0.0]]), np.array([0, 1])
+    assert probabilities(logits)[1, 1] == 0.0
+    assert calibration_at(logits, labels).negative_log_likelihood == 2000.0
+    found = calibration_at(logits, labels, temperature=2.0)
+    assert found.negative_log_likelihood == 1000.0
+    assert (found.expected_error, found.brier) == (0.5, 1.0)
 
 
 def test_nothing_to_measure_is_refused() -> None:

@@ -43,6 +43,14 @@ def test_a_text_that_is_no_card_is_refused(text: str) -> None:
         card_from_text(text)
 
 
+@each_of("value", ['"\\ud800"', '{"\\udfff":1}', "NaN", "Infinity", "1e999"])
+def test_a_card_that_nobody_could_show_is_refused(value: str) -> None:
+    told = json.loads(CARD.text())
+    told["settings"]["local_epochs"] = "HERE"
+    with pytest.raises(BadPayload, match="study card"):
+        card_from_text(json.dumps(told).replace('"HERE"', value))
+
+
 def test_a_task_of_the_study_contradicts_nothing_whatever_its_strategy_sets() -> None:
     spec = find_method(TASK.method)
     assert contradictions(CARD, TASK, spec) == []

@@ -12,9 +12,8 @@ import pytest
 
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.audit.export import read_export
+from semisilo.common.process.account import account
 from semisilo.common.text.cli_errors import run_cli
-from semisilo.coordinator.cli import acting
-from semisilo.coordinator.cli.acting import account
 from semisilo.coordinator.cli.main import app
 from semisilo.coordinator.federation.authority import create_authority
 from semisilo.coordinator.ledger.oversight.operators import operator_of
@@ -83,14 +82,6 @@ def test_a_command_names_the_account_that_the_kernel_knows(filled: Filled, monke
                                " ('silo_set_aside', 'silo_revoked') ORDER BY number")
     assert [row["by"] for row in rows] == [f"cli:{account()}"] * 2
     assert "mallory" not in rows[0]["by"]
-
-
-def test_sudo_says_who_has_called_it_to_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SUDO_USER", "alice")
-    monkeypatch.setattr(acting.os, "getuid", lambda: 0)
-    assert account() == "root (sudo of alice)"
-    monkeypatch.setattr(acting.os, "getuid", lambda: 987_654)
-    assert account() == "987654", "an account without a name"
 
 
 def test_operators_are_added_listed_and_removed(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,16 +244,15 @@ def test_a_study_that_asks_for_no_number_of_threads_has_the_one_that_is_measured
     assert (answer.numerics.threads, len(steps)) == (1, 1), "a number that is asked for"
 
 
-def test_a_study_opened_again_keeps_what_was_frozen_whatever_happened_to_its_images(
-        federation: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_study_opened_again_keeps_what_was_frozen_and_is_refused_with_other_images(federation: Path) -> None:
     _, first = opened(federation)
-    labelled = federation / "studies" / "first" / "labelled"
-    for path in list(labelled.rglob("*.png"))[::2]:
-        path.unlink()
-    shutil.rmtree(labelled / "digit-3")
     _, again = opened(federation, first.frozen)
     assert again.frozen == first.frozen
-    assert "images have changed" in caplog.text
+    labelled = federation / "studies" / "first" / "labelled"
+    before = first.frozen.num_labelled
+    shutil.rmtree(labelled / "digit-3")
+    with pytest.raises(BadData, match=f"started: {before} labelled images then, [0-9]+ now"):
+        opened(federation, first.frozen)
 
 
 def test_an_unknown_class_folder_on_opening_again_is_refused(federation: Path) -> None:
@@ -303,7 +302,8 @@ def test_with_labels_at_silos_a_study_opens_without_labelled_images(federation: 
     assert baseline(operations, 1) is None
 
 
-def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(federation: Path) -> None:
+def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"method": AT_SILO, "data": {
         "labelled": "", "validation": "labelled", "classes": DIGITS,
         "image": {"size": 8, "channels": 1, "mean": "validation", "std": "validation"}}}
@@ -311,7 +311,7 @@ def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(
     _, with_labels = opened(federation)
     for key in ("mean", "std"):
         assert getattr(answer.frozen.image, key) == getattr(with_labels.frozen.image, key), "the same images"
-    shutil.rmtree(federation / "studies" / "first" / "labelled" / "digit-3")
+    monkeypatch.setattr("semisilo.coordinator.studies.images.measure_form", lambda images: pytest.fail("measured"))
     _, again = opened(federation, answer.frozen, **changes)
     assert again.frozen == answer.frozen
 
@@ -815,17 +815,18 @@ def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(fe
             await compute.abort()
             with pytest.raises(ComputeFailed):
                 await call
-            # The fresh process opens the study by itself, and the labelled images are gone by now.
+            # The fresh process opens the study by itself, with what was frozen.
             (federation / "studies" / "first" / "labelled" / "digit-0").rename(federation / "digit-0")
+            with pytest.raises(BadData, match="not those with which the study was started"):
+                await compute.call(Evaluate(state=prepared.state, round=0))
+            (federation / "digit-0").rename(federation / "studies" / "first" / "labelled" / "digit-0")
             measured = await compute.call(Evaluate(state=prepared.state, round=0))
             return first, prepared, measured
         finally:
             await compute.close()
 
     first, prepared, measured = asyncio.run(scenario())
-    labelled = "labelled_accuracy"  # of which some are gone
-    assert {**measured.metrics, labelled: 0} == {**prepared.metrics, labelled: 0}
-    (federation / "digit-0").rename(federation / "studies" / "first" / "labelled" / "digit-0")
+    assert measured.metrics == prepared.metrics
     operations, answer = opened(federation)
     assert answer == first
     assert prepare(operations) == prepared

@@ -263,6 +263,40 @@ def test_the_temperature_is_fitted_on_validation_images_alone(simulated: Simulat
         hand_over.card["test"]["calibration"]["expected_error"]
 
 
+def test_a_model_that_is_right_on_all_validation_images_and_wrong_on_a_test_image_is_handed_over_with_finite_numbers(
+        simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are made up: right by 50 on validation images, and on test images but for the first."""
+    validation, test = (images_of(simulated, name)[1] for name in ("validation", "test"))
+    wrong = np.where(np.arange(len(test)) == 0, (test + 1) % 10, test)
+    answers = {len(validation): 50.0 * np.eye(10, dtype=np.float32)[validation],
+               len(test): 50.0 * np.eye(10, dtype=np.float32)[wrong]}
+    assert len(validation) != len(test)
+    monkeypatch.setattr(export_module, "logits_of", lambda model, images, form, **more: torch.from_numpy(
+        answers[len(images)]))
+    monkeypatch.setattr(export_module, "_check_weights", lambda *arguments: None)
+    found = exported(simulated, tmp_path / "out", calibrate=True, formats=("safetensors",))
+    card = json.loads((found.folder / "model_card.json").read_text(), parse_constant=pytest.fail)
+    count = len(validation)
+    assert card["test"]["temperature"] == pytest.approx(50 / np.log((count + 1) * 9))
+    after = card["test"]["calibration_with_temperature"]["negative_log_likelihood"]
+    right, wrong_one = -np.log((count + 1) / (count + 2)), -np.log(1 / (count + 2) / 9)
+    assert after == pytest.approx((right * (len(test) - 1) + wrong_one) / len(test))
+
+
+def test_images_that_have_changed_since_are_told_on_the_card_and_fit_no_probabilities(
+        simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are held out of others may be ones that were trained on."""
+    real = export_module.read_study_data
+    changes = {"validation": "40 validation images then, 39 now"}
+    monkeypatch.setattr(export_module, "read_study_data", lambda *arguments, **more: replace(
+        real(*arguments, **more), changes=changes))
+    found = exported(simulated, tmp_path / "out", formats=("safetensors",))
+    said = "The coordinator's images are not those with which the study was started: 40 validation images then, 39 now."
+    assert said in found.card["limits"]
+    with pytest.raises(UsageError, match="are not those of the study any more: 40 validation images then, 39 now"):
+        exported(simulated, tmp_path / "other", formats=("safetensors",), calibrate=True)
+
+
 def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, hand_over: Exported) -> None:
     found = hand_over.card["provenance"]
     ledger = Ledger(simulated.folder / "ledger.sqlite")
@@ -434,6 +468,46 @@ def test_a_round_whose_model_is_gone_is_named_with_those_that_are_kept(simulated
     finally:
         ledger.close()
     assert "0, 2, 3" in caught.value.remedy
+
+
+def test_an_earlier_export_with_a_file_beside_it_is_refused_and_stays(simulated: SimulationResult, tmp_path: Path
+                                                                     ) -> None:
+    out = tmp_path / "out"
+    exported(simulated, out, formats=("safetensors",))
+    card = json.loads((out / "model_card.json").read_text())
+    (out / "model.onnx").write_bytes(b"of an export with a graph")
+    for extra in ("predictions.csv", "notes/of-a-reader.txt"):
+        path = out / extra
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("kept")
+        with pytest.raises(UsageError, match=f"no export has written: {extra}"):
+            exported(simulated, out, formats=("safetensors",))
+        assert path.read_text() == "kept"
+        path.unlink()
+    (out / "notes").rmdir()
+    (out / "my_net.py").write_text("the network's")  # the card of one that has such a file names it
+    (out / "model_card.json").write_text(json.dumps({**card, "files": {**card["files"], "my_net.py": {}}}))
+    exported(simulated, out, formats=("safetensors",))
+    assert not (out / "model.onnx").exists()
+    (out / "model_card.json").write_text("[]")
+    with pytest.raises(UsageError, match="not an earlier export"):
+        exported(simulated, out, formats=("safetensors",))
+
+
+def test_a_file_that_is_put_beside_an_earlier_export_while_the_next_is_made_stays(
+        simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real = tmp_path / "out", export_module._write
+    exported(simulated, out, formats=("safetensors",))
+
+    def write(*arguments: Any) -> Any:
+        (out / "notes.txt").write_text("kept")
+        return real(*arguments)
+
+    monkeypatch.setattr(export_module, "_write", write)
+    with pytest.raises(UsageError, match=r"no export has written: notes\.txt"):
+        exported(simulated, out, formats=("safetensors",))
+    assert (out / "notes.txt").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_an_earlier_export_is_replaced_and_other_files_are_not(

@@ -162,6 +162,33 @@ def test_the_weights_that_a_study_started_from_go_along(federation: Federation, 
         assert left_out == ("studies/first/data/", "studies/first/start/", str(tmp_path / "weights.pth"))
 
 
+@pytest.mark.parametrize(("model", "file"), [("my_net.py:build", "my_net.py"), ("report_net.py:build", "report_net.py"),
+                                             ("transformers/swin", "swin/config.json")])
+def test_the_file_that_builds_a_studys_network_goes_along_and_is_put_back(federation: Federation, tmp_path: Path,
+                                                                          model: str, file: str) -> None:
+    with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
+        config = json.loads(db.execute("SELECT config_json FROM study").fetchone()[0])
+        config["model"]["name"] = model
+        db.execute("UPDATE study SET config_json = ?", (json.dumps(config),))
+    _put(federation.studies / "first" / file, "the network")
+    facts = back_up(federation, tmp_path / "safe", now=NOW)
+    assert facts.left_out == ("studies/first/data/",)
+    restore(Path(facts.archive), tmp_path / "new")
+    assert (tmp_path / "new" / "studies" / "first" / file).read_text() == "the network"
+
+
+def test_a_link_in_the_place_of_a_network_file_is_named_as_left_out(federation: Federation, tmp_path: Path) -> None:
+    with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
+        config = json.loads(db.execute("SELECT config_json FROM study").fetchone()[0])
+        config["model"]["name"] = "my_net.py:build"
+        db.execute("UPDATE study SET config_json = ?", (json.dumps(config),))
+    first = federation.studies / "first"
+    _put(first / "data" / "my_net.py", "the network")
+    (first / "my_net.py").symlink_to(first / "data" / "my_net.py")
+    facts = back_up(federation, tmp_path / "safe", now=NOW)
+    assert facts.left_out == ("studies/first/data/", str(first / "my_net.py"))
+
+
 def test_a_file_that_a_study_needs_is_missing_and_there_is_no_archive(federation: Federation, tmp_path: Path) -> None:
     needed = named_files_of(federation)
     assert needed == {f"payloads/{digest('model')}", f"spool/{digest('update 5')}",

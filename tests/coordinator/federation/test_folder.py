@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import stat
@@ -203,6 +204,23 @@ def test_two_serves_never_run_over_one_folder_and_a_killed_one_is_no_obstacle(fe
         assert "Stop it first" in line
     with federation.lock():  # the file is still there; the kernel forgot the lock with its holder
         pass
+
+
+def test_a_serve_whose_folder_takes_nothing_is_told_from_one_that_hangs_or_has_ended(
+        federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert federation.silenced() == "", "nobody ever served"
+    with federation.lock():
+        assert federation.silenced() == "", "it could write"
+        assert not list(federation.folder.glob(".writable*"))
+
+        def refused(path: Path, content: bytes) -> int:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", refused)
+            assert "Read-only file system. Let the disk be written" in federation.silenced()
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    assert federation.silenced() == "", "nobody serves"
 
 
 def test_the_study_of_a_new_federation_points_to_places_inside_its_folder(federation: Federation) -> None:

@@ -14,6 +14,7 @@ from semisilo.coordinator.ledger.events import (
     find_events,
     has_paused_itself,
     is_model_noted,
+    is_model_written,
     last_ended_rounds,
     note_late_answer,
     note_model_not_written,
@@ -39,9 +40,28 @@ def test_a_model_is_noted_for_its_own_state_and_study_only(filled: Filled, writt
         note_model_written(ledger, "first", digest("4"))
     else:
         note_model_not_written(ledger, "first", digest("4"), reason="a file is missing")
-    assert is_model_noted(ledger, "first", digest("4"))
+    for known, expected in ((is_model_noted, True), (is_model_written, written)):
+        assert known(ledger, "first", digest("4")) is expected
+        assert not known(ledger, "first", digest("3"))
+        assert not known(ledger, "second", digest("4"))
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_the_model_that_was_written_is_that_of_the_last_note_and_none_after_going_back(filled: Filled, written: bool
+                                                                                       ) -> None:
+    """One file lies there: that of an earlier end is over once another was written, or could not be."""
+    ledger = filled.ledger
+    note_model_written(ledger, "first", digest("3"))
+    if written:
+        note_model_written(ledger, "first", digest("4"))
+    else:
+        note_model_not_written(ledger, "first", digest("4"), reason="a file is missing")
+    assert not is_model_written(ledger, "first", digest("3"))
     assert not is_model_noted(ledger, "first", digest("3"))
-    assert not is_model_noted(ledger, "second", digest("4"))
+    note_model_written(ledger, "first", digest("4"))
+    assert is_model_written(ledger, "first", digest("4"))
+    ledger.event("study_rolled_back", study="first", round=3, origin="command")
+    assert not is_model_noted(ledger, "first", digest("4"))
 
 
 def test_rounds_that_are_over_come_latest_first_without_round_0_and_failed_ones_count(filled: Filled) -> None:
@@ -95,6 +115,7 @@ def note_late(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("question", [
     lambda ledger: is_model_noted(ledger, "first", digest("4")),
+    lambda ledger: is_model_written(ledger, "first", digest("4")),
     lambda ledger: has_paused_itself(ledger, "first"),
     lambda ledger: ledger.paused_since("first"),
     lambda ledger: begun_again_event(ledger, "first"),

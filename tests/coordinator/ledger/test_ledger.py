@@ -141,6 +141,24 @@ def test_a_requeued_study_with_a_commit_keeps_what_is_frozen(ledger: Ledger) -> 
     assert ledger.committed_digest("s") == digest("state 0")
 
 
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_study_that_is_queued_again_keeps_when_it_began_once_it_has_a_round(
+        ledger: Ledger, monkeypatch: pytest.MonkeyPatch, committed: bool) -> None:
+    """Durations and rounds by time began with the last time that it was queued."""
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    ledger.queue_study("s", {})
+    ledger.set_study_state("s", StudyState.PREPARING)
+    if committed:
+        ledger.open_round("s", 0, start_digest="", sample=(), phases=())
+        ledger.set_round_state("s", 0, RoundState.EVALUATING, state_digest="0" * 64)
+        ledger.commit_round("s", 0, metrics={})
+    ledger.set_study_state("s", StudyState.STOPPED)
+    monkeypatch.setattr("time.time", lambda: 5000.0)
+    ledger.requeue_study("s", {})
+    ledger.set_study_state("s", StudyState.PREPARING)
+    assert ledger.study("s").started_unix == (1000.0 if committed else 5000.0)
+
+
 def test_only_an_ended_study_can_be_queued_again(ledger: Ledger) -> None:
     ledger.queue_study("s", study_config(rounds=3))
     ledger.set_study_state("s", StudyState.PREPARING)

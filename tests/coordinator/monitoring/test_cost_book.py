@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs, costs_of
+import pytest
+
+from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs, add_to_cost, costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.traffic import study_totals
 from semisilo.coordinator.monitoring.cost_book import CostBook
 from semisilo.coordinator.monitoring.traffic import StudyCosts, costs_from_rows, traffic_of
@@ -47,6 +51,50 @@ def test_the_sums_that_the_ledger_keeps_are_those_of_all_rows(tmp_path: Path) ->
     totals = StudyCosts()
     totals.replace(study_totals(ledger, "s"))
     assert totals.traffic(dense_bytes=100) == traffic_of(rows, dense_bytes=100)
+    ledger.close()
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_transfers_of_a_round_that_is_done_again_are_counted_again(tmp_path: Path, repeated: bool) -> None:
+    """Their bytes were, so that the share of dense transfers doubled."""
+    ledger, book = Ledger(tmp_path / "ledger.sqlite", waits=False), CostBook()
+
+    def played(number: int) -> None:
+        for cost in rows_of_a_round(number, ("a", "b")):
+            if repeated:  # a silo may take what it downloads as often as it likes
+                add_to_cost(ledger, cost)
+            else:
+                add_costs(ledger, [cost])
+
+    def shares(number: int | None) -> tuple[float | None, float | None]:
+        book.refresh(ledger)
+        found = book.study("s").traffic(dense_bytes=100, round=number)
+        assert found == traffic_of((cost for cost in costs_of(ledger, "s") if number in (None, cost.round)),
+                                   dense_bytes=100)
+        return found.share_down, found.share_up
+
+    ledger.queue_study("s", {})
+    for number in range(4):
+        ledger.open_round("s", number, start_digest="", sample=(), phases=())
+        ledger.fail_round(ledger.round("s", number), reason="of the test")
+        played(number)
+    ledger.set_study_state("s", StudyState.STOPPED)
+    before = shares(None)
+    assert before == (1.0, 0.99)
+    for _ in range(2):
+        roll_back(ledger, "s", 1, operator="", reason="")
+        played(2)  # and round 3 is not done again
+        played(2)  # resumed, of the same try
+        assert shares(1) == before
+        down, up = shares(2)
+        assert (down, up) != before, "the second time nothing was new to a silo"
+        ledger.open_round("s", 2, start_digest="", sample=(), phases=())
+        ledger.set_study_state("s", StudyState.STOPPED)
+    # Of three tries two were sent twice.
+    assert shares(2) == (5 / 3, 5 * 99 / 300)
+    assert shares(3) == before
+    found = book.study("s").traffic(dense_bytes=100, round=2)
+    assert (found.downloads, found.uploads) == (6, 3)
     ledger.close()
 
 

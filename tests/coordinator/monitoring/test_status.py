@@ -175,8 +175,13 @@ def test_costs_are_compared_with_dense_transfers(running: Filled) -> None:
     assert cost.share_of_dense == pytest.approx((cost.wire_down + cost.wire_up) / cost.dense_bytes)
 
 
-def test_whether_serve_is_running_is_the_first_thing_said(running: Filled) -> None:
+def test_whether_serve_is_running_is_the_first_thing_said(running: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "serve is not running" in _text(gather(running.federation, running.ledger, None))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(running.federation), "silenced", lambda self: "/hub: Read-only file system. Fix it.")
+        found = gather(running.federation, running.ledger, None)
+    assert found.running
+    assert "serve is running, and cannot say here what it does: /hub: Read-only file system. Fix it." in _text(found)
     text = _text(gather(running.federation, running.ledger, _live(SILOS[0], SILOS[1])), width=120)
     assert "serve is running" in text
     assert "2 silos connected: aggregating 2 updates 50 %" in text

@@ -501,6 +501,18 @@ def test_a_study_that_failed_so_goes_on_from_its_last_round_once_it_is_queued_ag
     assert final_digest(coordinator) == undisturbed
 
 
+def test_settings_that_a_study_takes_in_the_moment_before_it_begins_are_those_it_runs_with(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = start(tmp_path)
+    config, chosen = study_config(), coordinator.ledger.next_study()
+    assert coordinator.ledger.replace_settings("s", {**config, "study": {**config["study"], "rounds": 1}})
+    monkeypatch.setattr(coordinator.ledger, "next_study", lambda: chosen)
+    asyncio.run(run(coordinator))
+    last = coordinator.ledger.last_round("s")
+    assert last is not None
+    assert (coordinator.ledger.study("s").state, last.number) == (StudyState.COMPLETED, 1)
+
+
 def test_a_lack_of_memory_fails_no_study(tmp_path: Path) -> None:
     coordinator = start(tmp_path)
     failing(coordinator, MemoryError())

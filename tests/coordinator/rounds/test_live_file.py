@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semisilo.common.config import to_dict
-from semisilo.coordinator.rounds.live_file import STALE_SECONDS, LiveStatus, read, wait_for_enrollment, write
+from semisilo.coordinator.rounds.live_file import (
+    STALE_SECONDS,
+    LiveFile,
+    LiveStatus,
+    read,
+    wait_for_enrollment,
+    write,
+)
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 
 
@@ -89,3 +99,43 @@ def test_an_invitation_waits_until_the_enrolment_port_listens_and_only_where_ser
     ticks = iter(range(0, 1000, 5))
     assert wait_for_enrollment(path, patience_seconds=15, sleep=lambda seconds: None,
                                now=lambda: float(next(ticks))) == "shut"
+
+
+def test_a_full_disk_does_not_keep_serve_from_saying_what_is_in_the_way(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten seconds it looked as if nobody served."""
+    path, runtime = tmp_path / "live.json", _runtime()
+    file = LiveFile(path)
+    file.write(LiveStatus.from_runtime(runtime, now_unix=1000.0))
+    original = os.open
+
+    def full(name: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(name))
+        return original(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", full)
+    runtime.trouble = "/hub/states: No space left on device. Free some space."
+    file.write(LiveStatus.from_runtime(runtime, now_unix=2000.0))
+    found = read(path, now_unix=2000.0)
+    assert found is not None
+    assert (found.trouble, found.connected, len(found.silos)) == (runtime.trouble, ("hospital-a", "hospital-b"), 1)
+    for number in range(100):  # more than the file has room for
+        runtime.heard(f"hospital-{number}", task_id="t", stage="training", fraction=0.5, text="epoch 1 of 5")
+    file.write(LiveStatus.from_runtime(runtime, now_unix=3000.0))
+    found = read(path, now_unix=3000.0)
+    assert found is not None
+    assert (found.trouble, found.connected, len(found.silos)) == (runtime.trouble, ("hospital-a", "hospital-b"), 0)
+    file.remove()
+    file.remove()
+    assert not path.exists()
+
+
+def test_a_file_that_is_just_overwritten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "live.json"
+    status = LiveStatus.from_runtime(_runtime())
+    write(path, status)
+    whole = path.read_text()
+    path.write_text(whole[:40] + "\0" * 40)
+    monkeypatch.setattr(time, "sleep", lambda seconds: path.write_text(whole))
+    assert read(path) == status

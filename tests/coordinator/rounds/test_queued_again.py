@@ -12,15 +12,17 @@ import pytest
 
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.errors import SystemTrouble, TaskClosed
-from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.contract import Phase, TaskSpec
 from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of, take_cancelled_back
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
+from semisilo.coordinator.ledger.secure_sums.sums import open_sum
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine as engine_module
 from semisilo.coordinator.rounds.task_service import Standby
 from semisilo.coordinator.studies.describe import describe_study
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
-from tests.coordinator.rounds.test_engine import SILOS, run, start, until
+from tests.coordinator.rounds.test_engine import SILOS, behind_masks, run, start, until
 
 
 def life(folder: Path) -> Coordinator:
@@ -289,12 +291,118 @@ def test_a_study_that_was_stopped_and_queued_again_before_the_engine_has_looked_
         await run(coordinator)
         row = coordinator.ledger.study("s")
         assert (row.state, row.reason) == (StudyState.COMPLETED, "")
-        done, cancelled = RoundState.COMPLETED, RoundState.CANCELLED
-        assert [each.state for each in coordinator.ledger.rounds("s")] == (
-            [done] * 4 if operation == "phases" else [done, done, cancelled, done])
+        assert [each.state for each in coordinator.ledger.rounds("s")] == [RoundState.COMPLETED] * 4
+        assert [[each.number for each in found.rounds] for found in rollbacks_of(coordinator.ledger, "s")] == (
+            [] if operation == "phases" else [[2]])  # with it, the round was not open yet
         assert compare_tables(coordinator.ledger, ChainWalk()) == []
         assert coordinator.spool.digests() == set()
     asyncio.run(scenario())
+
+
+def test_giving_up_the_round_of_a_study_that_failed_frees_the_spool(tmp_path: Path) -> None:
+    """It was cancelled by the command, and nobody looked at its updates again."""
+    async def scenario() -> None:
+        coordinator, engine, task = await one_failed_and_the_next_works(tmp_path)
+        await end(engine)
+        coordinator.ledger.set_study_state("t", StudyState.FAILED, reason="of the test")
+        queue_again(coordinator, "s")
+        engine = await works(coordinator, "s", 1)
+        await coordinator.deliver(task, content_of(task))
+        await end(engine)
+        coordinator.ledger.set_study_state("s", StudyState.FAILED, reason="of the test")
+        queue_again(coordinator, "s")
+        assert len(coordinator.spool.digests()) == 1
+        operate.stop(coordinator.ledger, "s", origin="command")
+        assert await coordinator.engine.run_next() is None, "no other study"
+        assert coordinator.spool.digests() == set()
+        looked: list[str] = []
+        coordinator.spool.digests = lambda: looked.append("spool") or set()  # type: ignore[method-assign, func-returns-value]
+        await coordinator.engine.run_next()
+        assert not looked, "once is enough"
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_the_round_in_which_a_study_was_stopped_is_done_again(tmp_path: Path) -> None:
+    """It counted as one of its rounds: a study that was stopped in its last one was complete without it at once."""
+    for name in ("undisturbed", "stopped"):
+        (tmp_path / name).mkdir()
+    undisturbed = start(tmp_path / "undisturbed")
+    asyncio.run(run(undisturbed))
+    coordinator = start(tmp_path / "stopped")
+    ids: list[str] = []
+    tasks_of: list[str] = []
+
+    def stop_in_the_last(name: str, request: Any) -> None:
+        if name == "tasks" and request.round == 3:
+            tasks_of.append(name)
+        if name == "check_update" and len(tasks_of) == 1 and not ids:
+            ids.extend(each.task_id for each in coordinator.ledger.tasks("s", 3, 0))
+            operate.stop(coordinator.ledger, "s", origin="command")
+
+    coordinator.compute.before = stop_in_the_last
+
+    async def scenario() -> None:
+        await run(coordinator)
+        assert coordinator.ledger.study_state("s") is StudyState.STOPPED
+        assert [each.state for each in coordinator.ledger.rounds("s")][3] is RoundState.CANCELLED
+        queue_again(coordinator, "s")
+        await run(coordinator)
+
+    asyncio.run(scenario())
+    assert coordinator.ledger.study_state("s") is StudyState.COMPLETED
+    assert [each.state_digest for each in coordinator.ledger.rounds("s")] == [
+        each.state_digest for each in undisturbed.ledger.rounds("s")]
+    assert not set(ids) & {each.task_id for each in coordinator.ledger.tasks("s", 3, 0)}, "never the same task twice"
+    (found,) = rollbacks_of(coordinator.ledger, "s")
+    assert (found.to_round, found.origin) == (2, "coordinator")
+    assert found.text.endswith(
+        "round 3 no longer counts; it was cancelled when the study was stopped, and is done again")
+    assert [(each.number, each.state) for each in found.rounds] == [(3, RoundState.CANCELLED)]
+    assert compare_tables(coordinator.ledger, ChainWalk()) == []
+    assert coordinator.spool.digests() == set()
+
+
+def test_what_a_phase_of_the_cancelled_round_has_put_aside_is_not_of_the_round_that_is_done_again(
+        tmp_path: Path) -> None:
+    coordinator = start(tmp_path, phases=(Phase("train"), Phase("statistics")))
+    seen: list[str] = []
+
+    def stop_in_the_second_phase(name: str, request: Any) -> None:
+        if name == "tasks" and request.round == 1 and request.phase.name == "statistics" and not seen:
+            seen.extend(str(coordinator.ledger.silo_state("s", silo, round=1)[1]) for silo in SILOS)
+            operate.stop(coordinator.ledger, "s", origin="command")
+
+    coordinator.compute.before = stop_in_the_second_phase
+
+    async def scenario() -> None:
+        await run(coordinator)
+        queue_again(coordinator, "s")
+        engine = await works(coordinator, "s", 1)
+        assert "None" not in seen, "the first phase has put something aside"
+        assert {coordinator.ledger.silo_state("s", silo, round=1) for silo in SILOS} == {(0, None)}
+        await end(engine)
+
+    asyncio.run(scenario())
+
+
+def test_behind_masks_the_round_in_which_a_study_was_stopped_stays_one_of_its_rounds(tmp_path: Path) -> None:
+    """A silo masks an update of a round once, so it would refuse."""
+    coordinator = start(tmp_path, config=behind_masks())
+    with coordinator.ledger.transaction():
+        coordinator.ledger.move_study("s", StudyState.QUEUED, StudyState.PREPARING)
+        coordinator.ledger.open_round("s", 0, start_digest="", sample=(), phases=())
+        coordinator.ledger.set_round_state("s", 0, RoundState.EVALUATING, state_digest="0" * 64)
+        coordinator.ledger.commit_round("s", 0, metrics={})
+        row = coordinator.ledger.open_round("s", 1, start_digest="0" * 64, sample=SILOS, phases=())
+        open_sum(coordinator.ledger, study="s", round=1, phase="train", nonce=bytes(16), roster_number=0, threshold=2)
+        coordinator.ledger.cancel_round(row)
+    assert take_cancelled_back(coordinator.ledger, "s") is None
+    assert coordinator.ledger.round("s", 1).state is RoundState.CANCELLED
+    with coordinator.ledger.transaction() as db:
+        db.execute("DELETE FROM secure_sum")
+    assert take_cancelled_back(coordinator.ledger, "s") == 1
+    assert take_cancelled_back(coordinator.ledger, "s") is None
 
 
 def test_the_open_round_of_a_study_that_failed_goes_on_once_it_is_queued_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.rounds import sampling
 from semisilo.coordinator.rounds.task_service import Hello
@@ -171,4 +172,63 @@ def test_a_study_of_a_restored_hub_goes_on_behind_the_rounds_that_its_silos_have
         claims_to_have_masked(coordinator, *THREE, round=7)
         assert await is_open(coordinator, 8) == THREE
         assert {row.state for row in coordinator.ledger.rounds("s", first=1)[:7]} == {RoundState.FAILED}
+    scenario(coordinator, work)
+
+
+def open_study(folder: Path, *silos: str, **participation: Any) -> Coordinator:
+    """A coordinator with these silos and a study in the clear that starts with one."""
+    coordinator = Coordinator(folder)
+    coordinator.compute.num_labelled = 0
+    coordinator.enroll(*silos)
+    config = behind_masks(**participation)
+    coordinator.ledger.queue_study("s", {**config, "study": {**config["study"], "start_with": 1}, "privacy": {}})
+    return coordinator
+
+
+def test_no_round_is_opened_below_the_quorum_that_a_study_states(tmp_path: Path) -> None:
+    """It was lowered to those who had joined: with quorum = 3 the first silo alone made round after round."""
+    coordinator = open_study(tmp_path, *THREE, quorum=3)
+
+    async def work() -> None:
+        await call(coordinator, *THREE[:2])
+        await waits_for(coordinator, "2 of 3 silos have joined, and the quorum needs so many")
+        assert rounds_opened(coordinator) == 0
+        await call(coordinator, "gamma")
+        assert await is_open(coordinator, 1) == THREE
+        assert coordinator.ledger.phase("s", 1, 0).quorum == 3
+        await abstain(coordinator, *THREE)
+        assert await is_open(coordinator, 2) == THREE
+        await abstain(coordinator, *THREE[:2])
+        coordinator.roster.revoke("gamma")
+        coordinator.runtime.notify()
+        await waits_for(coordinator, "2 of 3 silos have joined, and the quorum needs so many")
+    scenario(coordinator, work)
+
+
+def test_a_silo_that_is_set_aside_counts_for_no_quorum_that_a_study_states(tmp_path: Path) -> None:
+    coordinator = open_study(tmp_path, *THREE, quorum=3)
+
+    async def work() -> None:
+        await call(coordinator, *THREE[:2])
+        await waits_for(coordinator, "2 of 3 silos have joined")
+        operate.set_aside(coordinator.ledger, "beta", origin="command")
+        coordinator.runtime.notify()
+        await waits_for(coordinator, "1 of 2 silos have joined, and the quorum needs so many")
+        await call(coordinator, "gamma")
+        assert await is_open(coordinator, 1) == ("alpha", "gamma")
+    scenario(coordinator, work)
+
+
+def test_a_share_of_silos_that_is_below_the_quorum_waits_for_more_silos(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_LOOK_SECONDS", 0.05)
+    six = (*THREE, "delta", "epsilon", "zeta")
+    coordinator = open_study(tmp_path, *six, silos_per_round="50%", quorum=3)
+
+    async def work() -> None:
+        await call(coordinator, *six[:4])
+        await waits_for(coordinator, "a round asks 2 of 4 silos, and the quorum needs 3: more silos have to join")
+        assert rounds_opened(coordinator) == 0
+        await call(coordinator, *six[4:])
+        assert len(await is_open(coordinator, 1)) == 3
     scenario(coordinator, work)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import ModelNotReady, ModelNotShared, PayloadNotServed, SemisiloError
+from semisilo.common.errors import BadData, ModelNotReady, ModelNotShared, PayloadNotServed, SemisiloError
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.shared_model import SharedModels
@@ -97,6 +97,30 @@ def test_before_the_end_and_without_its_file_the_model_is_not_ready(tmp_path: Pa
         error = await refused(models, "alpha", "s")
         assert isinstance(error, ModelNotReady)
         assert error.line() == "Study 's' is running: its model is shared once it is over."
+        coordinator.close()
+    run(scenario())
+
+
+def test_a_model_that_could_not_be_written_is_not_ready_and_that_of_an_earlier_end_is_not_taken_for_it(tmp_path: Path
+                                                                                                      ) -> None:
+    """Silos got the old file under the digest of the new model."""
+    async def scenario() -> None:
+        coordinator = await finished(tmp_path)
+        path = tmp_path / "studies" / "s" / "model.safetensors"
+        old = path.read_bytes()
+        coordinator.ledger.event("study_rolled_back", study="s", round=3, origin="command")  # what was written is over
+        with coordinator.ledger.transaction() as db:
+            db.execute("UPDATE study SET state = ?", (StudyState.STOPPED,))
+
+        def fail(name: str, request: object) -> None:
+            raise BadData(f"{name}: no file of images.")
+        coordinator.compute.before = fail
+        assert await coordinator.engine.run_next() is None
+        assert not path.exists()
+        path.write_bytes(old)  # of a coordinator that did not remove it
+        error = await refused(SharedModels(coordinator.ledger, tmp_path / "studies"), "alpha", "s")
+        assert isinstance(error, ModelNotReady)
+        assert "is not written yet" in error.line()
         coordinator.close()
     run(scenario())
 

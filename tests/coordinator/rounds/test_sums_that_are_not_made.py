@@ -10,7 +10,12 @@ from semisilo.common.methods.contract import Meaning, TaskSpec
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
-from semisilo.coordinator.ledger.tasks import last_refusals, refusal_reasons, silos_that_refused_all
+from semisilo.coordinator.ledger.tasks import answers_of_round, last_refusals, refusal_reasons, silos_that_refused_all
+from semisilo.coordinator.monitoring.outcomes import outcomes_of
+from semisilo.coordinator.monitoring.participants import participants_of
+from semisilo.coordinator.monitoring.study_book import StudyBook
+from semisilo.coordinator.monitoring.summary import summarise
+from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
 from semisilo.coordinator.studies.participation import participation_of
 from tests.coordinator.federation_in_memory import Coordinator, id_of
@@ -80,6 +85,31 @@ def test_silos_whose_masked_updates_were_not_added_up_are_no_refusers(tmp_path: 
         assert (last_refusals(coordinator.ledger), list(refusal_reasons(coordinator.ledger, "s"))) == ([], [])
         assert text_of(coordinator) == (
             "has run on 2 of 4 silos; sent no update: alpha, beta; update not added up: delta, gamma")
+    scenario(coordinator, work)
+
+
+def test_page_report_and_card_count_no_refusal_where_a_masked_update_was_not_added_up(tmp_path: Path) -> None:
+    """They counted one for each such round; who really refuses, or drops out, is counted as before."""
+    coordinator = summed(tmp_path, rounds=5, threshold=3)
+
+    async def work() -> None:
+        ledger = coordinator.ledger
+        await call(coordinator, *FOUR)
+        await answers(coordinator, 1, abstain=("alpha", "beta"))
+        await answers(coordinator, 2, abstain=("alpha",), refuse=("beta",))
+        book = StudyBook("s")
+        book.refresh(ledger)
+        lines = book.lines(StudyCosts(), ledger.study("s"))
+        assert [line.counts for line in lines[1:3]] == [
+            {"abstained": 2, "answered": 2}, {"abstained": 1, "refused": 1, "answered": 2}]
+        assert lines[2].outcomes == {"alpha": "abstained", "beta": "refused", "delta": "answered", "gamma": "answered"}
+        assert outcomes_of(answers_of_round(ledger, "s", 1))["gamma"] is TaskState.ANSWERED, "for the terminal"
+        summary = summarise(ledger, "s")
+        assert [entry.count(TaskState.REFUSED) for entry in summary.rounds[:3]] == [0, 0, 1]
+        assert summary.rounds[1].reasons["gamma"] == "too few masked updates came to add them up"
+        found = participants_of(summary, up_to=2)
+        assert {silo: (part.outcomes[TaskState.REFUSED], part.took_part) for silo, part in found.items()} == {
+            "alpha": (0, True), "beta": (1, True), "delta": (0, False), "gamma": (0, False)}
     scenario(coordinator, work)
 
 

@@ -68,6 +68,48 @@ def test_another_method_begins_with_its_own_defaults(hub: Filled) -> None:
     assert to_dict(config.method.settings)["scenario"] == "labels-at-coordinator"
 
 
+@pytest.mark.parametrize("method", ["", "fedavg"])
+def test_one_like_a_study_of_several_labels_has_its_task(method: str, hub: Filled) -> None:
+    """The ledger has it among the settings of the method as well, where a file may not have it."""
+    path = create_study(hub.federation, "findings", scenario="labels-at-silo")
+    path.write_text(study_template("labels-at-silo").replace("[study]\n", '[study]\ntask = "multi_label"\n'))
+    was = queue_study(hub.federation, hub.ledger, "findings")
+    assert to_dict(was.method.settings)["task"] == "multi_label"
+    config = load_study(made(hub, StudyDraft(name="second", like="findings", method=method)))
+    assert (config.study.task, config.method) == ("multi_label", was.method)
+
+
+@pytest.mark.parametrize(("name", "file"), [
+    ("my_net.py:build", "my_net.py"), ("transformers/vit", "vit/config.json")])
+def test_one_like_a_study_with_a_network_of_ones_own_has_its_file(name: str, file: str, hub: Filled) -> None:
+    path = create_study(hub.federation, "own")
+    path.write_text(study_template().replace(f'name = "{_template_model()}"', f'name = "{name}"'))
+    (path.parent / file).parent.mkdir(exist_ok=True)
+    (path.parent / file).write_text("{}\n")
+    was = queue_study(hub.federation, hub.ledger, "own")
+    copy = made(hub, StudyDraft(name="copy-own", like="own"))
+    assert load_study(copy).model == was.model
+    assert (copy.parent / file).read_text() == "{}\n"
+    other = made(hub, StudyDraft(name="other", like="own", model="resnet18"))
+    assert (load_study(other).model.name, (other.parent / file).exists()) == ("resnet18", False)
+    (path.parent / file).write_text("{ }\n")
+    with pytest.raises(BadConfiguration, match="as the study says"):
+        made(hub, StudyDraft(name="third", like="own"))
+    assert not (hub.federation.studies / "third").exists()
+    (hub.federation.studies / "third").mkdir()
+    (hub.federation.studies / "third" / "notes").write_text("mine")
+    with pytest.raises(BadConfiguration, match="as the study says"):
+        made(hub, StudyDraft(name="third", like="own"))
+    assert not (hub.federation.studies / "third" / file).exists()
+    (path.parent / file).unlink()
+    with pytest.raises(BadConfiguration, match="cannot be read"):
+        made(hub, StudyDraft(name="third", like="own"))
+
+
+def _template_model() -> str:
+    return str(tomllib.loads(study_template())["model"]["name"])
+
+
 @pytest.mark.parametrize(("draft", "error", "words"), [
     (StudyDraft(name="a b"), UsageError, "cannot name a study"), (StudyDraft(name="../x"), UsageError, "cannot name"),
     (StudyDraft(name="second", like="nobody"), UnknownName, "nobody"),

@@ -378,3 +378,84 @@ def test_dicom_files_that_a_setting_leaves_out_are_not_told_as_files_that_are_no
     found = read(tmp_path, labelled="l", dicom={"ViewPosition": "PA"})
     assert (found.frozen.num_labelled, found.frozen.labelled_patients) == (4, 4)
     assert (found.frozen.skipped, found.frozen.num_broken) == (("labelled: cat/report.pdf: not an image",), 0)
+
+
+# Opened again ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> StudyData:
+    """Of 40 labelled images a quarter are held out; 10 test images."""
+    write(tmp_path / "labelled.npz", [0, 1] * 20, seed=1)
+    write(tmp_path / "test.npz", [0, 1] * 5, seed=2)
+    return read(tmp_path, test="test.npz", validation_share="25%")
+
+
+@each_of(("name", "labels", "seed", "said"), [
+    ("labelled", [0, 1] * 18, 1, "labelled images then, "),
+    ("labelled", [0, 1] * 20, 3, "as many labelled images as then, 30, but other ones or other labels"),
+    ("labelled", [1, 0] * 20, 1, "as many labelled images as then, 30, but other ones or other labels"),
+    ("test", [0, 1] * 6, 2, "10 test images then, 12 now"),
+    ("test", [0, 1] * 5, 3, "as many test images as then, 10, but other ones or other labels")])
+def test_a_study_that_is_opened_again_with_other_images_is_refused(
+        begun: StudyData, tmp_path: Path, name: str, labels: list[int], seed: int, said: str) -> None:
+    again = {"before": begun, "test": "test.npz", "validation_share": "25%"}
+    file = tmp_path / f"{name}.npz"
+    kept = file.read_bytes()
+    write(file, labels, seed=seed)
+    with pytest.raises(BadData, match="are not those with which the study was started") as caught:
+        read(tmp_path, **again)  # type: ignore[arg-type]
+    assert said in caught.value.line()
+    assert "Restore them" in caught.value.line()
+    file.write_bytes(kept)
+    assert read(tmp_path, **again).frozen == begun.frozen  # type: ignore[arg-type]
+
+
+def test_test_images_that_came_among_the_labelled_ones_after_the_start_are_refused_in_these_words(
+        begun: StudyData, tmp_path: Path) -> None:
+    (tmp_path / "labelled.npz").write_bytes((tmp_path / "test.npz").read_bytes())
+    with pytest.raises(BadData, match="10 of 10 test images have the pixels of labelled ones"):
+        read(tmp_path, before=begun, test="test.npz", validation_share="25%")
+
+
+def test_labelled_and_test_images_that_change_places_are_refused_though_none_stands_in_both(tmp_path: Path) -> None:
+    paths = [tmp_path / "labelled.npz", tmp_path / "test.npz"]
+    for seed, path in enumerate(paths):
+        write(path, [0, 1] * 5, seed=seed)
+    first = read(tmp_path, test="test.npz")
+    with pytest.raises(BadData, match=r"as many labelled images as then, 10, .*; as many test images as then, 10"):
+        read(tmp_path, before=first, labelled="test.npz", test="labelled.npz")
+
+
+def test_the_order_of_images_is_no_change_of_them(tmp_path: Path) -> None:
+    pixels = GENERATOR.integers(0, 256, (6, 8, 8), dtype=np.uint8)
+    labels = np.array([0, 1, 0, 1, 0, 1])
+    np.savez(tmp_path / "labelled.npz", images=pixels, labels=labels)
+    first = read(tmp_path)
+    np.savez(tmp_path / "labelled.npz", images=pixels[::-1], labels=labels[::-1])
+    assert read(tmp_path, before=first).changes == {}
+
+
+def test_other_pixels_that_other_versions_read_are_told_and_not_refused_but_another_number_is(
+        begun: StudyData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A mended decoder makes other pixels of the same files, and no study should end with an upgrade."""
+    earlier = replace(begun, frozen=replace(begun.frozen, read_with="semisilo 0.0.1"))
+    write(tmp_path / "test.npz", [0, 1] * 5, seed=3)
+    found = read(tmp_path, before=earlier, test="test.npz", validation_share="25%")
+    assert (found.frozen, found.changes) == (earlier.frozen, {})
+    assert "then with semisilo 0.0.1" in caplog.text
+    write(tmp_path / "test.npz", [0, 1] * 6, seed=2)
+    with pytest.raises(BadData, match="10 test images then, 12 now"):
+        read(tmp_path, before=earlier, test="test.npz", validation_share="25%")
+
+
+def test_a_study_of_a_version_without_digests_is_held_to_the_number_of_its_images(begun: StudyData, tmp_path: Path
+                                                                                ) -> None:
+    earlier = replace(begun, frozen=replace(begun.frozen, labelled_digest="", validation_digest="", test_digest="",
+                                            read_with=""))
+    again = {"before": earlier, "test": "test.npz", "validation_share": "25%"}
+    write(tmp_path / "test.npz", [0, 1] * 5, seed=3)
+    assert read(tmp_path, **again).frozen == earlier.frozen  # type: ignore[arg-type]
+    write(tmp_path / "test.npz", [0, 1] * 6, seed=3)
+    with pytest.raises(BadData, match="10 test images then, 12 now"):
+        read(tmp_path, **again)  # type: ignore[arg-type]

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.config import canonical_json
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.coordinator.federation.folder import Federation, create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.table_check import compare_tables
+from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.states import RoundState, StudyState
-from semisilo.coordinator.studies.queue import create_study, queue_new_studies, queue_study
+from semisilo.coordinator.studies.queue import create_study, edited_studies, queue_new_studies, queue_study
+from semisilo.coordinator.studies.study_file import load_study
 
 GOOD = '[study]\nrounds = 3\n[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
 BAD = GOOD.replace("rounds", "ronds")
@@ -76,14 +81,75 @@ def test_a_study_without_a_file_names_those_there_are(federation: Federation, le
     assert "first" in caught.value.remedy
 
 
-def test_settings_are_frozen_when_queued(federation: Federation, ledger: Ledger) -> None:
+def test_a_study_that_waits_takes_its_edited_file_when_it_is_queued_again_and_keeps_its_place(
+        federation: Federation, ledger: Ledger) -> None:
+    """`coordinator new`, a start of `serve`, and only then the edit: what the operator has written must run."""
+    for name in ("first", "second"):
+        write(federation, name)
+    queue_new_studies(federation, ledger)
+    write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
+    assert queue_new_studies(federation, ledger) == ([], {})
+    assert ledger.study("first").config["study"]["rounds"] == 3, "nobody has asked for it"
+    seen: list[object] = []
+    queue_study(federation, ledger, "first", only_check=True, check=lambda config, frozen: seen.append(frozen))
+    assert (seen, ledger.study("first").config["study"]["rounds"]) == ([None], 3)
+    queue_study(federation, ledger, "first")
+    assert [(row.name, row.state, row.config["study"]["rounds"]) for row in ledger.studies()] == [
+        ("first", StudyState.QUEUED, 9), ("second", StudyState.QUEUED, 3)]
+    with pytest.raises(UsageError, match="'first' is queued"):
+        queue_study(federation, ledger, "first")
+    assert compare_tables(ledger, ChainWalk()) == []
+
+
+def test_a_study_that_begins_while_its_edited_file_is_checked_keeps_its_settings(federation: Federation,
+                                                                                 ledger: Ledger) -> None:
     write(federation, "first")
     queue_study(federation, ledger, "first")
     write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
-    with pytest.raises(UsageError, match="'first' is queued"):
-        queue_study(federation, ledger, "first")
-    assert queue_new_studies(federation, ledger) == ([], {})
+    with pytest.raises(UsageError, match="has begun with other settings"):
+        queue_study(federation, ledger, "first",
+                    check=lambda config, frozen: ledger.set_study_state("first", StudyState.PREPARING))
     assert ledger.study("first").config["study"]["rounds"] == 3
+
+
+@pytest.mark.parametrize("state", [StudyState.QUEUED, StudyState.PREPARING, StudyState.RUNNING, StudyState.PAUSED])
+def test_an_edit_of_a_study_that_has_begun_is_refused_and_not_ignored(federation: Federation, ledger: Ledger,
+                                                                      state: StudyState) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    if state is not StudyState.PREPARING:
+        commit_round_0(ledger, "first")  # queued again in the middle, where it is queued
+    if state is not StudyState.QUEUED:
+        ledger.set_study_state("first", StudyState.PREPARING)
+    if state not in (StudyState.QUEUED, StudyState.PREPARING):
+        ledger.set_study_state("first", StudyState.WAITING)
+        ledger.set_study_state("first", StudyState.RUNNING)
+        ledger.set_study_state("first", state)
+    with pytest.raises(UsageError, match=f"'first' is {state}"):
+        queue_study(federation, ledger, "first")
+    write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
+    with pytest.raises(UsageError, match=r"'first' has begun with other settings than .*study") as caught:
+        queue_study(federation, ledger, "first")
+    assert ("coordinator stop first" if state is StudyState.PREPARING else "Undo the edit") in caught.value.remedy
+    assert ledger.study("first").config["study"]["rounds"] == 3
+    assert edited_studies(federation, ledger) == {"first": caught.value.line()}
+
+
+def test_what_was_edited_is_told_when_serve_starts(federation: Federation, ledger: Ledger) -> None:
+    names = ("edited", "wrong", "same", "over", "gone")
+    for name in names:
+        write(federation, name)
+        queue_study(federation, ledger, name)
+    end(ledger, "over", StudyState.COMPLETED)
+    for name in ("edited", "over"):
+        write(federation, name, GOOD.replace("rounds = 3", "rounds = 9"))
+    write(federation, "wrong", BAD)
+    write(federation, "same", f"# a comment changes nothing\n{GOOD}")
+    (federation.studies / "gone" / "study.toml").unlink()
+    found = edited_studies(federation, ledger)
+    assert sorted(found) == ["edited", "wrong"]
+    assert found["edited"].endswith("To take the file as it is: coordinator queue edited")
+    assert "Did you mean 'rounds'?" in found["wrong"]
 
 
 @pytest.mark.parametrize("state", [StudyState.FAILED, StudyState.STOPPED])
@@ -91,9 +157,14 @@ def test_before_its_first_commit_a_study_is_queued_again_with_the_file_as_it_is_
         federation: Federation, ledger: Ledger, state: StudyState) -> None:
     write(federation, "first")
     queue_study(federation, ledger, "first")
+    ledger.set_study_facts("first", frozen=FrozenStudy(
+        classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), num_labelled=10,
+        num_validation=0, num_test=0, num_parameters=1, dense_bytes=4))
     end(ledger, "first", state)
     write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
-    queue_study(federation, ledger, "first")
+    seen: list[object] = []
+    queue_study(federation, ledger, "first", check=lambda config, frozen: seen.append(frozen))
+    assert seen == [None], "with the images as they are now, too"
     row = ledger.study("first")
     assert (row.state, row.config["study"]["rounds"], row.reason) == (StudyState.QUEUED, 9, "")
 
@@ -135,6 +206,58 @@ def test_a_complete_study_is_not_run_again(federation: Federation, ledger: Ledge
     with pytest.raises(UsageError, match="is complete"):
         queue_study(federation, ledger, "first")
     assert queue_new_studies(federation, ledger) == ([], {})
+
+
+def test_a_study_that_has_begun_goes_on_with_a_participation_that_no_new_one_may_have(
+        federation: Federation, ledger: Ledger) -> None:
+    """Of an earlier version, which took it: the file of a study that has begun cannot be changed."""
+    odd = GOOD + "[participation]\nquorum = 3\nsilos_per_round = 2\n"
+    path = write(federation, "a", odd)
+    for _ in ("new", "failed before its first commit"):
+        with pytest.raises(BadConfiguration, match="quorum = 3: a round asks 2 silos"):
+            queue_study(federation, ledger, "a")
+        if ledger.find_study("a") is None:
+            ledger.queue_study("a", to_dict(load_study(path)))
+            end(ledger, "a", StudyState.FAILED)
+    commit_round_0(ledger, "a")
+    queue_study(federation, ledger, "a")
+    assert ledger.study_state("a") is StudyState.QUEUED
+
+
+@pytest.mark.parametrize("before", [None, StudyState.FAILED, StudyState.STOPPED])
+@pytest.mark.parametrize("committed", [False, True])
+def test_of_two_people_who_queue_a_study_at_once_the_second_reads_that_it_is_queued(
+        federation: Federation, ledger: Ledger, before: StudyState | None, committed: bool) -> None:
+    """Checks of images take minutes; the second got a traceback."""
+    write(federation, "a")
+    if before is not None:
+        queue_study(federation, ledger, "a")
+        if committed:
+            commit_round_0(ledger, "a")
+        end(ledger, "a", before)
+
+    def other_queues(*_: object) -> None:
+        queue_study(federation, ledger, "a")
+
+    with pytest.raises(UsageError, match="Study 'a' is queued") as caught:
+        queue_study(federation, ledger, "a", check=other_queues)
+    assert caught.value.remedy == "It needs no queueing."
+    assert ledger.study_state("a") is StudyState.QUEUED
+
+
+def test_a_study_that_others_have_begun_meanwhile_is_held_against_how_it_began(
+        federation: Federation, ledger: Ledger) -> None:
+    path = write(federation, "a")
+
+    def other_begins_it_and_it_fails(*_: object) -> None:
+        path.write_text(GOOD.replace("rounds = 3", "rounds = 4"))
+        queue_study(federation, ledger, "a")
+        commit_round_0(ledger, "a")
+        end(ledger, "a", StudyState.FAILED)
+
+    with pytest.raises(UsageError, match="has begun with other settings"):
+        queue_study(federation, ledger, "a", check=other_begins_it_and_it_fails)
+    assert ledger.study_state("a") is StudyState.FAILED
 
 
 def test_serve_queues_new_and_failed_studies_and_leaves_stopped_ones(federation: Federation, ledger: Ledger) -> None:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from html import unescape
 from io import StringIO
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from semisilo.coordinator.monitoring.results.comparison import ComparedStudy, co
 from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.page.reader import PageReader, PageSource
+from semisilo.coordinator.report.figure_style import LIGHT
+from semisilo.coordinator.report.figures import FIGURES, describe_figure
 from semisilo.coordinator.report.page import render_page
+from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import Filled, add_study, fill_study
 
 ALONE = 0.8
@@ -169,3 +173,45 @@ def test_a_study_is_over_however_it_has_ended(tmp_path: Path, state: StudyState,
     told.agree()
     assert told.summary.shown.is_over is over
     assert told.summary.test_score == (0.9 if over else 0.7)
+
+
+def facts_of(filled: Filled) -> dict[str, str]:
+    page = write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8")
+    return {unescape(name): unescape(value) for name, value in re.findall(
+        r"<tr>\s*<t[hd][^>]*>([^<]*state[^<]*)</t[hd]>\s*<td[^>]*>([^<]*)</td>", page, re.IGNORECASE)}
+
+
+def test_the_report_names_the_state_whose_model_is_handed_over_and_the_last_one_beside_it(tmp_path: Path) -> None:
+    """It was that of the last round, and differed from the card's."""
+    filled = study(tmp_path / "round")
+    one, two = (filled.ledger.round("first", number).state_digest for number in (1, 2))
+    assert facts_of(filled) == {
+        "Model state (SHA-256)": one, "State after the last round, 2, whose model is not handed over": two}
+    filled = study(tmp_path / "alone", alone=0.95)
+    assert facts_of(filled) == {
+        "Model state (SHA-256)": "d", "State after the last round, 2, whose model is not handed over": two}
+    filled = study(tmp_path / "last", rounds={**ROUNDS, 2: (0.7, 0.95)})
+    assert facts_of(filled) == {"Model state (SHA-256)": two}
+
+
+def test_learning_curves_mark_the_round_that_is_handed_over(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    def said(filled: Filled, name: str) -> tuple[str, list[str]]:
+        found = summarise(filled.ledger, "first")
+        axes = Figure().add_subplot()
+        assert FIGURES[name][1](axes, found, LIGHT)
+        return describe_figure(name, found), [str(line.get_label()) for line in axes.lines]
+
+    filled = study(tmp_path / "round")
+    for name in ("accuracy_by_round", "accuracy_by_bytes"):
+        text, lines = said(filled, name)
+        assert "Ring: round 1, which is handed over, 90.0 %." in text
+        assert "round 1, handed over, 90.0 %" in lines
+        assert "labels alone, 80.0 %" in lines
+    text, lines = said(study(tmp_path / "last", rounds={**ROUNDS, 2: (0.7, 0.95)}), "accuracy_by_round")
+    assert "handed over" not in text + " ".join(lines), "its number stands beside the line"
+    text, lines = said(study(tmp_path / "alone", alone=0.95), "accuracy_by_round")
+    assert "labels alone reach 80.0 %. They are handed over." in text
+    assert "labels alone, handed over, 80.0 %" in lines
+    assert "Ring" not in text

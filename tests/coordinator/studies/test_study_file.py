@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,13 @@ from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.meaning import Meaning
 from semisilo.coordinator.federation.folder import study_template
-from semisilo.coordinator.studies.study_file import ParticipationSettings, StudyConfig, config_from_dict, load_study
+from semisilo.coordinator.studies.study_file import (
+    ParticipationSettings,
+    StudyConfig,
+    check_participation,
+    config_from_dict,
+    load_study,
+)
 from tests.each_of import each_of
 
 DATA = '[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n'
@@ -296,6 +304,48 @@ def test_every_table_of_the_file_is_a_field_of_the_study(tmp_path: Path) -> None
 def test_a_share_of_the_silos_is_rounded_down_but_never_to_nobody(share: int | str, joined: int, asked: int) -> None:
     """floor(29 % of 100) is 29, although 0.29 * 100 = 28.999999999999996 in floating point."""
     assert ParticipationSettings(silos_per_round=share).sample_size(joined) == asked
+
+
+@each_of(("participation", "words"), [
+    ({"quorum": 5, "silos_per_round": 3}, "quorum = 5: a round asks 3 silos"),
+    ({"quorum": 2, "silos_per_round": 1}, "quorum = 2: a round asks 1 silo"),
+    ({"round_limit": "10m"}, 'round_limit = "10m" is shorter than round_timeout = "30m"'),
+    ({"round_limit": "10m", "round_timeout": "11m"}, 'is shorter than round_timeout = "11m"'),
+    ({"quorum": 5}, ""), ({"quorum": 3, "silos_per_round": 3}, ""), ({"quorum": 5, "silos_per_round": "10%"}, ""),
+    ({"round_timeout": "3d"}, ""), ({"round_limit": "10m", "round_timeout": "10m"}, "")])
+def test_a_new_study_whose_rounds_could_not_do_what_it_says_is_refused(participation: dict[str, Any],
+                                                                       words: str) -> None:
+    """The quorum was lowered and the limit raised without a word."""
+    config = study_of(participation)
+    if not words:
+        check_participation(config, "x.toml")
+        return
+    with pytest.raises(BadConfiguration, match=re.escape(words)) as caught:
+        check_participation(config, "x.toml")
+    assert caught.value.text.startswith("x.toml: [participation]: ")
+    assert caught.value.remedy
+
+
+def test_where_no_silo_can_join_a_quorum_must_be_reached_by_those_there_are() -> None:
+    check_participation(study_of({"quorum": 4}), "x.toml", silos=4)
+    with pytest.raises(BadConfiguration, match="quorum = 4: a round asks 3 silos"):
+        check_participation(study_of({"quorum": 4}), "x.toml", silos=3)
+    with pytest.raises(BadConfiguration, match="quorum = 4: a round asks 2 silos"):
+        check_participation(study_of({"quorum": 4, "silos_per_round": "50%"}), "x.toml", silos=4)
+
+
+def study_of(participation: dict[str, Any]) -> StudyConfig:
+    return config_from_dict({
+        "data": {"labelled": "digits", "image": {"size": 8, "channels": 1}}, "method": {"name": "semifl"},
+        "participation": participation}, where="test")
+
+
+@each_of(("quorum", "asked", "aside", "needed"), [
+    (0, 1, 0, 1), (0, 5, 0, 3), (0, 0, 0, 1), (0, 5, 2, 3), (2, 5, 0, 2), (5, 2, 0, 5), (5, 0, 0, 5),
+    (3, 2, 1, 2), (5, 3, 1, 4), (3, 4, 1, 3), (1, 0, 3, 1)])
+def test_no_round_is_opened_that_asks_fewer_than_the_quorum_but_for_silos_that_are_set_aside(
+        quorum: int, asked: int, aside: int, needed: int) -> None:
+    assert ParticipationSettings(quorum=quorum).fewest_asked(asked, num_aside=aside) == needed
 
 
 @each_of(("quorum", "asked", "needed"), [

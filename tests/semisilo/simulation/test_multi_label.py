@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.models.exported import read_facts
@@ -16,6 +18,7 @@ from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
+from semisilo.simulation.output import export_run
 from semisilo.simulation.settings import load_simulated_study
 from tests.two_digits import CLASSES, write_two_digits
 
@@ -53,6 +56,15 @@ LEAST = 0.6
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_two_digits(tmp_path_factory.mktemp("two") / "two.npz", train=500, test=200)
+
+
+@pytest.fixture
+def torch_as_before() -> Iterator[None]:
+    """An export sets torch's numerics for its process."""
+    mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    yield
+    torch.set_deterministic_debug_mode(mode)
+    torch.set_num_threads(threads)
 
 
 def tables_of(images: Path, method: dict[str, Any], *, rounds: int = 2, silos: int = 2, **study: Any) -> dict[str, Any]:
@@ -96,6 +108,19 @@ def test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does(
     for name, each in zip(CLASSES, measured.classes, strict=True):
         assert each.images + (each.others or 0) == 200, "every image is a question of each class"
         assert each.auroc == pytest.approx(found.rounds[-1].metrics[f"auroc/{name}"], abs=1e-6)
+
+
+@pytest.mark.usefixtures("torch_as_before")
+def test_the_model_that_a_study_writes_has_the_thresholds_that_an_export_chooses(images: Path, tmp_path: Path) -> None:
+    """Silos fetch that file, and 0.5 is seldom a good threshold."""
+    for part, num_validation in (("with", 60), ("without", 0)):
+        tables = tables_of(images, CASES["semifl"], rounds=1)
+        tables["simulation"]["split"]["num_validation"] = num_validation
+        found = run(tables, out=tmp_path / part, device="cpu", engine="process")
+        written = read_facts(found.model).thresholds
+        exported = export_run(found.folder, out=tmp_path / f"export-{part}", formats=("safetensors",), device="cpu")
+        assert written == pytest.approx(read_facts(exported.model).thresholds, abs=1e-6)  # in another memory format
+        assert (len(written), len(set(written)) > 1) == ((10, True) if num_validation else (0, False))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.asked import read_asked
 from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.agent.watch import Watch
-from semisilo.silo.compute.messages import Survey
+from semisilo.silo.compute.messages import Survey, Surveyed
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff
 from semisilo.silo.link.traffic import Traffic
@@ -97,7 +97,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
                 settings=LinkSettings(call_seconds=5.0, stall_seconds=5.0,
                                       backoff=Backoff(first_seconds=0.02, largest_seconds=0.2)),
                 messages=traffic.messages, on_trouble=lambda error, failures: agent.trouble(error, failures),
-                on_contact=lambda: agent.contact())
+                on_contact=lambda: agent.contact(), on_stream=lambda: agent.count())
 
     async def nothing() -> None:
         return None
@@ -174,7 +174,7 @@ def test_the_status_file_is_what_json_writes_with_a_line_for_each_field(tmp_path
     status = StatusFile(tmp_path / "status.json")
     status.update(now_unix=1.5, study='quote " and \u00e9\n', round=2, bytes_estimated=True)
     written = (tmp_path / "status.json").read_text(encoding="utf-8")
-    assert written == json.dumps(dataclasses.asdict(status.now), ensure_ascii=False, indent=1) + "\n"
+    assert written.rstrip(" ") == json.dumps(dataclasses.asdict(status.now), ensure_ascii=False, indent=1) + "\n"
     assert StatusFile.load(tmp_path / "status.json") == status.now
 
 
@@ -445,6 +445,26 @@ def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None
     run(work())
 
 
+@pytest.mark.parametrize("settings", ['{"a":"\\ud800"}', '{"a":1e999}', '{"a":NaN}',
+                                      '{"confidence_threshold":' + "9" * 400 + "}"])
+def test_settings_that_are_no_unicode_or_no_numbers_are_refused_and_the_agent_goes_on(
+        tmp_path: Path, settings: str) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task(1), make_task(2)], after=OVER)
+
+        def alter(task: pb.Task) -> None:
+            if task.round == 1:
+                task.settings_json = settings
+        coordinator.alter_task = alter
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            assert coordinator.outcomes() == ["refusal", "update"]
+            asked = read_asked(bench.home.asked)
+            assert [(each.round, each.outcome) for each in asked] == [(1, "refused"), (2, "updated")]
+            json.dumps([dataclasses.asdict(each) for each in asked], ensure_ascii=False, allow_nan=False).encode()
+    run(work())
+
+
 def test_training_that_fails_once_is_done_again_and_twice_is_refused_without_naming_files(tmp_path: Path) -> None:
     async def work() -> None:
         crash = ComputeFailed("FileNotFoundError: '/scans/jane_doe.png' went away")
@@ -673,6 +693,37 @@ def test_of_many_silos_one_that_only_waits_to_transfer_sends_no_reports(monkeypa
     run(work())
 
 
+@pytest.mark.parametrize(("secure", "told"), [("", (0.3799, "training on 81 images")), ("00", (0.3, ""))])
+def test_of_a_secure_sum_no_words_and_no_exact_share_are_told(secure: str, told: tuple[float, str]) -> None:
+    """Words name the images that have a pseudo-label, and the share of a step in all of them tells their number."""
+    heard: list[pb.ReportProgressRequest] = []
+
+    class Answering:
+        async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+            heard.append(request)
+            return pb.ReportProgressResponse()
+
+    async def train(watch: Watch) -> None:
+        watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
+        watch.tell(0.3799, "training on 81 images")
+        await until(lambda: bool(heard))
+
+    async def nothing() -> None:
+        return None
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def work() -> None:
+        output = io.StringIO()
+        watch = Watch(make_task(secure=secure), cast(Any, Answering()), PlainDisplay(output), interval_seconds=0.2)
+        await watch.over(train(watch), stop=nothing, hours_over=never)
+        assert {(round(each.fraction, 4), each.text) for each in heard} == {told}
+        assert all(each.stage == pb.ReportProgressRequest.STAGE_TRAINING for each in heard)
+    run(work())
+
+
 def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_well() -> None:
     """The report that the new stage sets off and the cancellation that the failure sets off come in the same turn."""
     class Answering:
@@ -852,6 +903,35 @@ def test_images_that_cannot_be_read_at_all_stop_the_agent_before_it_connects(tmp
 
 
 # Waiting --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_silo_whose_labels_are_gone_since_the_last_time_stops_unless_it_is_told_that_it_has_none(
+        tmp_path: Path) -> None:
+    """A share that is not mounted after a restart leaves an empty folder."""
+    class Unmounted(FakeCompute):
+        def _surveyed(self, request: Survey) -> Surveyed:
+            return replace(super()._surveyed(request), labelled=0)
+
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        async with serving(coordinator) as port:
+            coordinator.tasks = [make_task()]
+            async with agent_at(port, tmp_path) as bench:
+                await bench.agent.run()
+                assert bench.compute.trained[0].announced_labelled == 4
+            for _ in range(2):
+                asked = len(coordinator.hellos)
+                async with agent_at(port, tmp_path, compute=Unmounted()) as bench:
+                    with pytest.raises(BadData, match="/scans: 4 images had a label when this silo was here last"):
+                        await bench.agent.run()
+                    assert bench.status().state == "stopped"
+                assert len(coordinator.hellos) == asked
+            for number, choice in ((2, replace(SCANS, use_labels=False)), (3, JoinChoice(source="/other"))):
+                coordinator.tasks = [make_task(number)]
+                async with agent_at(port, tmp_path, compute=Unmounted(), choice=choice) as bench:
+                    await bench.agent.run()
+                    assert coordinator.hellos[-1].labelled_count == 0
+    run(work())
 
 
 def test_no_study_ends_the_agent_only_after_it_has_taken_part(tmp_path: Path) -> None:

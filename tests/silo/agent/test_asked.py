@@ -49,6 +49,14 @@ def test_a_task_that_is_given_again_is_one_task(path: Path) -> None:
     assert [each.round for each in read_asked(path)] == [1, 2]
 
 
+@pytest.mark.parametrize("settings", ['{"a":"\\ud800"}', '{"\\udfff":1}', '{"a":1e999}', '{"a":NaN}'])
+def test_settings_that_nobody_can_show_are_left_out(path: Path, settings: str) -> None:
+    record = AskedRecord(path)
+    record.came(task(settings=settings), now_unix=10.0)
+    (found,) = read_asked(path)
+    assert (found.round, found.settings) == (1, {})
+
+
 def test_the_older_half_goes_when_the_file_has_grown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "_MOST_BYTES", 4096)
     record = AskedRecord(path)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from semisilo.common.errors import SemisiloError, Unreachable
 from semisilo.common.process.compute import OnProgress
@@ -15,10 +18,11 @@ from semisilo.common.process.messages import Request
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.compute.messages import Train
-from semisilo.silo.site.disclosures import Line, read_lines
+from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, Line, read_lines
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Limits, Policy
 from semisilo.silo.site.working_hours import Hours
+from tests.proxy import Proxy
 from tests.silo.agent.test_agent import OVER, agent_at, run, until
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -95,6 +99,26 @@ def test_a_task_that_comes_all_the_same_is_refused_before_anything_is_fetched(tm
             assert begin.refusal.code == "OUTSIDE_HOURS"
             assert "until 2026-11-21 20:00 UTC" in begin.refusal.text
             assert (coordinator.downloads, bench.compute.trained) == ([], [])
+    run(work())
+
+
+def test_a_refusal_that_cannot_be_written_down_for_now_is_put_off(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk ended the agent where it was away, and put off what it did at other times."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER, heeds_away=False, tasks=[make_task()])
+        real, tries = DisclosureLog.record, 0
+
+        def full(self: DisclosureLog, entry: Disclosure) -> None:
+            nonlocal tries
+            if entry.kind == "refusal" and (tries := tries + 1) < 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(self, entry)
+        monkeypatch.setattr(DisclosureLog, "record", full)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=NIGHTS, clock=Clock(NOON)) as bench:
+            await bench.agent.run()
+            assert bench.text.count("put off: No space left on device") == 2
+            assert [begin.refusal.code for begin in coordinator.begins] == ["OUTSIDE_HOURS"]
     run(work())
 
 
@@ -211,6 +235,25 @@ def test_a_coordinator_that_wants_an_update_again_and_again_gets_no_more_than_th
         size = coordinator.begins[0].update.payload.size_bytes
         # What was on its way when that was seen comes on top: little, however slowly the counters were looked at.
         assert size < carried <= 150_000 + 6 * size
+    run(work())
+
+
+def test_a_download_that_comes_in_vain_again_and_again_gets_no_more_than_the_budget(tmp_path: Path) -> None:
+    """The line breaks before a piece is whole: what it has carried counts, though nothing of it is here."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER, chunk_bytes=800_000)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(800_000)),))]
+        policy = Policy(limits=Limits(bytes_per_day=1_700_000), hours=Hours(zone="UTC"))
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_down_bytes = 400_000
+                async with agent_at(proxy.port, tmp_path, policy=policy, clock=Clock(NOON)) as bench:
+                    agent = asyncio.ensure_future(bench.agent.run())
+                    await until(lambda: coordinator.outcomes() == ["refusal"])
+                    agent.cancel()
+        assert coordinator.begins[-1].refusal.code == "DAILY_BUDGET"
+        assert "the rest of this task's download" in coordinator.begins[-1].refusal.text
+        assert 3 <= len(coordinator.downloads) <= 6, "the kernel may tell the last bytes of a connection late"
     run(work())
 
 

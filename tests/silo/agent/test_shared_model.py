@@ -1,14 +1,30 @@
-"""Fetching a study's model from a coordinator that nobody can reach. With one that answers: test_own_test_images.py."""
+"""Fetching a study's model. With all processes: tests/test_own_test_images.py."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import os
 import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import SemisiloError
-from semisilo.silo.agent.shared_model import fetch_model
+from semisilo.common.errors import DailyBudget, SemisiloError
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.agent import shared_model
+from semisilo.silo.agent.daily_budget import read_day
+from semisilo.silo.agent.shared_model import fetch_model, forget_unfinished
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import policy_text
+from semisilo.silo.site.working_hours import Hours
+from tests.proxy import Proxy
+from tests.silo.agent.test_agent import run
+from tests.silo.fake_coordinator import FakeCoordinator, random_bytes, serving
+from tests.silo.link.test_link import open_to
 from tests.silo.page.home_kit import filled_home
 
 
@@ -21,3 +37,52 @@ def test_why_nothing_arrives_is_told_and_after_a_while_it_is_given_up(tmp_path: 
     assert told
     assert all("hub.example" in line for line in (*told, caught.value.line()))
     assert not (tmp_path / "s.safetensors").exists()
+
+
+def fetch_from(coordinator: FakeCoordinator, home: SiloHome, monkeypatch: pytest.MonkeyPatch, *,
+               cut_after_bytes: int | None = None) -> None:
+    """`silo model s` at a coordinator that answers. Raises: as `fetch_model`."""
+    async def work() -> None:
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_down_bytes = cut_after_bytes
+                identity = load_identity(home.folder)
+                monkeypatch.setattr(shared_model, "load_identity",
+                                    lambda folder: replace(identity, about=replace(
+                                        identity.about, address=f"127.0.0.1:{proxy.port}")))
+                monkeypatch.setattr(shared_model, "open_channel",
+                                    lambda identity, use_http_proxy: open_to(proxy.port)())
+                await asyncio.to_thread(fetch_model, home.folder, "s", home.folder / "s.safetensors", now=time.time,
+                                        use_http_proxy=False)
+    run(work())
+
+
+def test_a_model_whose_bytes_are_lost_on_the_line_gets_no_more_than_the_budget_and_is_counted(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = filled_home(tmp_path / "home")
+    home.policy.write_text(policy_text().replace("bytes_per_day = 0", "bytes_per_day = 1000000"))
+    home.day.unlink()
+    coordinator = FakeCoordinator(model=random_bytes(800_000), chunk_bytes=800_000)
+    with pytest.raises(DailyBudget, match="the rest of this model"):
+        fetch_from(coordinator, home, monkeypatch, cut_after_bytes=400_000)
+    assert len(coordinator.downloads) <= 4, "the kernel may tell the last bytes of a connection late"
+    assert read_day(home.day, Hours(), time.time()).received_bytes > 200_000
+
+
+def test_what_has_come_of_models_goes_after_a_week_in_which_nobody_has_gone_on_with_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = filled_home(tmp_path / "home")
+    store = PayloadStore(home.models)
+    for key in ("old", "new"):
+        with store.partial(key, size_bytes=10) as part:
+            part.append(b"a mo", offset=0, crc32=zlib.crc32(b"a mo"))
+        store.path(hashlib.sha256(key.encode()).hexdigest()).write_bytes(key.encode())
+    for path in (store._partial_path("old"), store.path(hashlib.sha256(b"old").hexdigest())):
+        os.utime(path, (time.time() - 8 * 86_400,) * 2)
+    coordinator = FakeCoordinator(model=b"the model")
+    fetch_from(coordinator, home, monkeypatch)
+    assert (home.folder / "s.safetensors").read_bytes() == b"the model"
+    assert [path.suffix for path in sorted((home.models / "incoming").iterdir())] == [".journal", ".part"]
+    assert store.digests() == {hashlib.sha256(b"new").hexdigest()}
+    forget_unfinished(home, now_unix=time.time() + 8 * 86_400)
+    assert (list((home.models / "incoming").iterdir()), store.digests()) == ([], set())

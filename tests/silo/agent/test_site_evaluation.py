@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semisilo.common.errors import ComputeFailed
+from semisilo.common.errors import ComputeFailed, SemisiloError
 from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent import agent, site_evaluation
+from semisilo.silo.agent.task_runner import TaskOutcome
 from semisilo.silo.compute.messages import Evaluated
+from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, Kind
 from semisilo.silo.site.evaluations import read_evaluations
-from semisilo.silo.site.home import JoinChoice
-from semisilo.silo.site.policy import Permit, Policy
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.policy import Limits, Permit, Policy, Require
+from semisilo.silo.site.working_hours import Hours
+from semisilo.silo.study_cards.book import CardBook
+from tests.proxy import Proxy
 from tests.silo.agent.test_agent import OVER, Bench, agent_at, run, until
+from tests.silo.agent.test_away import EVENING, NIGHTS, NOON, Clock
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
+from tests.study_cards import CARD
 
 TESTED = JoinChoice(source="/scans", test="/scans-for-testing")
 PERMITTED = Policy(permit=Permit(site_evaluation=True))
@@ -111,6 +121,43 @@ def test_a_model_that_was_evaluated_is_not_again(tmp_path: Path) -> None:
     run(work())
 
 
+def malformed(task: pb.Task) -> None:
+    task.settings_json = "{"
+
+
+@pytest.mark.parametrize(("policy", "alter"), [
+    (replace(PERMITTED, permit=Permit(site_evaluation=True, methods=())), lambda task: None),
+    (replace(PERMITTED, limits=Limits(max_download_bytes=10)), lambda task: None), (PERMITTED, malformed)],
+    ids=["method", "limits", "malformed"])
+def test_the_model_of_a_task_that_is_refused_is_not_evaluated_whatever_the_coordinator_says_to_the_refusal(
+        tmp_path: Path, policy: Policy, alter: Callable[[pb.Task], None]) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        coordinator.refuse_reason, coordinator.alter_task = "the round is closed", alter
+        outcomes = list[TaskOutcome]()
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, policy=policy) as bench:
+            bench.agent._on_task = outcomes.append
+            await bench.agent.run()
+            assert "not wanted any more: the round is closed" in bench.text
+            assert bench.status().refusals == 2
+        assert coordinator.outcomes() == ["refusal", "refusal"]
+        assert [each.kind for each in outcomes] == ["refused", "refused"]
+        assert [(each.answered, each.wanted, each.done) for each in outcomes] == [(False, False, False)] * 2
+        assert bench.compute.evaluated == []
+        assert told(coordinator) == []
+    run(work())
+
+
+def test_the_model_of_a_task_that_was_done_too_late_is_evaluated(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0)
+        coordinator.refuse_reason = "the round is closed"
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED) as bench:
+            await bench.agent.run()
+            assert recorded(bench) == [0]
+    run(work())
+
+
 def test_an_evaluation_that_fails_costs_no_task_and_the_next_model_is_evaluated(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = coordinator_with(0, 1)
@@ -188,4 +235,181 @@ def test_the_model_of_a_round_that_was_done_again_is_evaluated_again_and_named(t
             await bench.agent.run()
             assert recorded(bench) == [0, 0]
             assert [each.model_digest.hex() for each in told(coordinator)] == ["ab" * 32, "cd" * 32]
+    run(work())
+
+
+# The model that a study hands over ------------------------------------------------------------------------------------
+
+
+def naming(study: str = "first", *, model: bytes = b"the model") -> FakeCoordinator:
+    """Names a study as under way, and then as over."""
+    made = FakeCoordinator(model=model)
+    made.standby.study = study
+
+    def over(rpc: str, request: Any) -> None:
+        if rpc == "AwaitTask" and made.hellos:
+            made.after = OVER
+    made.fault = over
+    return made
+
+
+def answered_before(folder: Path, study: str = "first", *, kind: Kind = "update") -> SiloHome:
+    """A silo that has answered a task of a study, and was started again since."""
+    folder.mkdir()
+    home = SiloHome(folder)
+    DisclosureLog(home.disclosures).record(Disclosure(kind=kind, study=study, method="semifl", update_id="0" * 32))
+    return home
+
+
+@pytest.mark.parametrize("kind", ["update", "abstention"])
+def test_the_model_of_a_study_is_evaluated_also_where_the_silo_was_started_again_since_its_last_task(
+        tmp_path: Path, kind: Kind) -> None:
+    async def work() -> None:
+        answered_before(tmp_path / "a", kind=kind)
+        coordinator = naming()
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "a", choice=TESTED) as bench:
+            await bench.agent.run()
+            assert bench.compute.evaluated_files == [b"the model"]
+            assert recorded(bench) == [3]
+            assert coordinator.described == ["first"]
+            store = PayloadStore(bench.home.evaluated_models)
+            assert store.digests() == set()
+            assert list((store.folder / "incoming").iterdir()) == []
+    run(work())
+
+
+def without_part(folder: Path) -> Policy:
+    answered_before(folder, "another")
+    return PERMITTED
+
+
+def refused_alone(folder: Path) -> Policy:
+    answered_before(folder, kind="refusal")
+    return PERMITTED
+
+
+def method_withdrawn(folder: Path) -> Policy:
+    answered_before(folder)
+    return replace(PERMITTED, permit=Permit(site_evaluation=True, methods=("fedavg",)))
+
+
+def declined(folder: Path) -> Policy:
+    book = CardBook(answered_before(folder).cards)
+    card = book.arrived("first", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    book.decide(card, approved=False, by="a person", now_unix=2.0)
+    return PERMITTED
+
+
+def changed_since(folder: Path) -> Policy:
+    """Its card waits for a person again."""
+    book = CardBook(answered_before(folder).cards)
+    book.arrived("first", CARD.digest(), CARD.text(), approval=True, now_unix=1.0)
+    return replace(PERMITTED, require=Require(approval=True))
+
+
+def without_card(folder: Path) -> Policy:
+    answered_before(folder)
+    return replace(PERMITTED, require=Require(approval=True))
+
+
+@pytest.mark.parametrize("site", [without_part, refused_alone, method_withdrawn, declined, changed_since, without_card])
+def test_the_model_of_a_study_that_this_site_has_not_agreed_to_is_not_even_asked_for(
+        tmp_path: Path, site: Callable[[Path], Policy]) -> None:
+    """A coordinator may name any study."""
+    async def work() -> None:
+        policy, coordinator = site(tmp_path / "a"), naming()
+        async with serving(coordinator) as port, \
+                agent_at(port, tmp_path / "a", choice=TESTED, policy=policy) as bench:
+            await bench.agent.run()
+            assert (coordinator.described, coordinator.downloads) == ([], [])
+            assert bench.compute.evaluated_files == []
+            assert "model" not in kinds(bench)
+            assert told(coordinator) == []
+    run(work())
+
+
+def test_the_model_of_a_study_that_is_signed_where_a_person_must_is_evaluated(tmp_path: Path) -> None:
+    async def work() -> None:
+        book = CardBook(answered_before(tmp_path / "a").cards)
+        card = book.arrived("first", CARD.digest(), CARD.text(), approval=True, now_unix=1.0)
+        card = book.decide(card, approved=True, by="a person", now_unix=2.0)
+        book.signed(card, b"signature", now_unix=3.0)
+        coordinator = naming()
+        async with serving(coordinator) as port, agent_at(
+                port, tmp_path / "a", choice=TESTED, policy=Policy(require=Require(approval=True))) as bench:
+            await bench.agent.run()
+            assert bench.compute.evaluated_files == [b"the model"]
+    run(work())
+
+
+def test_the_model_of_a_study_is_put_off_outside_of_the_working_hours(tmp_path: Path) -> None:
+    async def work() -> None:
+        answered_before(tmp_path / "a")
+        coordinator, clock = naming(), Clock(NOON)
+        coordinator.heeds_away = False
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "a", choice=TESTED, policy=NIGHTS,
+                                                          clock=clock, exit_when_finished=False) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: "study first is over" in bench.text and len(coordinator.hellos) >= 4)
+            assert coordinator.described == []
+            clock.set(EVENING)
+            await until(lambda: recorded(bench) == [3])
+            assert coordinator.described == ["first"]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    run(work())
+
+
+def test_what_has_come_of_a_model_before_a_crash_or_of_another_one_is_removed(tmp_path: Path) -> None:
+    def left(home: SiloHome, key: str) -> None:
+        with PayloadStore(home.evaluated_models).partial(key, size_bytes=10) as partial:
+            partial.append(b"a mo", offset=0, crc32=zlib.crc32(b"a mo"))
+
+    async def work() -> None:
+        home = answered_before(tmp_path / "a")
+        left(home, "ab" * 32)
+        incoming = home.evaluated_models / "incoming"
+        assert len(list(incoming.iterdir())) == 2
+        coordinator = naming()
+        over = coordinator.fault
+
+        def another(rpc: str, request: Any) -> SemisiloError | None:
+            if rpc == "AwaitTask" and not coordinator.hellos:
+                assert list(incoming.iterdir()) == []
+                left(home, "cd" * 32)
+            if rpc == "DownloadModel":
+                assert len(list(incoming.iterdir())) <= 2, "that of this model"
+            return over(rpc, request)
+        coordinator.fault = another
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "a", choice=TESTED) as bench:
+            await bench.agent.run()
+            assert bench.compute.evaluated_files == [b"the model"]
+            assert list(incoming.iterdir()) == []
+    run(work())
+
+
+def test_a_model_that_comes_in_vain_is_put_off_when_the_day_is_used_up_and_keeps_no_task_away(tmp_path: Path) -> None:
+    """The line breaks before a piece is whole, again and again: what it has carried counts."""
+    async def work() -> None:
+        answered_before(tmp_path / "a")
+        coordinator, clock = naming(model=random_bytes(1_500_000)), Clock(NOON)
+        coordinator.chunk_bytes = 1_500_000
+        policy = Policy(limits=Limits(bytes_per_day=2_000_000), hours=Hours(zone="UTC"))
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_down_bytes = 400_000
+                async with agent_at(proxy.port, tmp_path / "a", choice=TESTED, policy=policy, clock=clock,
+                                    exit_when_finished=False) as bench:
+                    running = asyncio.ensure_future(bench.agent.run())
+                    await until(lambda: bool(coordinator.downloads))
+                    asked = len(coordinator.hellos)
+                    await until(lambda: len(coordinator.hellos) > asked + 3)
+                    assert len(coordinator.downloads) <= 4, "the kernel may tell the last bytes late"
+                    assert not coordinator.hellos[-1].HasField("away")
+                    proxy.cut_after_down_bytes = None
+                    await asyncio.to_thread(proxy.cut)
+                    clock.set(NOON + 24 * 3600)
+                    await until(lambda: recorded(bench) == [3])
+                    running.cancel()
+                    await asyncio.gather(running, return_exceptions=True)
     run(work())

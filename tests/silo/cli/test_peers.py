@@ -65,6 +65,18 @@ def test_a_silo_can_be_forgotten(home: SiloHome) -> None:
     assert "No silo 'hospital-b' was seen here" in err
 
 
+def test_a_program_hears_which_silo_was_forgotten(home: SiloHome) -> None:
+    SecureStore(home.secure).know({"hospital-b": b"b" * 32})
+    status, out, _ = shown(home, "--forget", "hospital-b", "--json")
+    assert (status, json.loads(out)) == (0, {"forgotten": "hospital-b"})
+
+
+def test_nothing_is_forgotten_or_made_in_a_folder_that_holds_no_silo(tmp_path: Path) -> None:
+    status, _, err = run_command(SILO, "peers", "--home", str(tmp_path / "typo"), "--forget", "hospital-b")
+    assert (status, err.count("\n")) == (2, 1)
+    assert not (tmp_path / "typo").exists()
+
+
 def test_a_line_that_is_no_fingerprint_is_named(home: SiloHome) -> None:
     home.policy.write_text('[peers]\nhospital-b = "12345"\n')
     status, _, err = shown(home)

@@ -53,3 +53,15 @@ def test_a_file_that_is_no_python_is_a_wrong_use(tmp_path: Path) -> None:
     status, _, err = run_command(MODULE, "permit-model", str(tmp_path / "net.bin"), "--yes", "--home", str(tmp_path))
     assert status == 2
     assert "net.bin: cannot be read" in err
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("my_net.py", "x = " + "(" * 90_000), ("my_net.py", "x = " + "-" * 90_000 + "1"),
+    ("my_net.py", "x = " + "[" * 90 + "]" * 90 + "\n" + "y = " + "a." * 50_000 + "b"),
+    ("config.json", '{"a": ' + "[" * 90_000), ("config.json", '{"architectures": [' + "[" * 900 + "]" * 900 + "]}")])
+def test_a_file_that_is_nested_deeply_ends_in_no_traceback(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    status, _, err = run_command(MODULE, "permit-model", str(tmp_path / name), "--yes", "--home",
+                                 str(tmp_path / "home"))
+    assert (status, "Traceback" in err) in ((0, False), (2, False))
+    assert err.count("\n") <= 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.silo.cli.main import app
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.study_cards.book import CardBook
 from tests.processes import run_command
@@ -46,6 +49,20 @@ def test_a_persons_word_is_kept_with_who_gave_it(home: Path, command: str, state
     assert (entry.state, bool(entry.by)) == (state, True)
     status, out, _ = run_command(MODULE, "studies", "--home", str(home))
     assert f"{state} by {entry.by}" in out
+
+
+@pytest.mark.parametrize(("command", "state"), [("approve", "approved"), ("decline", "declined")])
+def test_an_account_without_a_name_is_its_number_whatever_user_says(
+        home: Path, command: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container; it ended in a traceback, or believed $USER."""
+    monkeypatch.setattr(os, "getuid", lambda: 987_654)
+    for name, user in (("s", "mallory"), ("s", "")):
+        for variable in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+            monkeypatch.setenv(variable, user)
+        assert run_cli(app, [command, name, "--home", str(home)], name="silo") == 0
+        entry = CardBook(SiloHome(home).cards).find("s")
+        assert entry is not None
+        assert (entry.state, entry.by) == (state, "987654")
 
 
 def test_a_study_that_nobody_knows_is_named_with_those_that_are_known(home: Path) -> None:

@@ -22,13 +22,14 @@ from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermit
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, TaskSpec, TensorGroup, Update
+from semisilo.common.models.exported import ModelFacts, inference_settings, write_model
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import as_json
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
-from semisilo.silo.compute.messages import Evaluated, EvaluateReceived, Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.messages import Evaluated, EvaluateFile, EvaluateReceived, Survey, Surveyed, Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
@@ -221,6 +222,51 @@ def test_an_evaluation_stops_at_the_next_batch_when_a_task_waits(site: Site, tmp
     assert told[0] < 1
     assert Operations(progress).evaluate_received(request).classes == ()  # not even begun
     assert len(told) == 1
+
+
+def handed_over(site: Site, path: Path) -> Path:
+    """A model file as a study hands it over, of the site's network."""
+    network = model_builder(MODEL, FORM)()
+    tensors.load_into(network, site.model)
+    batch_norm.load(network, site.given["batch_norm"].tensors)
+    write_model(path, network, ModelFacts(model=inference_settings(MODEL), image=FORM, study="s", method="semifl",
+                                          round=3, state="ab" * 32))
+    return path
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_model_that_is_handed_over_is_not_measured_on_images_that_were_trained_on(
+        site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture, trained_before: bool) -> None:
+    """As models of rounds are not; whether their images are in memory or not."""
+    choice, received = with_test_images(site, tmp_path)
+    images, labels = (all_digits().images[:320] * 15).astype(np.uint8), all_digits().target[:320]
+    np.savez(tmp_path / "mixed.npz", images=np.concatenate([images[190:200], images[200:320]]),
+             labels=np.concatenate([labels[190:200], labels[200:320]]))
+    np.savez(tmp_path / "own.npz", images=images[:200])
+    choice = replace(choice, source=str(tmp_path / "own.npz"), test=str(tmp_path / "mixed.npz"))
+    done = operations()
+    if trained_before:
+        done.train(site.request(choice=choice))
+    request = EvaluateFile(path=handed_over(site, tmp_path / "model.safetensors"), choice=choice,
+                           stop_file=received.stop_file)
+    with caplog.at_level(logging.WARNING):
+        found = done.evaluate_file(request)
+    assert sum(each.images for each in found.classes) == 120
+    assert "left out of the test images: 10 images with the pixels of one to train on" in caplog.text
+    alone = done.evaluate_received(replace(received, choice=choice))
+    assert found.classes == alone.classes
+
+
+def test_a_model_that_is_handed_over_is_not_measured_on_patients_that_were_trained_on(
+        site: Site, tmp_path: Path) -> None:
+    _, received = with_test_images(site, tmp_path)
+    for index, name in enumerate(("own/PAT1_a.png", "own/PAT2_a.png", "test/3/PAT1_b.png")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * index).save(tmp_path / name)
+    choice = JoinChoice(source=str(tmp_path / "own"), test=str(tmp_path / "test"), patient="name")
+    with pytest.raises(BadData, match="1 patient of the test images"):
+        operations().evaluate_file(EvaluateFile(path=handed_over(site, tmp_path / "model.safetensors"), choice=choice,
+                                                stop_file=received.stop_file))
 
 
 def test_without_the_statistics_that_a_network_needs_it_is_not_evaluated(site: Site, tmp_path: Path) -> None:
@@ -439,3 +485,23 @@ def test_a_process_gives_the_same_bits_as_this_one(site: Site, tmp_path: Path) -
     assert there.metrics == here.metrics
     assert there.numerics == here.numerics
     assert heard[-1] == 1.0
+
+
+def test_a_silo_that_has_announced_labels_does_not_train_without_them(tmp_path: Path) -> None:
+    """A share below the source that goes away leaves an empty folder; once it is back, the task is done."""
+    scans = tmp_path / "scans"
+    for name in ("labelled/0/a.png", "labelled/1/b.png", "unlabelled/c.png", "unlabelled/d.png"):
+        (scans / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(ord(name[-5])).integers(0, 256, (8, 8))
+        Image.fromarray(pixels.astype(np.uint8)).save(scans / name)
+    silo = Site(tmp_path / "silo", str(scans))
+    silo.spec = replace(silo.spec, method="fedavg", settings={"scenario": "labels-at-silo", "round_lr": 0.05})
+    done = operations()
+    (scans / "labelled").rename(tmp_path / "mounted")
+    (scans / "labelled").mkdir()
+    for _ in range(2):
+        with pytest.raises(BadData, match="2 images had a label when `silo join` began, and none has now"):
+            done.train(silo.request(announced_labelled=2))
+    (scans / "labelled").rmdir()
+    (tmp_path / "mounted").rename(scans / "labelled")
+    assert done.train(silo.request(announced_labelled=2)).payload is not None

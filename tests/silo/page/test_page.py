@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from semisilo.common.process.account import account
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.study_cards.book import CardBook
 from tests.processes import run_command
@@ -282,10 +282,10 @@ def test_a_decision_is_kept_as_by_the_command_with_who_gave_it(home: SiloHome, a
         assert (answer.status_code, answer.json()["state"]) == (200, state)
         assert (await page.get("/api/silo"))["waiting"] == []
         card = (await page.get("/api/studies"))["studies"][0]
-        assert (card["state"], card["by"], card["by_policy"]) == (state, f"{getpass.getuser()} (page)", False)
+        assert (card["state"], card["by"], card["by_policy"]) == (state, f"{account()} (page)", False)
     asking(home, work)
     _, out, _ = run_command("semisilo.silo.cli.main", "studies", "--home", str(home.folder))
-    assert f"s: {state} by {getpass.getuser()} (page)" in out
+    assert f"s: {state} by {account()} (page)" in out
 
 
 def test_a_card_that_nobody_has_looked_at_is_not_approved(home: SiloHome) -> None:

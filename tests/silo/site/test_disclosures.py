@@ -6,7 +6,9 @@ import csv
 import errno
 import json
 import os
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +16,7 @@ import pytest
 
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.silo.cli.main import app
+from semisilo.silo.site import disclosures
 from semisilo.silo.site.disclosure_table import as_text, choose
 from semisilo.silo.site.disclosures import (
     Broken,
@@ -52,6 +55,68 @@ def test_a_message_is_recorded_with_its_size_and_digest_and_only_once(tmp_path: 
     assert (line.kind, line.bytes, line.text) == ("enrolment", 5, "public key")
     assert line.digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"  # SHA-256 of "hello"
     assert abs((line.unix or 0) - time.time()) < 60
+
+
+def test_an_answer_under_the_same_name_has_a_line_where_it_says_something_else(tmp_path: Path) -> None:
+    """The same payload with other metrics, another reason for the same refusal; after another task, and a restart."""
+    path = tmp_path / "d.jsonl"
+
+    def refusal(text: str) -> Disclosure:
+        return message("refusal", text.encode(), update_id="r1", study="first", round=1, text=text)
+
+    other = replace(update(1), metrics={"loss": 0.25})
+    answers = [update(1), update(2), other, refusal("no"), refusal("no, for another reason"),
+               message("abstention", b"a", update_id="a1", metrics={"loss": 0.5}),
+               message("abstention", b"b", update_id="a1", metrics={"loss": 0.25})]
+    for _ in range(2):
+        log = DisclosureLog(path)
+        for each in [*answers, *reversed(answers)]:
+            log.record(each)
+    lines = [line for line in read_lines(path) if isinstance(line, Line)]
+    assert [(line.update_id, dict(line.metrics), line.text) for line in lines] == [
+        (each.update_id, dict(each.metrics), each.text) for each in answers]
+
+
+def test_a_second_attempt_that_says_nothing_new_about_the_silo_has_no_line(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path / "d.jsonl")
+    for clock in (b"12:00", b"12:01"):
+        log.record(message("check", clock, update_id="check 1"))
+    assert len(list(read_lines(tmp_path / "d.jsonl"))) == 1
+
+
+def test_a_line_that_cannot_be_written_takes_no_line_of_another_process_with_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process finds the disk full after another has added a line: what is cut off must not be that one."""
+    path = tmp_path / "d.jsonl"
+    agent, other = DisclosureLog(path), DisclosureLog(path)
+    agent.record(update(1))
+    real, begun, written = disclosures._write_line, threading.Event(), threading.Event()
+
+    def full(handle: int, line: bytes, size: int) -> None:
+        if threading.current_thread() is not failing:
+            return real(handle, line, size)
+        begun.set()
+        written.wait(1.0)  # the other one would be done by then, if it did not wait
+        os.write(handle, line[:10])
+        os.ftruncate(handle, size)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fails() -> None:
+        with pytest.raises(OSError, match="No space"):
+            agent.record(update(2))
+
+    def adds() -> None:
+        begun.wait()
+        other.record(update(3))
+        written.set()
+
+    monkeypatch.setattr(disclosures, "_write_line", full)
+    failing, adding = threading.Thread(target=fails), threading.Thread(target=adds)
+    for each in (failing, adding):
+        each.start()
+    for each in (failing, adding):
+        each.join(30)
+    assert [line.round for line in read_lines(path) if isinstance(line, Line)] == [1, 3]
 
 
 def test_an_announcement_has_a_line_whenever_it_changes_also_back_again(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ def write_payload(memory: SiloMemory, content: str) -> PayloadRef:
 
 
 def answer(memory: SiloMemory, round: int, *, phase: str = "train", content: str | None = "",
-           abstention: str = "", residuals: str | None = None) -> None:
+           abstention: str = "", residuals: str | None = None, task_id: str = "") -> None:
     """Does a task: writes the files and records them. `content` None: the trainer keeps nothing new; `residuals` None:
     what lossy updates have left out stays as it is."""
     left = None if residuals is None else write_memory(memory, residuals)
     file = None if content is None else write_memory(memory, content or f"memory {round} {phase}")
     payload = None if abstention else write_payload(memory, f"update {round} {phase}")
-    memory.record_pending("s", round=round, task_id=f"s/{round}/{phase}", update_id=f"u{round}{phase}", memory=file,
-                          residuals=left, payload=payload, abstention=abstention, num_examples=7,
+    memory.record_pending("s", round=round, task_id=task_id or f"s/{round}/{phase}", update_id=f"u{round}{phase}",
+                          memory=file, residuals=left, payload=payload, abstention=abstention, num_examples=7,
                           metrics={"loss": 0.5}, seconds=1.5)
 
 
@@ -141,6 +141,28 @@ def test_a_later_phase_keeps_what_an_earlier_one_left_out(
     answer(memory, 2, phase="statistics", content=None, abstention=abstention, residuals=residuals)
     memory.resolve("s", 2, round=3, task_id="s/3/train")
     assert left_out(memory, 3) == ("rest 2", None)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_a_round_left_that_is_done_again_is_dropped(tmp_path: Path, is_lost: bool) -> None:
+    """As after a rollback, or a stop: it was taken for that of an earlier phase of the same round."""
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, residuals="rest 1")
+    for number, again in enumerate(("", "/1", "/2")):
+        memory.resolve("s", 1, round=2, task_id=f"s/2/0-train/a{again}")
+        assert left_out(memory, 2) == ("rest 1", None)
+        answer(memory, 2, residuals=f"rest {number}", task_id=f"s/2/0-train/a{again}")
+        memory.resolve("s", 1, round=2, task_id=f"s/2/1-statistics/a{again}")
+        assert left_out(memory, 2) == ("rest 1", f"rest {number}")
+        answer(memory, 2, phase="statistics", residuals="other", task_id=f"s/2/1-statistics/a{again}")
+        if is_lost:
+            memory.refused(f"s/2/1-statistics/a{again}")
+            memory = SiloMemory(tmp_path)
+            assert left_out(memory, 2) == ("rest 1", f"rest {number}")
+            memory.resolve("s", 1, round=2, task_id=f"s/2/2-more/a{again}")
+            assert left_out(memory, 2) == ("rest 1", f"rest {number}"), "of an earlier phase of the same try"
+    memory.resolve("s", 2, round=3, task_id="s/3/0-train/a/2")
+    assert left_out(memory, 3) == ("rest 2" if is_lost else "other", None)
 
 
 def test_a_memory_that_does_not_fit_takes_what_was_left_out_with_it(tmp_path: Path) -> None:

@@ -199,6 +199,20 @@ def test_a_table_whose_other_columns_are_no_labels_is_read_where_labels_do_not_c
     assert "which column holds the labels" in question
 
 
+def test_rows_are_numbered_as_a_spreadsheet_shows_them_also_after_empty_ones_and_of_a_split(scans):
+    source = table(scans, "\nfile,label,split\n\na,cat,train\n,,\nb,cat,test\n,dog,train\n")
+    skipped = read_images(f"{source}#split=train", size=8, channels=1, on_error="skip").skipped
+    assert [item.name for item in skipped] == ["row 7"]
+    source = table(scans, "file,cat,dog\n\na,1,0\n\nb,2,0\n")
+    with pytest.raises(BadData, match="row 5 has neither 0 nor 1 in the column 'cat'"):
+        read_images(f"{source}#label=cat,dog", size=8, channels=1)
+    source = table(scans, "file,label\n\na.png,cat|dog\nb.png,cat\nc.jpg,dog\n")
+    with pytest.raises(BadData, match="row 3 for example"):
+        read(source)
+    skipped = read_images(f"{source}#several=skip", size=8, channels=1).skipped
+    assert [item.name for item in skipped] == ["row 3"]
+
+
 @pytest.mark.parametrize("text", [
     "Image Index,Finding Labels\na.png,Cardiomegaly|Emphysema\nb.png,Emphysema\nc.jpg,Cardiomegaly\n",
     "file,label\na.png,Emphysema; Cardiomegaly\nb.png,Emphysema\nc.jpg,Cardiomegaly\n",

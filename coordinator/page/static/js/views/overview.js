@@ -403,7 +403,7 @@ function change(value, before, measure) {
   return h("span", { class: `change ${value >= before ? "up" : "down"}` }, ` ${format.scoreChange(value, before, measure)}`);
 }
 
-const ORDER = ["updated", "abstained", "refused", "expired", "cancelled", "open"];
+const ORDER = ["updated", "abstained", "answered", "refused", "expired", "cancelled", "open"];
 
 /** Counts of a round's answers; outcomes stand in where counts are missing. */
 export function countsOf(round) {
