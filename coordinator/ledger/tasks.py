@@ -19,8 +19,8 @@ __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask",
            "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study",
            "counts_of_evaluation", "first_update", "has_answers", "has_taken_part", "is_committed", "last_refusal",
            "last_refusals", "not_added_up", "open_tasks", "received_answers", "refusal_reasons", "silo_parts",
-           "silos_that_refused_all", "site_evaluation_counts", "site_evaluations", "sizes_of_last_updates", "task_counts",
-           "tasks_of_phase", "training_seconds"]
+           "silos_that_refused_all", "site_evaluation_counts", "site_evaluations", "sizes_of_last_updates",
+           "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 _NOT_ADDED = ("(task.update_id IS NOT NULL AND EXISTS (SELECT 1 FROM phase WHERE phase.study = task.study AND"
