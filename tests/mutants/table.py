@@ -560,7 +560,7 @@ _CHOICE = _mutants(
      "tests/semisilo/simulation/test_multi_label.py"
      "::test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does"),
     ("a-site-reads-one-label-of-several", "silo/compute/operations.py",
-     ', multi_label=facts.task == "multi_label"', "",
+     'multi_label=facts.task == "multi_label")', "multi_label=False)",
      "tests/semisilo/simulation/test_multi_label.py"
      "::test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does"),
     ("the-highest-score-is-chosen", "common/measures/round_choice.py", "each.score >= best.score - best.error",
