@@ -36,10 +36,16 @@ def signed(number: int, chain: str = "", *, key: AuditKey | None = None, unix: f
 
 def trail(*kinds: str, fork: str = "") -> list[ChainedEvent]:
     """A sound trail with an event of each kind; `fork` makes it another one."""
+    details: dict[str, dict[str, object]] = {"restored": {"backup_made_unix": NOW - 100.0}}
+    return timed_trail(*((NOW + number, kind, details.get(kind, {"fork": fork}))
+                         for number, kind in enumerate(kinds, 1)))
+
+
+def timed_trail(*written: tuple[float, str, dict[str, object]]) -> list[ChainedEvent]:
+    """A sound trail with events of these times, kinds and details."""
     events: list[ChainedEvent] = []
-    for number, kind in enumerate(kinds, 1):
-        detail = {"backup_made_unix": NOW - 100.0} if kind == "restored" else {"fork": fork}
-        text, unix = canonical_json(detail), NOW + number
+    for number, (unix, kind, detail) in enumerate(written, 1):
+        text = canonical_json(detail)
         chain = link(events[-1].chain if events else "", number=number, unix=unix, kind=kind, study="",
                      detail_json=text)
         events.append(ChainedEvent(number=number, unix=unix, kind=kind, study="", detail_json=text, chain=chain))

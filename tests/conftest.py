@@ -47,6 +47,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _errors_are_in_the_log() -> Iterator[None]:
+    """Of an error that comes again and again the log of a process has one line an hour, and tests share a process."""
+    yield
+    errors = sys.modules.get("semisilo.common.rpc.grpc_errors")
+    if errors is not None:
+        errors.forget_lines()
+
+
+@pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """Commands that run in this process set logging up for the whole of it, and so do some libraries when they are
     imported: that would hide lines from later tests."""

@@ -97,6 +97,27 @@ def test_a_silo_that_is_gone_after_its_shares_is_taken_out_of_the_sum(tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_silo_that_is_revoked_after_its_masked_update_is_taken_out_of_the_sum(tmp_path: Path) -> None:
+    with federation(tmp_path, study=MASKED, silos=SILOS) as processes:
+        processes.start()
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM phase WHERE name = 'train'")))
+        processes.kill("alpha")  # so that the list of survivors waits
+        answered = "SELECT 1 FROM task WHERE round = 1 AND silo = '{}' AND state = 'updated'"
+        processes.wait_for(lambda: bool(processes.query(answered.format("gamma"))))
+        assert not processes.query(answered.format("alpha"))
+        processes.coordinator("revoke", "gamma", "--yes")
+        processes.silos = tuple(silo for silo in SILOS if silo != "gamma")
+        processes.wait_for(lambda: not processes.query(answered.format("gamma")))
+        processes.join("alpha")
+        processes.finish()
+        assert processes.query("SELECT json_extract(outcome_json, '$.silos') FROM secure_sum ORDER BY round") == [
+            (3,), (3,)]
+        assert processes.query("SELECT state FROM round WHERE number > 0") == [("completed",), ("completed",)]
+        assert processes.query("SELECT DISTINCT reason FROM task WHERE round = 1 AND state = 'refused'") == [
+            ("silo revoked",)]
+
+
+@pytest.mark.slow
 def test_a_site_that_requires_it_refuses_updates_in_the_clear(tmp_path: Path) -> None:
     clear = MASKED[:MASKED.index("\n[privacy]")]
     with federation(tmp_path, study=clear, silos=SILOS) as processes:

@@ -12,11 +12,12 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
 
-from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.audit.chain import ChainWalk, Restore
 from semisilo.common.audit.head import AuditHead, SignedHead, micros
 from semisilo.common.audit.signature import authority_id, check_head
 from semisilo.common.errors import WrongAuthority
@@ -27,6 +28,8 @@ __all__ = ["CheckedRecord", "HeadFinding", "HeadNews", "HeadOrder", "SeenHead", 
 
 _LAST_UNIX = 253_402_300_800.0
 """The year 10000, when calendars end."""
+_CLOCK_SECONDS = 2 * 86400.0
+"""By which times of a restore may contradict those of a head: clocks are set, and were wrong (decision 0075)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,14 @@ class SeenHead:
     signed: SignedHead
     problem: str
     """What was wrong with it when it came; empty when nothing was."""
+
+    @property
+    def seen_unix(self) -> float | None:
+        """When it came; None where the record's text is no time."""
+        try:
+            return datetime.fromisoformat(self.seen).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class HeadOrder:
 
     def __init__(self) -> None:
         self._last: AuditHead | None = None
+        self._last_times: tuple[float, ...] = ()
+        """When the last one was written, by the coordinator's clock and by that of who has seen it."""
         self._restores: set[float] = set()
 
     def judge(self, head: AuditHead) -> HeadNews:
@@ -80,8 +93,16 @@ class HeadOrder:
             if head.restored_unix in self._restores or not head.restored_unix:
                 return HeadNews("it is that of before the coordinator was restored from a backup: are there two"
                                 " coordinators?")
-            return HeadNews(text=f"The coordinator was restored on {utc_text(head.restored_unix)} from a backup of "
-                                 f"{utc_text(head.backup_unix)}: what its audit trail said since that backup is gone")
+            when = f"on {utc_text(head.restored_unix)} from a backup of {utc_text(head.backup_unix)}"
+            if head.restored_unix < min(self._last_times) - _CLOCK_SECONDS:
+                return HeadNews(f"it says that the coordinator was restored {when}, and event {last.number} of"
+                                f" {utc_text(last.unix)}, which is later, had been seen without that")
+            if head.number <= last.number and max(self._last_times) + _CLOCK_SECONDS <= head.backup_unix:
+                return HeadNews(f"it was cut: event {last.number} of {utc_text(last.unix)} had been seen, and now event"
+                                f" {head.number} is the last one, though the coordinator was restored {when}, which"
+                                " is later")
+            return HeadNews(text=f"The coordinator was restored {when}: what its audit trail said since that backup is"
+                                 " gone")
         if head.number < last.number:
             return HeadNews(f"it was cut: event {last.number} had been seen, and now event {head.number} of "
                             f"{utc_text(head.unix)} is the last one")
@@ -89,9 +110,14 @@ class HeadOrder:
             return HeadNews(f"event {head.number} was rewritten: another one had been seen")
         return HeadNews()
 
-    def take(self, head: AuditHead) -> None:
-        """From now on the next ones are compared with this one."""
+    def take(self, head: AuditHead, *, seen_unix: float | None) -> None:
+        """From now on the next ones are compared with this one.
+
+        Args:
+            seen_unix: when it came, by the clock of who has seen it; None where that is not known.
+        """
         self._last = head
+        self._last_times = (head.unix,) if seen_unix is None else (head.unix, seen_unix)
         self._restores.add(head.restored_unix)
 
 
@@ -105,19 +131,41 @@ class HeadFinding:
     """Why the head is no event of the chain, where a restore from a backup explains it."""
 
 
-def find_head(head: AuditHead, walk: ChainWalk) -> HeadFinding:
-    """Whether a chain that was walked to its end holds a head; its number must have been among those wanted."""
+def find_head(head: AuditHead, walk: ChainWalk, *, seen_unix: float | None = None) -> HeadFinding:
+    """Whether a chain that was walked to its end holds a head; its number must have been among those wanted.
+
+    A restore explains what was written after its backup and before itself, and nothing else. Of the two clocks that say
+    when the head was written one must agree, as nearly as clocks do.
+
+    Args:
+        seen_unix: when the head came, by the clock of who has seen it; None where that is not known.
+    """
     value = walk.values.get(head.number)
     if value == head.chain:
         return HeadFinding()
     what = f"event {head.number} of {utc_text(head.unix)}"
+    times = (head.unix,) if seen_unix is None else (head.unix, seen_unix)
     for restore in walk.restores:
-        if restore.number <= head.number and micros(head.restored_unix) < micros(restore.unix):
+        if _is_of_what_was_lost(head, restore, walk) and any(
+                restore.backup_unix - _CLOCK_SECONDS < unix <= restore.unix + _CLOCK_SECONDS for unix in times):
             return HeadFinding(note=f"{what} was lost when the coordinator was restored on {utc_text(restore.unix)}"
                                     f" from a backup of {utc_text(restore.backup_unix)}")
     if value is None:
         return HeadFinding(problem=f"{what} is missing: the trail ends at event {walk.number}")
     return HeadFinding(problem=f"{what} is another one in this trail: it was rewritten")
+
+
+def _is_of_what_was_lost(head: AuditHead, restore: Restore, walk: ChainWalk) -> bool:
+    """Whether a head that the chain does not hold can be of the branch that a restore has cut off, by its number and by
+    the restore that it names itself."""
+    if micros(head.restored_unix) >= micros(restore.unix):
+        return False
+    if restore.number <= head.number:
+        return True
+    # Restored first from an older backup, and then from a newer one of before that: of the first restore the chain
+    # says nothing, and the head's number counts from the older backup.
+    return 0 < micros(restore.backup_unix) < micros(head.restored_unix) \
+        and micros(head.restored_unix) not in {micros(each.unix) for each in walk.restores}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +197,7 @@ def check_record(path: Path, authority: x509.Certificate) -> CheckedRecord:
         problem, where = why_unsigned(seen.signed, authority), f"line {seen.line}, seen {seen.seen}"
         if not problem:
             news = order.judge(seen.signed.head)
-            order.take(seen.signed.head)
+            order.take(seen.signed.head, seen_unix=seen.seen_unix)
             heads.append(seen)
             problem = news.problem
             if news.text:

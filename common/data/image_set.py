@@ -163,6 +163,9 @@ class ReadResult:
     """Class names in label order; empty when the source has none and none were given."""
     skipped: tuple[Skipped, ...]
     """Files left out, in reading order; hidden ones are not mentioned."""
+    tied: tuple[str, ...] = ()
+    """Kinds of deep values ("16 bits") whose range was found in the values of several pictures together: what one of
+    these becomes hangs on the others."""
 
 
 @dataclass(frozen=True, slots=True)

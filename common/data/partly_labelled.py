@@ -30,7 +30,7 @@ from semisilo.common.data.formats import archive, folder, parquet
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.formats.registry import NPZ, TABLE, has_suffix
 from semisilo.common.data.identifiers import patients_for_classes
-from semisilo.common.data.image_set import ImageSet, Skipped, joined
+from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, joined
 from semisilo.common.data.layout import layout_of, refuse_parts
 from semisilo.common.data.readers import (
     ReadPart,
@@ -66,6 +66,8 @@ class PartlyLabelled:
     """The step of each unlabelled image, from 0; -1 for one that is there in every step. None without steps."""
     rounds_per_step: int = 1
     skipped: tuple[Skipped, ...] = ()
+    tied: tuple[str, ...] = ()
+    """See `ReadResult`; of both parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +117,7 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
                         labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk,
                         selection=selection, multi_label=multi_label)
     return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
-                          skipped=found.skipped)
+                          skipped=found.skipped, tied=found.tied)
 
 
 def _folders_say_nothing(source: str, path: Path | None) -> bool:
@@ -303,7 +305,12 @@ def _together(source: str, read: Callable[[bool, Mapping[str, float]], ReadPart 
     if on_error == "report":
         refuse_broken(source, skipped)
     return PartlyLabelled(labelled=None if labelled is None else labelled.images,
-                          unlabelled=None if unlabelled is None else unlabelled.images, skipped=skipped)
+                          unlabelled=None if unlabelled is None else unlabelled.images, skipped=skipped,
+                          tied=_united(labelled, unlabelled))
+
+
+def _united(*parts: ReadResult | None) -> tuple[str, ...]:
+    return tuple(sorted({kind for part in parts if part is not None for kind in part.tied}))
 
 
 def _later(on_error: OnError) -> OnError:
@@ -333,15 +340,16 @@ def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tup
     base = source.removesuffix(f"#{LABELLED}").removesuffix(f"#{UNLABELLED}")
     total = parts.labelled + parts.unlabelled
 
-    def read(part: str, done: int, count: int, *, with_labels: bool) -> ImageSet | None:
+    def read(part: str, done: int, count: int, *, with_labels: bool) -> ReadResult | None:
         if not count:
             return None
         return read_images(f"{base}#{part}", size=form.size, channels=form.channels, resize=form.resize,
                            classes=classes, labelled=with_labels, reading=form.reading, multi_label=multi_label,
-                           progress=_share_of(progress, done, count, total)).images
+                           progress=_share_of(progress, done, count, total))
 
-    labelled = read(LABELLED, 0, parts.labelled, with_labels=use_labels)
-    unlabelled = read(UNLABELLED, parts.labelled, parts.unlabelled, with_labels=False)
+    first = read(LABELLED, 0, parts.labelled, with_labels=use_labels)
+    second = read(UNLABELLED, parts.labelled, parts.unlabelled, with_labels=False)
+    labelled, unlabelled = (None if part is None else part.images for part in (first, second))
     steps_N = parts.steps_N
     if not use_labels and labelled is not None:
         unlabelled = labelled if unlabelled is None else joined(labelled, unlabelled)
@@ -349,7 +357,7 @@ def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tup
         if steps_N is not None:
             steps_N = np.concatenate([np.full(parts.labelled, -1, dtype=np.int64), steps_N])
     return PartlyLabelled(labelled=labelled, unlabelled=unlabelled, steps_N=steps_N,
-                          rounds_per_step=parts.rounds_per_step)
+                          rounds_per_step=parts.rounds_per_step, tied=_united(first, second))
 
 
 def _share_of(progress: Progress | None, done: int, count: int, total: int) -> Progress | None:

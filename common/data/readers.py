@@ -115,6 +115,7 @@ def read_images(
                        if labelled else (None, classes))
     assert arrays.images is not None
     try:
+        found_range = pixels.range_of(arrays.images, reading=reading)
         squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, reading=reading,
                                  progress=_told(progress))
     except pixels.UnusableError as error:
@@ -122,7 +123,8 @@ def read_images(
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
     patients = arrays.patients if selection.patient == "auto" else ()
-    return ReadResult(_image_set(squares, labels_N, image_names, patients), names, ())
+    return ReadResult(_image_set(squares, labels_N, image_names, patients), names, (),
+                      () if found_range is None else found_range[:1])
 
 
 def kind_of(path: Path | None) -> SourceKind:
@@ -264,7 +266,7 @@ def read_listing(
         refuse_broken(source, everything)
     return ReadPart(images=_labelled(found, classes if labelled else None, patient,
                                      asked=listing.asked if multi_label else ()), classes=classes,
-                    skipped=everything, ranges=found.ranges)
+                    skipped=everything, tied=found.tied, ranges=found.ranges)
 
 
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
@@ -305,7 +307,7 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
     several = rows.labels_N is not None and rows.labels_N.ndim == 2
     return ReadPart(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
                                      asked=rows.asked if several else ()),
-                    classes=classes, skipped=everything, ranges=found.ranges)
+                    classes=classes, skipped=everything, tied=found.tied, ranges=found.ranges)
 
 
 def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:

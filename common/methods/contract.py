@@ -450,8 +450,11 @@ class Strategy(Protocol[State]):
     order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
     is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
-    A strategy may have six more methods:
+    A strategy may have seven more methods:
 
+        opened(state, *, round, silos: int) -> State
+            before the phases of a round, from the state that the round before has left: how many silos the federation
+            has now, whether they are asked or not. A state that it changes is written down before any silo is asked
         leave(phase, tally, silos: tuple[str, ...]) -> Tally
             after `begin`, of silos that the coordinator asks nothing any more, where there are any: nothing that they
             have left in a sum is to stay in it. Not where updates are added up behind masks

@@ -87,7 +87,8 @@ class SelfTrainingSettings(LabelTaskSettings):
     classes. 0 turns it off."""
     silo_prior: Literal["estimated", "model"] = "estimated"
     """Under which class shares a silo labels: those of its own images, estimated once a round (Saerens, Latinne and
-    Decaestecker, Neural Computation 2002), or those that the model stands for."""
+    Decaestecker, Neural Computation 2002), or those that the model stands for. Where nobody knows these, with labels at
+    silos alone and another logit_adjustment than 1, it must be "model"."""
     prior_smoothing: float = 0.3
     """The estimate counts this share of the silo's images once more, evenly over the classes (the mode under a
     Dirichlet prior), so that no class is ever impossible."""
@@ -182,6 +183,16 @@ class SelfTrainingSettings(LabelTaskSettings):
     def labels_at_silos(self) -> bool:
         """Whether labels of silos count."""
         return silos_have_labels(self.scenario)
+
+    @property
+    def refused_to_begin(self) -> str:
+        """Why no study begins with these settings, with what to do; empty where it may. One that an earlier version has
+        begun goes on."""
+        if self.labels_at_coordinator or self.logit_adjustment == 1 or self.silo_prior == "model":
+            return ""
+        return (f'logit_adjustment = {self.logit_adjustment:g} with labels at silos alone: nobody knows the class'
+                ' shares that the model then stands for, and silo_prior = "estimated" begins with them. Set'
+                ' logit_adjustment = 1, or silo_prior = "model".')
 
     @property
     def threshold(self) -> float:

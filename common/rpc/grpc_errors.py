@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import traceback
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -37,12 +38,15 @@ from semisilo.common.errors import (
 )
 from semisilo.common.text.log_context import bind, call_in, log_context
 from semisilo.common.text.logs import printable
+from semisilo.common.text.seldom_lines import SeldomLines
 from semisilo.common.text.system_errors import explained
 
 __all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "RETRY_KEY", "abort_with", "answering_errors",
-           "from_rpc_error"]
+           "forget_lines", "from_rpc_error"]
 
 _log = logging.getLogger(__name__)
+_lines = SeldomLines()
+"""About errors that are the coordinator's own business: a silo may meet one as often as it likes."""
 
 CODE_KEY = "semisilo-error-code"
 """Trailing metadata: the code of the catalogue, ASCII."""
@@ -142,9 +146,13 @@ def _retry_seconds(text: str) -> float:
 
 
 def _concealed(error: Exception) -> SemisiloError:
-    """What a caller may know of an error that is the coordinator's own business; the log has the rest."""
+    """What a caller may know of an error that is the coordinator's own business; the log has the rest, once an hour for
+    each silo and kind of error. Between these it is told the request of the line that stands."""
     request = str(log_context().get("request_id") or secrets.token_hex(4))
-    if isinstance(error, SemisiloError):
+    standing = _lines.standing(str(log_context().get("silo", "")), *_kind_of(error), mark=request)
+    if standing is not None:
+        request = standing
+    elif isinstance(error, SemisiloError):
         _log.error("request %s: %s: %s", request, error.code, error.line())
     else:
         _log.error("request %s: unexpected %s", request, type(error).__name__, exc_info=error)
@@ -157,6 +165,19 @@ def _concealed(error: Exception) -> SemisiloError:
     remedy = f"Ask the coordinator's operator to look for 'request {request}' in the coordinator's log."
     shown = type(error) if isinstance(error, SemisiloError) else SemisiloError
     return shown(f"Internal error, see the coordinator's log (request {request}).", remedy=remedy)
+
+
+def _kind_of(error: Exception) -> tuple[str, str]:
+    """What tells errors apart: the code of the catalogue, or else the type and where in the program it came from."""
+    if isinstance(error, SemisiloError):
+        return error.code, ""
+    frames = traceback.extract_tb(error.__traceback__)
+    return type(error).__name__, f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def forget_lines() -> None:
+    """The next error is in the log whatever was there before."""
+    _lines.forget()
 
 
 def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:

@@ -27,9 +27,11 @@ from semisilo.common.errors import StorageDamaged
 from semisilo.common.storage.durable import sync_file, sync_folder
 from semisilo.common.text.system_errors import explained, explained_text
 
-__all__ = ["load", "save", "settled"]
+__all__ = ["YOUNGER", "load", "save", "settled"]
 
 T = TypeVar("T")
+YOUNGER = {"younger": True}
+"""Metadata of a field with a default that files of earlier versions do not have."""
 
 _KEY = "semisilo"
 _FORMAT = 1
@@ -79,6 +81,7 @@ def settled(state: T) -> T:
 def load(path: Path, cls: type[T]) -> T:
     """Reads what `save` wrote of an instance of `cls`; tuples come back as tuples where the class says so.
 
+    A field that is `YOUNGER` than the file has its default.
     Raises: StorageDamaged when the file is missing, malformed, or holds another class or other fields.
     """
     tensors, header = _read(path)
@@ -88,8 +91,9 @@ def load(path: Path, cls: type[T]) -> T:
         values = dict(header["fields"])
         for field, names in header["groups"].items():
             values[field] = {name: tensors.pop(f"{field}/{name}") for name in names}
-        known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        if values.keys() != known or tensors:
+        known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        absent = known.keys() - values.keys()
+        if values.keys() - known or tensors or not all(known[name].metadata.get("younger") for name in absent):
             raise StorageDamaged(f"{path}: its fields are not those of {cls.__name__}.")
         hints = typing.get_type_hints(cls)
         return cls(**{name: _tuples(hints[name], value) for name, value in values.items()})

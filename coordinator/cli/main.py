@@ -126,9 +126,10 @@ def invite(silo: Annotated[str, typer.Argument(metavar="SILO", help="Name of the
 def revoke(silo: SiloName, folder: Folder = Path(),
            yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
            as_json: JsonOption = False) -> None:
-    """End a silo's membership at once; what it has contributed stays.
+    """End a silo's membership at once; what is in the model stays.
 
-    Works at the silo's next call, and ends one in flight within seconds. `coordinator invite NAME` lets it back in.
+    Works at the silo's next call, and ends one in flight within seconds. An update of the open phase is left out.
+    `coordinator invite NAME` lets it back in.
     `coordinator set-aside NAME` only leaves it out for a while.
     Examples: coordinator revoke hospital-a; coordinator revoke hospital-a --yes
     """

@@ -130,6 +130,8 @@ class PhasesOfRound:
 
     phases: tuple[Phase, ...]
     """In order."""
+    state: str = ""
+    """What the round starts from, where the strategy has noted in it how many silos there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,8 +139,10 @@ class Phases(Request[PhasesOfRound]):
     """The phases of a round."""
 
     state: str
-    """The state that the round starts from."""
+    """The state that the round before has left."""
     round: int
+    silos: int
+    """In the federation as the round opens, whether they are asked or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -303,7 +303,10 @@ class Operations:
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""
         StartWork(self._opened().folder / START_FILE).done()  # a kill may have come between the state and this
-        study, now = self._opened(), self._load(request.state)
+        study, now, digest = self._opened(), self._load(request.state), request.state
+        if (opened := getattr(study.strategy, "opened", None)) is not None and (
+                after := opened(now, round=request.round, silos=request.silos)) is not now:
+            now, digest = after, self._save(after)
         phases = study.strategy.phases(now, request.round)
         for phase in phases if study.config.privacy.secure_aggregation else ():
             for name, layout in study.strategy.expects(now, phase, round=request.round).items():
@@ -312,7 +315,7 @@ class Operations:
                     raise BadConfiguration(
                         f"[privacy] secure_aggregation: what silos send in the phase '{phase.name}' is not a difference"
                         " to the model, so it cannot be added up behind masks.", remedy="Choose another method.")
-        return PhasesOfRound(phases=phases)
+        return PhasesOfRound(phases=phases, state=digest)
 
     def tasks(self, request: Tasks) -> WrittenTasks:
         """What each silo is asked in a phase, with its payloads written."""

@@ -44,12 +44,19 @@ class Estimate:
     error: float
 
 
-def folds_of(labels_N: Tensor, *, seed: int) -> list[Tensor]:
+def folds_of(labels_N: Tensor, *, seed: int, patients: Sequence[str] = ()) -> list[Tensor]:
     """Held-out images of each fold, each class dealt evenly: as many folds as the smallest class has images, but at
     most 3. Classes of a single image are held out nowhere, and do not count.
 
+    Where patients are known, all images of one are held out together, for what a model has seen of a patient helps it
+    with the others of that patient's: then it is patients that are counted and dealt.
+
+    Args:
+        patients: a key of each image's, "" where it is not known; () where none is.
     Returns: index tensors int64, ascending; [] where no class has two images.
     """
+    if any(patients):
+        return _folds_of_patients(labels_N, seed=seed, patients=patients)
     counts = torch.bincount(labels_N.cpu())
     several = counts[counts > 1]
     if not len(several):
@@ -66,6 +73,40 @@ def folds_of(labels_N: Tensor, *, seed: int) -> list[Tensor]:
             parts[dealt % number].append(image)
             dealt += 1
     return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts]
+
+
+def _folds_of_patients(labels_N: Tensor, *, seed: int, patients: Sequence[str]) -> list[Tensor]:
+    """`folds_of` with whole patients; an image of an unknown one stands for itself. A patient who alone has a class is
+    held out nowhere, nor is one without whom the rest of a fold would lack a class."""
+    groups: dict[str, list[int]] = {}
+    for index, patient in enumerate(patients):
+        groups.setdefault(patient or f"image {index}", []).append(index)
+    members = list(groups.values())
+    counts_GK = torch.stack([torch.bincount(labels_N.cpu()[torch.tensor(each)], minlength=int(labels_N.max()) + 1)
+                             for each in members])
+    having_K = (counts_GK > 0).sum(dim=0)
+    several = having_K[having_K > 1]
+    if not len(several):
+        return []
+    number = min(_MOST_FOLDS, int(several.min()))
+    generator = torch_generator(seed, "labels_alone_folds")
+    parts: list[list[int]] = [[] for _ in range(number)]
+    images_FK, groups_FK = torch.zeros((2, number, counts_GK.shape[1]), dtype=torch.int64)
+    shuffled = torch.randperm(len(members), generator=generator).tolist()
+    # The rarest classes first, while every fold is still open, and of a class who brings most: small ones even it out.
+    for group in sorted(shuffled, key=lambda each: (int(having_K[counts_GK[each] > 0].min()),
+                                                    -int(counts_GK[each].sum()))):
+        has_K = counts_GK[group] > 0
+        if int(having_K[has_K].min()) < 2:
+            continue
+        open_to = [fold for fold in range(number) if bool((groups_FK[fold] + 1 < having_K)[has_K].all())]
+        if not open_to:
+            continue
+        fold = min(open_to, key=lambda each: (int(images_FK[each][has_K].sum()), int(images_FK[each].sum()), each))
+        parts[fold] += members[group]
+        images_FK[fold] += counts_GK[group]
+        groups_FK[fold] += has_K
+    return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts if part]
 
 
 def num_trials(folds: int) -> int:

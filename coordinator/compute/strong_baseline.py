@@ -12,7 +12,7 @@ It is worked on in slices (`semisilo.coordinator.compute.labels_alone`), the sea
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from semisilo.common.measures.study_measure import (
 )
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.storage.checkpoint import YOUNGER
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone, Recipe, SavedWork
 from semisilo.coordinator.compute.recipe_search import (
     LEARNING_RATES,
@@ -121,6 +122,9 @@ class SavedStrongWork(SavedWork):
     parameters: dict[str, Tensor]
     average: dict[str, Tensor]
     momentum: dict[str, Tensor]
+    by_patient: bool = field(default=False, metadata=YOUNGER)
+    """Whether whole patients were held out. Work that an earlier version began goes on with the images that it held
+    out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self._alike = measure.weighs_classes_alike
         self._adjusted = self._alike and log_prior(self._labels_N, recipe.num_classes) is not None
         only = environment.measured_class if measure.kind == "recall" else None
+        self._by_patient = saved is None or saved.by_patient
         self._parts = self._search_parts()
         if not self._tell_rates_apart(self._parts, measure, only):
             self._parts = []
@@ -182,7 +187,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             right=[[trial.rate, trial.fold, [int(each) for each in right]] for trial, right in self._right.items()],
             steps=self._steps, trial_steps=self._trial_steps, planned=self._planned, searching=self._searching,
             done=at.done, loss=at.loss, factor=at.factor, good_steps=at.good_steps, parameters=at.parameters,
-            average=at.average, momentum=at.momentum)
+            average=at.average, momentum=at.momentum, by_patient=self._by_patient)
 
     # How far it is ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +322,8 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
             return [_Part(everything_n, validation, torch.arange(len(validation)), validation.labels_N.cpu())]
         parts = []
         strata_N = torch.from_numpy(strata_of(self._labels_N.cpu().numpy()))
-        for held_n in folds_of(strata_N, seed=self._environment.seed):
+        for held_n in folds_of(strata_N, seed=self._environment.seed,
+                               patients=self._labelled.patients if self._by_patient else ()):
             rest = torch.ones(len(self._labelled), dtype=torch.bool)
             rest[held_n] = False
             parts.append(_Part(everything_n[rest], self._labelled, held_n, self._labels_N[held_n].cpu()))

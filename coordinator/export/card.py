@@ -538,10 +538,12 @@ def card_privacy(summary: StudySummary, *, up_to: int, names: bool) -> StudyPriv
     Args:
         names: False numbers silos as `card_sites` does.
     """
-    found = privacy_of(summary.row.config, summary.rounds, up_to=up_to)
+    found = privacy_of(summary.row.config, summary.rounds, past=summary.went_back, up_to=up_to)
     if found is None or not up_to:
         return None
     asked = [silo for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes]
+    # Behind them whoever has answered in rounds alone that no longer count.
+    asked += [each.silo for each in found.silos if each.silo not in asked]
     numbers = {silo: number for number, silo in enumerate(asked, 1)}
     return found if names else replace(found, silos=tuple(
         replace(each, silo=f"silo {numbers[each.silo]}") for each in found.silos))

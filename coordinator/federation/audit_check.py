@@ -70,7 +70,7 @@ def verify(federation: Federation, ledger: Ledger, head_files: Sequence[Path] = 
         if not record.heads:
             problems.append(f"{path}: holds no head of federation {federation.name}")
         for seen in record.heads:
-            found = find_head(seen.signed.head, walk)
+            found = find_head(seen.signed.head, walk, seen_unix=seen.seen_unix)
             where = f"{path}: line {seen.line}, seen {seen.seen}"
             problems += [f"{where}: {found.problem}"] if found.problem else []
             notes += [f"{where}: {found.note}"] if found.note else []

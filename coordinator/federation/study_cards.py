@@ -10,9 +10,16 @@ from collections.abc import Callable
 
 from semisilo.common.errors import BadSignature, StudyCardGone
 from semisilo.common.secure_aggregation.keys import check_card_signature
+from semisilo.common.secure_aggregation.roster import ADDED
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.oversight.study_cards import CardSignature, card_text, note_signature, signatures
-from semisilo.coordinator.ledger.secure_sums.roster import held_identity
+from semisilo.coordinator.ledger.oversight.study_cards import (
+    CardSignature,
+    card_text,
+    note_signature,
+    signatures,
+    signatures_given,
+)
+from semisilo.coordinator.ledger.secure_sums.roster import held_identity, roster_entries
 
 __all__ = ["StudyCards"]
 
@@ -44,9 +51,15 @@ class StudyCards:
             silo=silo, identity=identity, signature=signature, unix=self._clock()))
 
     def wrong(self, study: str, digest: str) -> list[str]:
-        """Silos whose signature under a card is not right, as after a change of the ledger."""
+        """Silos whose signature under a card is not right, as after a change of the ledger: it is not by the key that
+        it names, that key was never the silo's in the roster, or the audit trail does not say that it was given."""
         found = []
+        added = {(entry.silo, entry.identity) for entry in roster_entries(self._ledger) if entry.change == ADDED}
+        given = signatures_given(self._ledger, study, digest)
         for each in signatures(self._ledger, study, digest):
+            if (each.silo, each.identity) not in added or (each.silo, each.identity, each.signature) not in given:
+                found.append(each.silo)
+                continue
             try:
                 check_card_signature(each.identity, each.signature, federation=self._federation, silo=each.silo,
                                      study=study, digest=digest)

@@ -24,12 +24,13 @@ class TokenBucket:
     def __post_init__(self) -> None:
         self._level = self.capacity
 
-    def take(self, now: float) -> float:
-        """Takes one and returns 0.0; where there is none, takes nothing and returns the seconds until there is one."""
+    def take(self, now: float, count: float = 1.0) -> float:
+        """Takes so many, at most `capacity`, and returns 0.0; where there are fewer, takes nothing and returns the
+        seconds until there are."""
         if self._then is not None:
             self._level = min(self.capacity, self._level + max(0.0, now - self._then) * self.per_second)
         self._then = now
-        if self._level < 1.0:
-            return (1.0 - self._level) / self.per_second
-        self._level -= 1.0
+        if self._level < count:
+            return (count - self._level) / self.per_second
+        self._level -= count
         return 0.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Cost", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "add_to_cost", "bytes_by_round",
-           "costs_of", "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
+__all__ = ["Cost", "CostSums", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "add_to_cost",
+           "bytes_by_round", "costs_of", "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
 
 Direction = Literal["down", "up"]
 Kind = Literal["payload", "message", "wire"]
@@ -36,6 +36,11 @@ class Cost:
     """True where the kernel's counters cannot be read and the bytes follow from the messages."""
     gone: int = 0
     """How often the study has gone back behind the round since: another number, another try of it."""
+
+    @property
+    def key(self) -> tuple[str, int, str, str, str, str, str]:
+        """What the bytes are of: those of equal keys are one sum."""
+        return self.study, self.round, self.phase, self.silo, self.direction, self.kind, self.item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +92,43 @@ def add_to_cost(ledger: Ledger, cost: Cost) -> None:
                        (sum(row["bytes"] for row in earlier), sum(row["count"] for row in earlier),
                         max(row["estimated"] for row in earlier)))
             db.executemany("DELETE FROM cost WHERE rowid = ?", [(row["number"],) for row in earlier])
+
+
+class CostSums:
+    """Rows for what is counted again and again, as long as a process lives: one for each key and not one for each time,
+    which would be some ten thousand a day of a silo that only waits.
+
+    As with `add_to_cost` a sum gets the number of a new row. Where the last one is, is known here, so that nothing is
+    searched for: rows of earlier processes stay as they are.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._rows: dict[tuple[str, int, str, str, str, str, str], int] = {}
+        """Key -> number of the row; of the round that was last added to."""
+
+    def add(self, costs: Sequence[Cost]) -> None:
+        """Adds to the sums in one transaction; costs without bytes and count are left out."""
+        made: dict[tuple[str, int, str, str, str, str, str], int] = {}
+        with self._ledger.transaction(lasting=False) as db:
+            for cost in costs:
+                if not (cost.bytes or cost.count):
+                    continue
+                number = made.get(cost.key) or self._rows.get(cost.key, 0)
+                # Whose number it is, is looked at: a number may have gone to another row.
+                earlier = db.execute(
+                    "SELECT bytes, count, estimated FROM cost WHERE rowid = ? AND study = ? AND round = ? AND phase = ?"
+                    " AND silo = ? AND direction = ? AND kind = ? AND item = ?", (number, *cost.key)).fetchone()
+                made[cost.key] = int(db.execute("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (
+                    *cost.key, cost.bytes, cost.count, int(cost.estimated))).lastrowid or 0)
+                if earlier is not None:  # after the triggers have added what is new to the totals
+                    db.execute("UPDATE cost SET bytes = bytes + ?, count = count + ?, estimated = max(estimated, ?)"
+                               " WHERE rowid = ?", (*earlier, made[cost.key]))
+                    db.execute("DELETE FROM cost WHERE rowid = ?", (number,))
+        if not made:
+            return
+        rounds = {key[:2] for key in made}
+        self._rows = {key: number for key, number in self._rows.items() if key[:2] in rounds} | made
 
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:

@@ -326,7 +326,7 @@ def explained_by_sqlite(path: Path, error: sqlite3.Error) -> SemisiloError | Non
     if code == sqlite3.SQLITE_FULL or (code in files and _is_full(path.parent)):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
             return SystemTrouble(f"{path}: this user may not read and write it.", remedy=f"It belongs to"
                                  f" {_owner(path)}: run this as that user, or give it to this one with chown.")
         also = ", and to open more files (ulimit -n)" if code == sqlite3.SQLITE_CANTOPEN else ""

@@ -14,14 +14,24 @@ from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
 __all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself",
-           "is_model_noted", "is_model_written", "last_ended_rounds", "note_late_answer", "note_model_not_written",
-           "note_model_written", "round_ended_event", "study_notes"]
+           "is_model_noted", "is_model_written", "last_ended_rounds", "last_event_of", "note_late_answer",
+           "note_model_not_written", "note_model_written", "round_ended_event", "study_notes"]
 
 
 def chain_of(ledger: Ledger, number: int) -> str | None:
     """The chain value of an event, None when there is no such event."""
     rows = ledger.query("SELECT chain FROM event WHERE number = ?", number)
     return rows[0]["chain"] if rows else None
+
+
+def last_event_of(ledger: Ledger, study: str) -> int:
+    """Number of the last event of a study; 0 before the first. Asked by whoever reaches the page, so it looks at one
+    entry of the index for each kind."""
+    return int(ledger.query(
+        "WITH RECURSIVE kinds (kind) AS (SELECT min(kind) FROM event WHERE study = ?1 UNION ALL"
+        " SELECT (SELECT min(kind) FROM event WHERE study = ?1 AND event.kind > kinds.kind) FROM kinds"
+        " WHERE kinds.kind IS NOT NULL) SELECT coalesce(max((SELECT max(number) FROM event WHERE study = ?1"
+        " AND event.kind = kinds.kind)), 0) AS number FROM kinds WHERE kind IS NOT NULL", study)[0]["number"])
 
 
 def find_events(ledger: Ledger, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,

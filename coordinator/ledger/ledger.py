@@ -6,6 +6,7 @@ processes may open the same ledger: `serve` and the commands of the operator.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import time
@@ -134,8 +135,10 @@ class Ledger(LedgerFile):
 
     def next_study(self) -> StudyRow | None:
         """The study that has begun and is not over, or else the first of the queue; None when there is neither."""
-        return min((row for row in self.studies() if row.state not in ENDED_STUDY),
-                   key=lambda row: (row.state is StudyState.QUEUED, row.position), default=None)
+        ended = sorted(ENDED_STUDY)
+        rows = self.query(f"SELECT * FROM study WHERE state NOT IN ({', '.join('?' * len(ended))})"
+                          " ORDER BY state = ?, position LIMIT 1", *ended, StudyState.QUEUED)
+        return study_row(rows[0]) if rows else None
 
     def find_study(self, name: str) -> StudyRow | None:
         """One study; None when there is none of that name."""
@@ -241,8 +244,11 @@ class Ledger(LedgerFile):
 
     def set_round_state(self, study: str, number: int, state: RoundState, *, state_digest: str | None = None,
                         metrics: Mapping[str, float] | None = None, phase: int | None = None,
-                        reason: str = "") -> None:
+                        reason: str = "", also: Mapping[str, object] | None = None) -> None:
         """Moves a round on, with what the step has produced, in one transaction.
+
+        Args:
+            also: what the event says beside that.
 
         Raises: RoundGone when the round is no more the study's, or was cancelled while the step was under way.
         """
@@ -262,7 +268,7 @@ class Ledger(LedgerFile):
                            (time.time(), study, number))
             self.event(f"round_{state}", study=study, round=number,
                        state_digest=row.state_digest if state_digest is None else state_digest,
-                       metrics=dict(metrics or {}), reason=reason)
+                       metrics=dict(metrics or {}), reason=reason, **(also or {}))
 
     def open_phase(self, phase: PhaseRow, tasks: Sequence[TaskSpec], *, columns: Sequence[str] = ()) -> None:
         """Records a phase and its tasks, and moves the round to COLLECTING.
@@ -481,6 +487,13 @@ class Ledger(LedgerFile):
         return [(task, updates[task.update_id]) for task in self.tasks(study, round, phase)
                 if task.state is TaskState.UPDATED and task.update_id is not None]
 
+    def updated_tasks(self, study: str, round: int, phase: int, silos: Collection[str]) -> list[TaskRow]:
+        """The tasks of a phase that some silos have answered with an update, in silo order."""
+        rows = self.query("SELECT * FROM task WHERE study = ? AND round = ? AND phase = ? AND state = ? AND silo IN"
+                          " (SELECT value FROM json_each(?)) ORDER BY silo", study, round, phase, TaskState.UPDATED,
+                          json.dumps(list(silos)))
+        return [task_row(row) for row in rows]
+
     def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
         """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
         with self.part() as db:
@@ -505,10 +518,12 @@ class Ledger(LedgerFile):
                 of each class true positives, false negatives, false positives and true negatives; () where it is not
                 known.
         """
+        counts = canonical_json(confusion) if confusion else ""
         with self.transaction() as db:
-            self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)
-            if confusion:
-                db.execute("INSERT INTO confusion VALUES (?, ?, ?)", (study, round, canonical_json(confusion)))
+            self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics, also={
+                "confusion_digest": digest_of_column(counts) if counts else ""})
+            if counts:
+                db.execute("INSERT INTO confusion VALUES (?, ?, ?)", (study, round, counts))
             db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND silo"
                        " IN (SELECT silo FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
                        " AND phase.number = task.phase WHERE task.study = ? AND task.round = ? AND phase.step IN"
@@ -569,6 +584,11 @@ class Ledger(LedgerFile):
         """State files that the strategy keeps for silos."""
         rows = self.query("SELECT kept_digest, pending_kept_digest FROM silo_state WHERE study = ?", study)
         return {digest for row in rows for digest in tuple(row) if digest is not None}
+
+
+def digest_of_column(text: str) -> str:
+    """What an event says of a column that is too long for it: SHA-256, hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _silo_state(row: sqlite3.Row, round: int) -> tuple[int, str | None]:

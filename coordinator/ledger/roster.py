@@ -21,6 +21,7 @@ __all__ = ["HeardMember", "Invitation", "LedgerRoster", "OpenInvitation", "SiloR
 
 _NOTES_AT_ONCE, _NOTE_SECONDS = 20, 300.0
 """So many events about a silo's being away in a row, then one in this time; the same of what it announces."""
+_REVOKED = "silo revoked"
 _SMALLEST_JUMP = 10
 """Images; fewer more or less are no news of a small silo."""
 
@@ -252,7 +253,7 @@ class LedgerRoster:
             now = time.time()
             db.execute("UPDATE silo SET revoked_unix = coalesce(revoked_unix, ?) WHERE name = ?", (now, silo))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
-            self._ledger.cancel_tasks(silo, reason="silo revoked")
+            self._ledger.cancel_tasks(silo, reason=_REVOKED)
             remove_identity(self._ledger, silo, now_unix=now)
             self._ledger.event("silo_revoked", silo=silo)
 
@@ -310,6 +311,13 @@ class LedgerRoster:
         """Silos that are set aside -> why."""
         return {row["name"]: row["set_aside_reason"] for row in self._ledger.query(
             "SELECT name, set_aside_reason FROM silo WHERE set_aside_unix IS NOT NULL")}
+
+    def excluded(self) -> dict[str, str]:
+        """Silos that the operator has revoked or set aside -> what their tasks say of that; none that has left by
+        itself, for what it has sent before is good."""
+        return {row["name"]: _REVOKED if row["revoked_unix"] is not None else set_aside_text(row["set_aside_reason"])
+                for row in self._ledger.query("SELECT name, revoked_unix, set_aside_reason FROM silo"
+                                              " WHERE revoked_unix IS NOT NULL OR set_aside_unix IS NOT NULL")}
 
     def count_aside(self) -> int:
         """Silos that would be members if they were taken back."""

@@ -9,17 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import SemisiloError
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
-from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger, digest_of_column
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
-           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "first_update",
-           "has_answers", "has_taken_part", "is_committed", "last_refusal", "last_refusals", "not_added_up",
-           "open_tasks",
-           "received_answers", "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluation_counts",
-           "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
+           "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study",
+           "counts_of_evaluation", "first_update", "has_answers", "has_taken_part", "is_committed", "last_refusal",
+           "last_refusals", "not_added_up", "open_tasks", "received_answers", "refusal_reasons", "silo_parts",
+           "silos_that_refused_all", "site_evaluation_counts", "site_evaluations", "sizes_of_last_updates",
+           "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 _NOT_ADDED = ("(task.update_id IS NOT NULL AND EXISTS (SELECT 1 FROM phase WHERE phase.study = task.study AND"
@@ -357,14 +358,26 @@ def is_other_model(ledger: Ledger, row: StudyRow, found: SiteEvaluation) -> bool
 
 def add_site_evaluation(ledger: Ledger, silo: str, found: SiteEvaluation, *, now_unix: float) -> bool:
     """Notes what a silo says of a model; of one model the first counts. Returns: whether it was news."""
+    classes = canonical_json(found.classes)
     with ledger.part() as db:
         added = db.execute(
             "INSERT OR IGNORE INTO site_evaluation VALUES (?, ?, ?, ?, ?, ?)",
-            (found.study, silo, found.round, int(found.labels_alone), canonical_json(found.classes), now_unix)).rowcount
+            (found.study, silo, found.round, int(found.labels_alone), classes, now_unix)).rowcount
         if added:
             ledger.event("site_evaluation", study=found.study, round=found.round, silo=silo, count=found.count,
-                         correct=found.correct, labels_alone=found.labels_alone)
+                         correct=found.correct, labels_alone=found.labels_alone,
+                         classes_digest=digest_of_column(classes))
         return bool(added)
+
+
+def counts_of_evaluation(classes_json: str) -> tuple[int, int]:
+    """(images, right ones) of a column of table site_evaluation; (-1, -1) where that is none."""
+    try:
+        found = SiteEvaluation(study="", round=0, classes=tuple(
+            from_dict(ClassResult, each) for each in json.loads(classes_json)))
+    except (ValueError, TypeError, SemisiloError):
+        return -1, -1
+    return found.count, found.correct
 
 
 def site_evaluations(ledger: Ledger, study: str, *, round: int, labels_alone: bool = False) -> dict[str,

@@ -35,7 +35,7 @@ class RoundTotal:
 
 
 def last_cost_row(ledger: Ledger) -> int:
-    """The number of the newest cost row; rows are only ever added. 0 without any."""
+    """The number of the newest cost row; what is added to a sum gives it a new one. 0 without any."""
     return int(ledger.query("SELECT coalesce(max(rowid), 0) AS last FROM cost")[0]["last"])
 
 

@@ -32,6 +32,7 @@ from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, le
 from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
 from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
+from semisilo.coordinator.studies.privacy import WentBack, went_back
 from semisilo.coordinator.studies.shown_model import ShownModel, shown_model
 
 if TYPE_CHECKING:
@@ -169,6 +170,8 @@ class StudySummary:
     """What an operator should hear of its silos."""
     rollbacks: tuple[Rollback, ...] = ()
     """Every time that it went back to an earlier round."""
+    went_back: tuple[WentBack, ...] = ()
+    """The same with what silos had answered; empty where it has no differential privacy."""
     notes: tuple[StudyNote, ...] = ()
     """Of operators beside it, oldest first."""
     left: tuple[LeftOfSilo, ...] = ()
@@ -259,8 +262,8 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
                         notices=notices_of(ledger, study, since_unix=row.queued_unix),
-                        rollbacks=rollbacks_of(ledger, study), notes=study_notes(ledger, study),
-                        left=left_of_silos(ledger, study), by_class=by_class_of_study(
+                        rollbacks=rollbacks_of(ledger, study), went_back=went_back(ledger, study),
+                        notes=study_notes(ledger, study), left=left_of_silos(ledger, study), by_class=by_class_of_study(
                             ledger, row, rows, choice),
                         traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ __all__ = ["FILES", "HandOver", "HandOverFile"]
 _MOST_SECONDS = 1800.0
 _EXPORT = ".export-of-page"
 """Folder in that of a study."""
+_LEAST_AGE_SECONDS = 60.0
+"""So long what was made serves those who have no token, whatever has changed: to make it takes a processor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +58,10 @@ class CannotHandOver(SemisiloError):
     code, status = "CANNOT_HAND_OVER", "FAILED_PRECONDITION"
 
 
+_Made = tuple[object, Path | CannotHandOver, float]
+"""Version, where the files are or why they could not be made, and when that was; of `time.monotonic`."""
+
+
 class HandOver:
     """Makes the files of a federation's studies, one command at a time, and keeps them while nothing changes."""
 
@@ -65,22 +72,41 @@ class HandOver:
         """
         self._folder = folder
         self._lock = asyncio.Lock()
-        self._made: dict[tuple[str, str], tuple[object, Path]] = {}
+        self._made: dict[tuple[str, str], _Made] = {}
+        """By (study, command)."""
 
-    async def file(self, study: str, what: HandOverFile, *, version: object) -> Path:
+    async def file(self, study: str, what: HandOverFile, *, version: object, by_operator: bool) -> Path:
         """The path of a file, made first if need be.
 
         Args:
             study: a name that the ledger has.
             version: what the file depends on; with an equal one it is not made again.
+            by_operator: whether somebody asks who may start any command.
         Raises: CannotHandOver with the line of the command.
         """
         async with self._lock:
             made = self._made.get((study, what.command))
-            if made is None or made[0] != version or not (made[1] / what.name).is_file():
-                made = version, await self._make(study, what.command)
-                self._made[study, what.command] = made
+            if made is None or self._is_to_be_made(made, what, version, by_operator=by_operator):
+                made = await self._make_noted(study, what.command, version)
+            if isinstance(made[1], CannotHandOver):
+                raise made[1].with_traceback(None)
             return made[1] / what.name
+
+    async def _make_noted(self, study: str, command: str, version: object) -> _Made:
+        found: Path | CannotHandOver
+        try:
+            found = await self._make(study, command)
+        except CannotHandOver as error:
+            found = error
+        made = self._made[study, command] = version, found, time.monotonic()
+        return made
+
+    @staticmethod
+    def _is_to_be_made(made: _Made, what: HandOverFile, version: object, *, by_operator: bool) -> bool:
+        if isinstance(made[1], Path) and not (made[1] / what.name).is_file():
+            return True
+        changed = made[0] != version or isinstance(made[1], CannotHandOver)
+        return changed and (by_operator or time.monotonic() - made[2] >= _LEAST_AGE_SECONDS)
 
     async def _make(self, study: str, command: str) -> Path:
         # A folder of its own: where the command writes by default, the operator may have an export with other options.

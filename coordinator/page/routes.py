@@ -158,11 +158,11 @@ class _Routes:
         study, what = request.path_params["study"], FILES.get(request.path_params["name"])
         if what is None:
             raise HTTPException(404, f"There is no such file; there are {', '.join(FILES)}")
-        if what.needs_operator:
-            by = await self._operator(request, bearer_of(request))
-            if isinstance(by, Response):
-                return by
-        path = await self._service.hand_over(study, what)
+        given = bearer_of(request)
+        by = await self._operator(request, given) if what.needs_operator or given else None
+        if isinstance(by, Response) and what.needs_operator:
+            return by
+        path = await self._service.hand_over(study, what, by_operator=isinstance(by, str))
         name = f"{study}-{request.path_params['name']}"
         return FileResponse(path, media_type=what.media_type, filename=name)
 

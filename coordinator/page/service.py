@@ -19,6 +19,7 @@ from semisilo.common.page.responses import to_json
 from semisilo.common.page.token import TokenGate
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.events import last_event_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.operators import operator_of
 from semisilo.coordinator.ledger.states import ENDED_STUDY
@@ -140,22 +141,24 @@ class PageService:
         live = self.live()
         return (await self._answers.in_thread(lambda: self._look(live)))[0]
 
-    async def hand_over(self, study: str, what: HandOverFile) -> Path:
+    async def hand_over(self, study: str, what: HandOverFile, *, by_operator: bool) -> Path:
         """A file of a study that is over.
 
+        Args:
+            by_operator: see `HandOver.file`.
         Raises: UnknownName; UsageError while it runs, and where there is only a ledger; CannotHandOver.
         """
         def look() -> tuple[str, object]:
             row = self._opened().ledger.study(study)
             if row.state not in ENDED_STUDY:
                 raise UsageError(f"Study '{row.name}' is {row.state}.", remedy="Its files are there once it is over.")
-            return row.name, (row.state, row.ended_unix, self._opened().ledger.last_event())
+            return row.name, (row.state, row.ended_unix, last_event_of(self._opened().ledger, row.name))
 
         name, version = await self._answers.in_thread(look)
         if self._hand_over is None:
             raise UsageError("There is no federation here, only a ledger.",
                              remedy="Use the page of coordinator serve, or the command coordinator export.")
-        return await self._hand_over.file(name, what, version=version)
+        return await self._hand_over.file(name, what, version=version, by_operator=by_operator)
 
     async def queue(self, study: str, *, by: str) -> StudyConfig:
         """Checks a study in a process of its own, all its images as well, then queues it.

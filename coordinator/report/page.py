@@ -165,7 +165,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         last_digest: of the last committed round; left out where it is the same.
     """
     row, traffic = study.row, study.traffic
-    privacy = privacy_of(row.config, study.rounds)
+    privacy = privacy_of(row.config, study.rounds, past=study.went_back)
     return render_html(__name__, _Page(
         title=f"{row.name} – {federation or 'simulation'}", federation=federation, address=address, study=row.name,
         state=str(row.state), reason=row.reason, conclusion=study.choice.conclusion,

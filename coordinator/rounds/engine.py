@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -352,11 +352,12 @@ class Engine:
 
     async def _open_round(self, study: RunningStudy, number: int, members: list[str], size: int) -> RoundRow:
         start = self._ledger.committed_digest(study.name)
-        planned = await self._steps.call(Phases(state=start, round=number), activity="opening the round")
+        planned = await self._steps.call(Phases(state=start, round=number, silos=len(self._roster.members())),
+                                         activity="opening the round")
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
-        row = self._ledger.open_round(study.name, number, start_digest=start, sample=sample,
+        row = self._ledger.open_round(study.name, number, start_digest=planned.state or start, sample=sample,
                                       phases=self._sums.phases(planned.phases))
         self._note_large_counts(row)
         return row
@@ -531,6 +532,7 @@ class Engine:
             await self._wait_while_paused(study)
             if self._operator.is_stopped(study.name):
                 return
+            self._leave_excluded_out(row)
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
             answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
@@ -571,6 +573,35 @@ class Engine:
         self._ledger.close_phase(phase)
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
 
+    def _leave_excluded_out(self, row: RoundRow) -> None:
+        """What silos have sent for the phase that the operator has revoked or set aside since is not folded. Behind
+        masks that can be done until the list of survivors is signed: they then count as silos that dropped out."""
+        excluded = self._roster.excluded()
+        if not excluded or row.phases[row.phase].step not in ("", "mask"):
+            return
+        found = self._ledger.updated_tasks(row.study, row.number, row.phase, excluded)
+        if not found:
+            return
+        with self._ledger.transaction():
+            for task in found:
+                self._ledger.leave_out(task, reason=excluded[task.silo])
+        for task in found:
+            _LOG.warning("%s, round %d: the update of %s is left out: %s", row.study, row.number, task.silo,
+                         excluded[task.silo])
+
+    async def _is_still_enough(self, study: RunningStudy, row: RoundRow) -> bool:
+        """Whether a closed phase has its quorum without silos that the operator has excluded since; else the round has
+        failed."""
+        self._leave_excluded_out(row)
+        phase = self._ledger.phase(study.name, row.number, row.phase)
+        quorum = min(phase.quorum, self._quorum(study, row, row.phases[row.phase]))
+        answered = self._ledger.count_answers(study.name, row.number, row.phase)
+        if answered >= quorum:
+            return True
+        await self._fail_round(study, row, f"{answered} of {quorum} answers, without those of silos that were revoked"
+                                           " or set aside")
+        return False
+
     async def _wait_while_paused(self, study: RunningStudy) -> None:
         if await self._operator.wait_while_paused(study.name):
             self._clock_steps.look()  # `resume` has moved the deadline by what the clock says that the pause has lasted
@@ -597,6 +628,8 @@ class Engine:
         if row.phases[row.phase].step:
             await self._sum(study, row)
             return
+        if not await self._is_still_enough(study, row):
+            return
         accepted = self._ledger.accepted_updates(study.name, row.number, row.phase)
         states = self._ledger.silo_states(study.name, [task.silo for task, _ in accepted], round=row.number)
         updates = tuple(SpooledUpdate(
@@ -605,6 +638,8 @@ class Engine:
         folded = await self._steps.call(Aggregate(
             state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates,
             gone=self._roster.gone()), activity=f"aggregating {len(accepted)} updates")
+        if not self._roster.excluded().keys().isdisjoint(task.silo for task, _ in accepted):
+            return  # since then: once more, without it
         metrics = {**row.metrics, **folded.metrics}
         with self._ledger.transaction(lasting=False):
             self._note_measures(row, {task.silo: task for task, _ in accepted}, folded)
@@ -619,6 +654,8 @@ class Engine:
 
     async def _sum(self, study: RunningStudy, row: RoundRow) -> None:
         """Behind a step of a secure sum: the next step; behind the last one the sum is given to the strategy."""
+        if row.phases[row.phase].step == "mask" and not await self._is_still_enough(study, row):
+            return
         ready = self._sums.ready(row)
         if ready is None:
             with self._ledger.transaction(lasting=False):
@@ -628,8 +665,10 @@ class Engine:
         if not ready.groups:
             _LOG.warning("%s, round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
                          study.name, row.number, counted(len(accepted), "masked update"), ready.fewest)
+        unmasked = self._sums.unmasked(row, ready)
+        spoilt = self._spoilt_sums(row, [group.silos for group in unmasked])
         groups = tuple(replace(group, least_weight=self._sums.least_weight(ready.form, group.silos))
-                       for group in self._sums.unmasked(row, ready))
+                       for group in unmasked if group.silos[0] not in spoilt)
         added = frozenset(silo for group in groups for silo in group.silos)
         updates = tuple(SpooledUpdate(
             header=update.header(task.silo), path=self._spool.path(update.digest), kept=None)
@@ -638,6 +677,8 @@ class Engine:
             state=row.state_digest, round=row.number, phase=method_phase(row.phases[row.phase]), updates=updates,
             masked=MaskedSum(form=ready.form, groups=groups)),
             activity=f"adding up {len(updates)} masked updates")
+        if not self._roster.excluded().keys().isdisjoint(added):
+            return  # since then: once more, without it
         for group in (each for each in groups if each.silos[0] in folded.left_out):
             _LOG.warning("%s, round %d: nothing of %s is added up: %s", study.name, row.number,
                          ", ".join(group.silos), folded.left_out[group.silos[0]])
@@ -653,9 +694,27 @@ class Engine:
                 self._ledger.folded(study.name, row.number, dict.fromkeys(sorted(added, key=str.encode)))
             for task, _ in accepted:
                 if task.silo not in added:
-                    self._ledger.leave_out(task, reason=folded.left_out.get(
+                    self._ledger.leave_out(task, reason=(folded.left_out | spoilt).get(
                         task.silo, "too few masked updates came to add them up"))
             self._go_on(row, ready.after, state_digest=folded.state, metrics={**row.metrics, **folded.metrics})
+
+    def _spoilt_sums(self, row: RoundRow, groups: Sequence[Sequence[str]]) -> dict[str, str]:
+        """Silos of sums with somebody in them whom the operator has excluded since the list of survivors was signed ->
+        why nothing of these sums is used: masked words cannot be taken out of one.
+
+        Raises: SecureSumFailed where that is so of all sums.
+        """
+        excluded = self._roster.excluded()
+        spoilt: dict[str, str] = {}
+        for group in groups:
+            for silo in sorted(excluded.keys() & set(group)):
+                spoilt |= dict.fromkeys(group, f"{silo}: {excluded[silo]}, and what it has sent behind masks cannot be"
+                                               " taken out of the sum")
+        if spoilt and len(spoilt) == sum(len(group) for group in groups):
+            raise SecureSumFailed(spoilt[groups[0][0]])
+        for silo, reason in spoilt.items():
+            _LOG.warning("%s, round %d: nothing of %s is added up: %s", row.study, row.number, silo, reason)
+        return spoilt
 
     def _note_measures(self, row: RoundRow, tasks: dict[str, TaskRow], folded: Aggregated) -> None:
         """What was measured of the updates of a phase; whose update was left out, and whose stands out."""

@@ -37,6 +37,7 @@ from semisilo.common.secure_aggregation.conversion import answer_from_proto, ans
 from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
+from semisilo.common.text.seldom_lines import SeldomLines
 from semisilo.common.wire.secure_aggregation_pb2 import SecureAnswer
 from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
 from semisilo.coordinator.ledger.costs import Cost, add_costs, add_to_cost
@@ -53,7 +54,7 @@ from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_par
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import method_phase
 from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
-from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
+from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration, check_lengths
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
 __all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
@@ -61,8 +62,6 @@ __all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
-_REFUSED_KEY_SECONDS = 3600.0
-"""One line of the log in that time about a silo's key that is not taken: it may call with others at any rate."""
 _REPLACED = "The silo has declared another update since."
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
@@ -157,8 +156,8 @@ class TaskService:
         """What silos should hear beside the answers to their calls for a task."""
         self._above: dict[str, dict[str, str]] = {}
         """Silo -> of what its update last claimed more than the silo has announced -> the task of it."""
-        self._refused_identities: dict[str, float] = {}
-        """Silo -> when the log last said that its key for secure sums is not taken; of `time.monotonic`."""
+        self._lines = SeldomLines()
+        """About keys that are not taken and evaluations that are dropped: a silo may call with others at any rate."""
         self._told_aside: dict[str, str] = {}
         """Silo -> why it is set aside, as it was told: at once, and then when its call has waited as long as it may."""
         # What a silo that hangs up leaves behind goes on, and no limit on calls counts it: so there is one of a kind.
@@ -243,8 +242,7 @@ class TaskService:
             new = note_identity(self._ledger, silo, identity, now_unix=now_unix)
         except BadRoster as error:
             self.warnings.key_not_taken(silo, f"silo '{silo}' can have no part in secure sums: {error.line()}")
-            if time.monotonic() - self._refused_identities.get(silo, -math.inf) > _REFUSED_KEY_SECONDS:
-                self._refused_identities[silo] = time.monotonic()
+            if self._lines.standing(silo, "key") is None:
                 _LOG.warning("silo %s can have no part in secure sums: %s", silo, error.line())
             return
         self.warnings.key_not_taken(silo, "")
@@ -335,6 +333,20 @@ class TaskService:
             add_encoded(self._ledger, encoded, study=task.study, round=task.round, direction="down")
 
     # Outcomes ---------------------------------------------------------------------------------------------------------
+
+    def reads_manifest(self, silo: str, task_id: str, update_id: str, *, num_groups: int, num_tensors: int) -> bool:
+        """Whether `begin_update` would look at the manifest of a declaration: a repeated one is known, and a task that
+        is over takes none. To be asked before the manifest is parsed, which costs time by its length.
+
+        Raises: TaskClosed where the silo has no such task; BadPayload and LayoutMismatch when there are more groups or
+        tensors than the task asks for.
+        """
+        task = self._task_of(silo, task_id)
+        if self._why_over(task) or self._ledger.declared_update(update_id) is not None:
+            return False
+        check_lengths(self._ledger.phase(task.study, task.round, task.phase), num_groups=num_groups,
+                      num_tensors=num_tensors)
+        return True
 
     async def begin_update(self, silo: str, task_id: str, update_id: str,
                            declaration: UpdateDeclaration) -> BeginAnswer:
@@ -624,26 +636,48 @@ class TaskService:
 
     # Evaluations ------------------------------------------------------------------------------------------------------
 
+    def may_hear_of(self, silo: str, study: str, *, num_classes: int) -> bool:
+        """Whether there is such a study and it has so many classes: to be asked before an evaluation is parsed, which
+        costs time by its classes. Says in the log that it is dropped where not."""
+        row = self._ledger.find_study(study)
+        if row is not None and num_classes == len(row.classes):
+            return True
+        if row is None:
+            self._drop_evaluation(silo, "there is no such study")
+        else:
+            self._drop_evaluation(silo, "the study has other classes", f"{len(row.classes)} of them")
+        return False
+
     def _note_evaluation(self, silo: str, found: SiteEvaluation) -> None:
         """Takes what a silo says of a model that it may have; anything else is dropped, for the silo must go on."""
-        row = self._ledger.find_study(found.study)
-        if row is None or len(found.classes) != len(row.classes):
-            why = "there is no such study" if row is None else f"the study has {len(row.classes)} classes"
-        elif row.frozen is None or found.multi_label != (row.frozen.task == "multi_label"):
+        if not self.may_hear_of(silo, found.study, num_classes=len(found.classes)):
+            return
+        row = self._ledger.study(found.study)
+        about = f"round {found.round}"
+        if row.frozen is None or found.multi_label != (row.frozen.task == "multi_label"):
             why = "its counts are those of another kind of label"
         elif not is_committed(self._ledger, found.study, found.round):
-            why = f"round {found.round} is not committed"
+            why = "its round is not committed"
         elif found.labels_alone and (row.baseline is None or not row.baseline.model_digest):
             why = "there is no model of labels alone"
         elif is_other_model(self._ledger, row, found):
-            why = f"the model of round {found.round} is another one by now"
+            why = "the model of its round is another one by now"
         elif not has_taken_part(self._ledger, found.study, silo):
             why = "the silo has had no part in the study"
         else:
             with self._ledger.transaction(lasting=False):
                 add_site_evaluation(self._ledger, silo, found, now_unix=self._clock())
             return
-        _LOG.warning("an evaluation of silo %s is dropped: %s", silo, why)
+        self._drop_evaluation(silo, why, about)
+
+    def _drop_evaluation(self, silo: str, why: str, about: str = "") -> None:
+        """Says so in the log, once an hour for each reason of a silo.
+
+        Args:
+            about: what else is to be said, which may be different each time.
+        """
+        if self._lines.standing(silo, why) is None:
+            _LOG.warning("an evaluation of silo %s is dropped: %s%s", silo, why, f" ({about})" if about else "")
 
     # Checks -----------------------------------------------------------------------------------------------------------
 

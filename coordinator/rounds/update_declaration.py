@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semisilo.common.errors import BadPayload
+from semisilo.common.errors import BadPayload, LayoutMismatch
 from semisilo.common.methods import check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning
 from semisilo.common.methods.spec import EPSILON, MAX_COUNT
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest, is_meant
 from semisilo.coordinator.ledger.records import PhaseRow, TaskRow
 
-__all__ = ["UpdateDeclaration", "check_declaration"]
+__all__ = ["UpdateDeclaration", "check_declaration", "check_lengths"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,22 @@ class UpdateDeclaration:
     example_count: int
     metrics: Mapping[str, float]
     training_seconds: float
+
+
+def check_lengths(phase: PhaseRow, *, num_groups: int, num_tensors: int) -> None:
+    """Refuses a manifest that is longer than the one of any update that its task can ask for, before it is parsed.
+
+    Args:
+        phase: the task's, which says what groups it expects.
+        num_tensors: of all groups together.
+    Raises: BadPayload, LayoutMismatch.
+    """
+    if num_groups > len(phase.expects):
+        raise BadPayload(f"The update must hold the groups {', '.join(sorted(phase.expects))}.")
+    expected = sum(len(layout.tensors) for layout in phase.expects.values())
+    if num_tensors > expected:
+        raise LayoutMismatch(f"The update has {num_tensors} tensors; {expected} were expected.",
+                             remedy="Both sides need the same model and version.")
 
 
 def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: PhaseRow, truth: bool = False) -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import islice
 
 from semisilo.common.rpc.meter import ConnectionMeter, Direction, MessageMeter, MessageUse, WireMeter, WireUse
-from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.costs import Cost, CostSums
 from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["RoundMeter"]
 
-_ROWS_AT_ONCE = 500
+_ROWS_AT_ONCE = 250
 """Cost rows of one transaction: some ten milliseconds."""
 
 
@@ -29,7 +29,7 @@ class RoundMeter:
             port: the port that silos connect to; enrollment has a port of its own and is not counted.
             connections: makes the reader of the kernel's counters for that port; tests give another one.
         """
-        self._ledger = ledger
+        self._sums = CostSums(ledger)
         self._messages = MessageMeter()
         self._connections = connections(port) if connections is not None else ConnectionMeter(local_port=port)
         self._unwritten: dict[tuple[object, ...], Cost] = {}
@@ -66,16 +66,15 @@ class RoundMeter:
         self._keep(_cost(study, round, phase, use) for use in self._wire.take(phase, fresh=False))
         while self._unwritten:
             rows = list(islice(self._unwritten.items(), _ROWS_AT_ONCE))
-            add_costs(self._ledger, [row for _, row in rows])
+            self._sums.add([row for _, row in rows])
             for key, _ in rows:
                 del self._unwritten[key]
             await asyncio.sleep(0)
 
     def _keep(self, costs: Iterable[Cost]) -> None:
         for cost in costs:
-            key = cost.study, cost.round, cost.phase, cost.silo, cost.direction, cost.kind, cost.item
-            before = self._unwritten.get(key)
-            self._unwritten[key] = cost if before is None else replace(
+            before = self._unwritten.get(cost.key)
+            self._unwritten[cost.key] = cost if before is None else replace(
                 before, bytes=before.bytes + cost.bytes, count=before.count + cost.count,
                 estimated=before.estimated or cost.estimated)
 

@@ -25,11 +25,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from semisilo.common import __version__
 from semisilo.common.audit.head import SignedHead
 from semisilo.common.config import canonical_json, to_dict
-from semisilo.common.errors import BadPayload, TaskClosed, Unreachable
+from semisilo.common.errors import BadPayload, SemisiloError, TaskClosed, Unreachable
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.methods.spec import MAX_COUNT
-from semisilo.common.payload.manifest import parse_manifest
+from semisilo.common.payload.manifest import MAX_GROUPS, parse_manifest
 from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
@@ -96,6 +96,8 @@ must arrive, which passes a line of 50 kbit/s in 84 s."""
 _SLOW_BYTES_PER_SECOND = 32 * 1024
 """Who was slower over the idle time gives its place up when another silo waits for one, and goes on with what it has
 sent once a place is free again: slow silos, honest or not, take turns, and hold up nobody for longer."""
+_CALLED_SECONDS = 10.0
+"""A silo that does not take so long the word that it may send its update is cut off, or takes nothing on purpose."""
 _MAX_PROCESS_BYTES = 32
 _MAX_EVALUATIONS = 8
 _MAX_CAPABILITIES = 64
@@ -162,6 +164,8 @@ class RoundServicer:
         self._clock = clock
         self._upload_idle_seconds = upload_idle_seconds
         self._uploading: dict[str, Call] = {}
+        self._one_place: dict[str, asyncio.Lock] = {}
+        """Silo -> held by the one upload of it that waits for a place or has one. No more than were ever invited."""
         self._waiting = 0
         """Uploads that wait for a place."""
         self._audit_head = audit_head
@@ -214,7 +218,9 @@ class RoundServicer:
                           held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32),
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
                           away_until_unix=_unix(request.away.until_time),
-                          evaluations=tuple(map(evaluation_from_proto, request.evaluations)),
+                          evaluations=tuple(
+                              evaluation_from_proto(each) for each in request.evaluations
+                              if self._task_service.may_hear_of(silo, each.study, num_classes=len(each.classes))),
                           process=request.process, address=address_of(context.peer()),
                           identity=request.secure_identity, masked_round=request.masked_round,
                           masked_study=printable(request.masked_study, limit=128),
@@ -335,7 +341,7 @@ class RoundServicer:
         pieces = stream_pieces(path, offset=offset, sums=self._sums, chunk_bytes=self._chunk_bytes())
         try:
             with call.watched():
-                async with self._download_slots.slot() as slot:
+                async with self._download_slots.slot(silo) as slot:
                     start = time.monotonic()
                     async for piece in pieces:
                         response = pack_piece(DOWNLOAD_FIELD, piece)
@@ -371,8 +377,15 @@ class RoundServicer:
         reference = reference_from_proto(update.payload)
         if not reference.digest or reference.reference:
             raise BadPayload("An update is a whole payload that stands alone.")
+        # To parse a manifest of many tensors takes the better part of a second, in which nobody else is served: only
+        # one that is as long as the task's own is.
+        groups = update.manifest.groups
+        wanted = self._task_service.reads_manifest(
+            silo, request.task_id, request.update_id, num_groups=len(groups),
+            num_tensors=sum(len(group.tensors) for group in groups[:MAX_GROUPS]))
         return await self._task_service.begin_update(silo, request.task_id, request.update_id, UpdateDeclaration(
-            digest=reference.digest, size_bytes=reference.size_bytes, groups=parse_manifest(update.manifest),
+            digest=reference.digest, size_bytes=reference.size_bytes,
+            groups=parse_manifest(update.manifest) if wanted else (),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
             training_seconds=_seconds(update.training_duration)))
 
@@ -388,15 +401,15 @@ class RoundServicer:
         self._task_service.awaited(silo, update_id)
         async with AsyncExitStack() as slots:
             with call.watched():
+                # The one that this call takes the place of may still be at the disk.
+                await slots.enter_async_context(self._one_place.setdefault(silo, asyncio.Lock()))
                 self._waiting += 1
                 try:
                     await slots.enter_async_context(self._uploads)
                 finally:
                     self._waiting -= 1
-                slot = await slots.enter_async_context(self._upload_slots.slot())
-            # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers. Not watched:
-            # gRPC cannot end a call while it sends its initial metadata, and the silo would hear nothing.
-            await context.send_initial_metadata(())
+                slot = await slots.enter_async_context(self._upload_slots.slot(silo))
+            await _call_in(call, context, slots)
             return await self._take(silo, update_id, piece, requests, call, context, slot, slots)
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
@@ -539,6 +552,29 @@ class _Pace:
 
 _check_identity = functools.lru_cache(maxsize=_IDENTITIES)(check_identity)
 """A proof that holds, holds the next time as well; one that does not is looked at anew, and is remembered nowhere."""
+
+
+async def _call_in(call: Call, context: _Context, slots: AsyncExitStack) -> None:
+    """Sends the initial metadata: a silo sends nothing more before it has these, for what waits would only fill gRPC's
+    buffers.
+
+    gRPC cannot end a call while it sends them, and they stay here as long as the silo takes nothing. So what is to end
+    the call, time included, ends its place at once and the call when they have gone.
+    Raises: what `Call.check` raises; Unreachable.
+    """
+    sending = asyncio.ensure_future(context.send_initial_metadata(()))
+    sending.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when nobody waits any more
+    try:
+        with call.watched():
+            await asyncio.wait({sending}, timeout=_CALLED_SECONDS)
+            if not sending.done():
+                raise Unreachable(f"The silo has taken nothing for {_CALLED_SECONDS:.0f} s.",
+                                  remedy="It is tried again.")
+    except SemisiloError:
+        await slots.aclose()
+        await asyncio.wait({sending})
+        raise
+    await sending
 
 
 def _submitted(message: bytes) -> tuple[str, Piece | None]:

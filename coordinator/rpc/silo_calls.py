@@ -1,5 +1,5 @@
-"""How many calls of one silo are served: in flight, and in a second. Decided by the certificate of the connection,
-before the request is read and before the ledger is asked.
+"""How many calls of one silo are served: in flight, and in a second; and how long their requests may be together.
+Decided by the certificate of the connection, before the request is parsed and before the ledger is asked.
 
 Our silos have three calls in flight at most and make a handful in a second; they never meet this. A silo that restarts
 may leave a call behind that waits for a task: a newer one takes its place.
@@ -38,6 +38,9 @@ _REQUEST_SECONDS = 60.0
 """A declaration of some hundred kilobytes passes a line of 50 kbit/s in that time."""
 _MAX_REQUEST_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
 """Of one request; the longest there can be is a declaration with its manifest."""
+_BYTES_AT_ONCE, _BYTES_PER_SECOND = 2 * _MAX_REQUEST_BYTES, 128 * 1024.0
+"""Of the requests of one silo, unpacked: what a call costs us grows with them, up to half a microsecond a byte, and on
+the line they may be a tenth. Our silos send some hundred bytes a second, and a declaration in a phase."""
 _AGAIN_SECONDS = 1.0
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,6 +50,7 @@ _Work = Callable[[Any, _Context], Awaitable[Any]]
 @dataclass(slots=True)
 class _Silo:
     rate: TokenBucket = field(default_factory=lambda: TokenBucket(_AT_ONCE, _PER_SECOND))
+    bytes: TokenBucket = field(default_factory=lambda: TokenBucket(_BYTES_AT_ONCE, _BYTES_PER_SECOND))
     in_flight: int = 0
     polls: list[Endable] = field(default_factory=list)
     """Oldest first."""
@@ -99,13 +103,13 @@ class SiloCalls:
     def _with_request(self, work: _Work, request: type[Message], *, poll: bool = False) -> Any:
         async def admit(requests: AsyncIterator[bytes], context: _Context) -> Any:
             async with answering_errors(context):
-                with self._admitted(context, poll=poll):
-                    return await work(await self._read(requests, request), context)
+                with self._admitted(context, poll=poll) as silo:
+                    return await work(await self._read(requests, request, silo), context)
 
         return admit
 
     @contextmanager
-    def _admitted(self, context: _Context, *, poll: bool = False) -> Iterator[None]:
+    def _admitted(self, context: _Context, *, poll: bool = False) -> Iterator[_Silo]:
         """Around a call. Raises: TooManyCalls; WrongAuthority."""
         name = caller_silo(context, self._federation).silo
         silo = self._silos.get(name)
@@ -122,13 +126,16 @@ class SiloCalls:
             with ExitStack() as polls:
                 if poll:
                     polls.enter_context(_newest(silo.polls))
-                yield
+                yield silo
         finally:
             silo.in_flight -= 1
 
-    async def _read(self, requests: AsyncIterator[bytes], kind: type[Message]) -> Message:
-        """The one request. One that is too long for any is not even parsed: nested messages take many times their
-        bytes."""
+    async def _read(self, requests: AsyncIterator[bytes], kind: type[Message], silo: _Silo) -> Message:
+        """The one request. One that is too long for any, or for the silo's rate, is not even parsed: nested messages
+        take many times their bytes.
+
+        Raises: TooManyCalls; BadPayload; Unreachable.
+        """
         try:
             async with asyncio.timeout(self._request_seconds):
                 message = await anext(requests, None)
@@ -139,6 +146,9 @@ class SiloCalls:
             raise BadPayload("The call brings no request.")
         if len(message) > _MAX_REQUEST_BYTES:
             raise BadPayload(f"A request of {len(message)} bytes: at most {_MAX_REQUEST_BYTES}.")
+        if wait := silo.bytes.take(self._clock(), len(message)):
+            raise TooManyCalls(f"This silo's requests bring more than {_BYTES_PER_SECOND / 1024:.0f} KiB a second.",
+                               remedy="It is tried again.", retry_seconds=max(wait, _AGAIN_SECONDS))
         try:
             return kind.FromString(message)
         except DecodeError:

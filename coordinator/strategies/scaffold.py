@@ -2,9 +2,9 @@
 
     w + (eta_g / m) sum (w_k - w)          c = (1 / K) sum c_k          c_k' - c_k = Delta_k - c
 
-m silos took part; K is the number of silos in the study, of which those that have not taken part yet count with
-c_k = 0. The change of c_k follows from the difference w_k - w alone (Delta_k = (w - w_k) / (lr tau_k)), so nothing but
-the model goes up. Symbols are those of `semisilo.common.learning.averaging.normalised`.
+m silos took part; K is the number of silos in the federation as the round opens, of which those that have not taken
+part yet count with c_k = 0. The change of c_k follows from the difference w_k - w alone (Delta_k = (w - w_k) / (lr
+tau_k)), so nothing but the model goes up. Symbols are those of `semisilo.common.learning.averaging.normalised`.
 
 What the coordinator cannot do is to take out a c_k that its silo has lost, or that of a silo that was set aside. Then
 it raises `correction_epoch`, all control variates are 0 again, and one round goes without correction (ours; the paper's
@@ -29,6 +29,7 @@ from semisilo.common.learning.averaging.normalised import control_increment, mea
 from semisilo.common.learning.robust.norms import norm_limit
 from semisilo.common.methods.contract import Environment, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.scaffold import ScaffoldSettings
+from semisilo.common.storage.checkpoint import YOUNGER
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
@@ -50,6 +51,8 @@ class ScaffoldState(FedAvgState):
     """By silo whose c_k is in the sum: the round of that c_k."""
     correction_epoch: int = 1
     """Rises when the sum is begun anew."""
+    silos: int = field(default=0, metadata=YOUNGER)
+    """K, as the round opened; 0 in a round that an earlier version has opened, which took `start_with` for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,11 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
     def start(self, initial: Mapping[str, Tensor]) -> ScaffoldState:
         """As FedAvg's, with all control variates 0."""
         return self._average.closed(ScaffoldState(round=0, w=dict(initial), batch_norm={}, own_statistics={}), round=0)
+
+    def opened(self, state: ScaffoldState, *, round: int, silos: int) -> ScaffoldState:
+        """With K. It stays the same for the whole round, whoever joins meanwhile: what silos are sent and what is made
+        of their answers is the same c."""
+        return state if state.silos == silos else replace(state, silos=silos)
 
     def sent_model(self, state: ScaffoldState) -> TensorGroup:
         return self._average.sent_model(state)
@@ -182,10 +190,10 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
     def _control(self, state: ScaffoldState) -> TensorGroup | None:
         """c in the type in which it is sent: everything goes on from what the silos got. None while it is 0.
 
-        K grows with silos that come in addition to those that the study began with.
+        A silo may be in the sum and no longer in the federation, until the round that begins the sum anew is over.
         """
         if state.c_sum is None:
             return None
-        c_sum, count = state.c_sum, max(self._environment.num_silos, len(state.members))
+        c_sum, count = state.c_sum, max(state.silos or self._environment.num_silos, len(state.members))
         return state.served.group("correction", lambda: {
             name: (tensor / count).to(state.w[name].dtype) for name, tensor in c_sum.items()}, digest=False)

@@ -76,7 +76,9 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
         """Raises: BadData where labels are needed here and missing; BadConfiguration as `StaticStatistics`."""
         self._labelled = labelled_images(environment, "Self-training") if settings.labels_at_coordinator else None
         self._settings = settings
-        self._prior = (1.0 / environment.num_classes,) * environment.num_classes
+        # What labels at silos are adjusted for: equal classes, or findings that half of all images show.
+        share = 0.5 if settings.multi_label else 1.0 / environment.num_classes
+        self._prior = (share,) * environment.num_classes
         if self._labelled is not None:
             assert self._labelled.labels_N is not None
             self._prior = model_prior(self._labelled.labels_N, environment.num_classes,

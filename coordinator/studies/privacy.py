@@ -1,7 +1,8 @@
 """What a study has spent of the privacy of its silos' images, or of its silos: for the report and the model card.
 
 With unit = "example" every silo says so itself with each update; its own ledger is what counts. With unit = "silo" it
-follows from how many of a silo's updates were taken in.
+follows from how many of a silo's updates were taken in. Rounds that no longer count, since the study went back to an
+earlier one, count here: silos had their models.
 
 Tests: tests/coordinator/studies/test_privacy.py.
 """
@@ -9,7 +10,7 @@ Tests: tests/coordinator/studies/test_privacy.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,9 +18,12 @@ from semisilo.common.config import from_dict
 from semisilo.common.methods.parts.privacy import PrivacySettings, Unit
 from semisilo.common.methods.spec import EPSILON
 from semisilo.common.text.describe import counted
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import PastAnswer, past_answers, rollbacks_of
 from semisilo.coordinator.ledger.states import TaskState
 
-__all__ = ["AnsweredRound", "SiloEpsilon", "StudyPrivacy", "masked_sentence", "privacy_of"]
+__all__ = ["AnsweredRound", "SiloEpsilon", "StudyPrivacy", "WentBack", "masked_sentence", "privacy_of",
+           "went_back"]
 
 
 class AnsweredRound(Protocol):
@@ -34,6 +38,14 @@ class AnsweredRound(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WentBack:
+    """A study went back to an earlier round, and what silos had answered in the rounds that are gone."""
+
+    to_round: int
+    answers: tuple[PastAnswer, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SiloEpsilon:
     """One silo."""
 
@@ -41,7 +53,7 @@ class SiloEpsilon:
     epsilon: float
     """What this study has spent, at the study's delta."""
     updates: int
-    """Its updates that were accepted."""
+    """Its updates that were accepted, those of rounds that no longer count among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +116,23 @@ def masked_sentence(config: Mapping[str, Any]) -> str:
             " the coordinator has seen sums, and no update by itself.")
 
 
-def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *,
+def went_back(ledger: Ledger, study: str) -> tuple[WentBack, ...]:
+    """Every time that a study went back, in order; empty where it has no differential privacy, for then nobody asks."""
+    if not ledger.study(study).config.get("privacy", {}).get("dp"):
+        return ()
+    return tuple(WentBack(to_round=each.to_round, answers=past_answers(ledger, each.number))
+                 for each in rollbacks_of(ledger, study))
+
+
+def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *, past: Sequence[WentBack] = (),
                up_to: int | None = None) -> StudyPrivacy | None:
-    """Of the settings and rounds of a study, up to one of them; None where it has no differential privacy."""
+    """Of the settings and rounds of a study, up to one of them; None where it has no differential privacy.
+
+    Args:
+        past: every time that it went back. What came before the round `up_to` as it is now was spent by then.
+    With unit = "silo" a round that was done again with the very same updates counts twice, though its model and noise
+    are the same: what is told is then more than was spent.
+    """
     settings = from_dict(PrivacySettings, config.get("privacy", {}))
     dp = settings.dp
     if dp is None:
@@ -121,6 +147,12 @@ def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *,
                 updates[silo] += 1
                 told = entry.silo_metrics.get(silo, {}).get(EPSILON, 0.0)
                 epsilons[silo] = max(epsilons.get(silo, 0.0), told)
+    again = [index for index, each in enumerate(past) if up_to is None or each.to_round < up_to]
+    for each in past[:again[-1] + 1] if again else ():
+        taken = [answer for answer in each.answers if answer.state is TaskState.UPDATED]
+        updates.update(silo for silo, _ in {(answer.silo, answer.round) for answer in taken})
+        for answer in taken:
+            epsilons[answer.silo] = max(epsilons.get(answer.silo, 0.0), answer.metrics.get(EPSILON, 0.0))
     if dp.unit == "silo":
         from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 

@@ -33,6 +33,7 @@ from semisilo.common.methods import (
     silos_have_labels,
 )
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.label_task import LabelTask, refused_task
 from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import RobustSettings, refused
@@ -444,6 +445,8 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if study.task != "single_label" and isinstance(settings, dict):
         settings = {**settings, "task": study.task}
     chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    if not from_ledger and (why := getattr(chosen.settings, "refused_to_begin", "")):
+        raise BadConfiguration(f"{where}: [method]: {why}")
     _check_measure(study, images, where)
     if study.baseline_patience and not images.validation and not images.stated_share:
         raise BadConfiguration(f"{where}: [study]: baseline_patience = {study.baseline_patience} looks at validation"
@@ -453,6 +456,10 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
                                remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
+    if wire.uplink_form().lossy and not from_ledger and Meaning.DIFFERENCE not in spec.up.values():
+        raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" has no effect with {spec.name}: only groups'
+                               " that are differences are sent lossily, and its silos send none.",
+                               remedy='Set uplink = "auto".')
     asked = participation.silos_per_round
     if why := refused(robust, method=spec.name, allowed=spec.robust_rules, uplink=wire.uplink_form(),
                       silos=None if isinstance(asked, str) else number_of_groups(asked, privacy.group_size)
@@ -467,7 +474,9 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: [privacy]: {why}")
     if why := refused_dp(privacy.dp, method=spec.name, allowed=spec.dp_units, settings=chosen.settings,
                          precision=numerics.precision, model=model.name, normalisation=model.normalisation_layers,
-                         frozen_parts=bool(model.freeze), rule=robust.rule):
+                         frozen_parts=bool(model.freeze), rule=robust.rule,
+                         # A study that has begun is still told of; its silos refuse by themselves.
+                         augmentation=None if from_ledger else augmentation):
         raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,

@@ -59,6 +59,9 @@ class SiloImages:
     rounds_per_step: int = 1
     """Rounds that a step lasts. The last step lasts until the end."""
     test: ImageSet | None = None
+    tied: tuple[str, ...] = ()
+    """Kinds of deep values whose range was found in those to train on together: see
+    `semisilo.common.data.image_set.ReadResult`. Of images of a simulation it is not known."""
 
     def __post_init__(self) -> None:
         if self.rounds_per_step < 1:
@@ -131,11 +134,12 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
                                  on_error=on_error, progress=part(0), disk=disk, selection=choice.selection,
                                  multi_label=multi_label)
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
-                        rounds_per_step=found.rounds_per_step)
+                        rounds_per_step=found.rounds_per_step, tied=found.tied)
     skipped, twins = found.skipped, tuple[str, ...]()
     if choice.labelled:
         more = read(choice.labelled, 1, with_labels=labels_count)
         images = replace(images, labelled=more.images) if labels_count else _with_hidden(images, more.images, disk)
+        images = replace(images, tied=tuple(sorted({*images.tied, *more.tied})))
         skipped += more.skipped
     if choice.test:
         test = read(choice.test, number - 1, with_labels=True)

@@ -70,13 +70,15 @@ class Requested:
     """How the update is hidden; None where it leaves in the clear."""
 
 
-def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder: Path | None) -> PrivateTask | None:
+def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder: Path | None,
+             tied: tuple[str, ...] = ()) -> PrivateTask | None:
     """What the noise of a task needs, once it is counted; None for a study in which this silo adds none.
 
     Args:
         data: what the task would be trained on.
         policy: table [privacy] of silo.toml.
         folder: of the site's `PrivacyLedger`; needed where there is anything to count.
+        tied: kinds of deep values whose range was found in the images together, as `SiloImages` has them.
     Raises: NotPermitted, naming the line of silo.toml or the setting of the study, with nothing counted; StorageDamaged
         when it cannot be known what was spent.
     """
@@ -85,7 +87,7 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         return None
     assert folder is not None, "a task with differential privacy is asked of a silo that keeps no ledger of it"
     if why := refused_dp(dp, method=asked.order.method, allowed=asked.spec.dp_units, settings=asked.settings,
-                         precision=asked.numerics.precision):
+                         precision=asked.numerics.precision, augmentation=asked.order.augmentation):
         raise NotPermitted(f"The study's [privacy.dp]: {why}")
     shared = shares_noise(dp, secure=bool(asked.order.secure))
     if (dp.honest_silos and not shared) or (shared and asked.masking is None):
@@ -96,6 +98,12 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
                            " a batch changes what all others contribute.",
                            remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
+    if dp.unit == "example" and tied:
+        raise NotPermitted(
+            "Differential privacy of single images is not defined where black and white were found in the values of"
+            f" several images together ({', '.join(tied)}): one bright image changes what all others become.",
+            remedy='The study needs [data.image.reading] window = [centre, width], or "image"; or convert the images'
+                   " to 8-bit grey.")
     settings = trained_with(asked.settings)
     labelled, unlabelled, _ = usable_data(settings, data)
     labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))

@@ -44,7 +44,7 @@ class HeadRecord:
             if isinstance(seen, SeenHead):
                 self._certificate = seen.signed.certificate_der
                 if seen.authority == self._id and why_unsigned(seen.signed, authority) == "":
-                    self._take(seen.signed)
+                    self._take(seen.signed, seen.seen_unix)
 
     def saw(self, message: pb.AuditHead, *, study: str, round: int, seen_unix: float) -> HeadNews:
         """Checks a head that came with a task, and returns once it is on disk. The same one again is no news.
@@ -61,11 +61,11 @@ class HeadRecord:
         news = HeadNews(problem) if problem else self._order.judge(signed.head)
         self._append(signed, study=study, round=round, seen_unix=seen_unix, problem=news.problem)
         if not problem:
-            self._take(signed)
+            self._take(signed, seen_unix)
         return news
 
-    def _take(self, signed: SignedHead) -> None:
-        self._order.take(signed.head)
+    def _take(self, signed: SignedHead, seen_unix: float | None) -> None:
+        self._order.take(signed.head, seen_unix=seen_unix)
         self._last = signed
 
     def _append(self, signed: SignedHead, *, study: str, round: int, seen_unix: float, problem: str) -> None:

@@ -65,7 +65,8 @@ def check_trail(folder: Path, export: Path | None) -> TrailReport:
                 problems.append(f"{export}: {problem}")
                 break
         for seen in record.heads:
-            found, where = find_head(seen.signed.head, walk), f"line {seen.line}, seen {seen.seen}"
+            found = find_head(seen.signed.head, walk, seen_unix=seen.seen_unix)
+            where = f"line {seen.line}, seen {seen.seen}"
             problems += [f"{where}: {found.problem}"] if found.problem else []
             notes += [f"{where}: {found.note}"] if found.note else []
     heads = len(record.heads)

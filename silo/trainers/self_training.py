@@ -37,8 +37,9 @@ __all__ = ["SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior"
 
 _SMOOTHING, _SMOOTHING_OF_FEW = 0.1, 0.003
 """Share of the labels that is counted once more, evenly over the classes: a class that got none is then not
-impossible in the losses, and log of its share is finite. Of pseudo-labels of fewer than `FEW_CLASSES` the smaller one:
-of two classes the larger gives 4.5 % to a class that got none, and each label of the other one pushes it down."""
+impossible in the losses, and log of its share is finite. Of pseudo-labels of fewer than `FEW_CLASSES`, and of findings,
+each of which is a problem of two classes, the smaller one: of two classes the larger gives 4.5 % to a class that got
+none, and each label of the other one pushes it down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +205,12 @@ def _findings_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings)
 
 
 def _smoothed_odds(rows_NK: Tensor) -> Tensor:
-    """Share of each class among the known labels of multi-hot rows, smoothed as `smoothed_shares` with two classes."""
+    """Share of each class among the known labels of multi-hot rows, smoothed as `smoothed_shares` of few classes: shown
+    or not."""
     rows_NK = rows_NK.cpu()
     known_K, shown_K = (rows_NK >= 0).sum(dim=0).double(), (rows_NK == 1).sum(dim=0).double()
-    return (shown_K + 0.5 * _SMOOTHING * known_K.clamp(min=1)) / (known_K.clamp(min=1) * (1.0 + _SMOOTHING))
+    known_K = known_K.clamp(min=1)
+    return (shown_K + 0.5 * _SMOOTHING_OF_FEW * known_K) / (known_K * (1.0 + _SMOOTHING_OF_FEW))
 
 
 def _priors(task: SiloTask, labels: PseudoLabels, num_classes: int) -> LogPriors | None:

@@ -230,6 +230,8 @@ class Decoded:
     skipped: list[Skipped]
     ranges: dict[str, float]
     """What deep values were divided by."""
+    tied: tuple[str, ...]
+    """See `semisilo.common.data.image_set.ReadResult`."""
     patients: tuple[str, ...]
     """Of each of the N: a key of the patient that its file names; "" where it names none."""
 
@@ -260,6 +262,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         patients: list[str] = []
         skipped: list[Skipped] = []
         lowest: dict[str, float] = {}
+        of_volumes = False
         total = max(1, number if num_files is None else num_files)
         with closing(decoded(files(), form, reading, known)) as results:
             for done, (file, result) in enumerate(results, 1):
@@ -276,6 +279,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
                         kept.append(file)
                         patients.append(picture.patient)
                         names.append(file.name if picture.part is None else f"{file.name}[{picture.part}]")
+                        of_volumes |= picture.of_volume
                         if picture.divided is not None:
                             kind, limit = picture.divided
                             lowest[kind] = min(limit, lowest.get(kind, limit))
@@ -289,7 +293,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         first = f": first is {skipped[0].name}, {skipped[0].reason}" if skipped else ""
         raise BadData(f"{where}: none of the {len(skipped)} images can be read{first}.", remedy=_ALL_ALIKE)
     return Decoded(squares=squares.finish(len(kept)), files=kept, names=tuple(names), skipped=skipped, ranges=known,
-                   patients=tuple(patients))
+                   tied=(*sorted(lowest), *(["slices of a volume"] if of_volumes else [])), patients=tuple(patients))
 
 
 _ALL_ALIKE = "Check that the files were copied completely and how they were exported."

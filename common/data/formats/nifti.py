@@ -73,8 +73,9 @@ class OpenedVolume:
         """See `OpenedImage`. A slice always has its number in its name."""
         those = chosen(self.count(reading.axis), reading.slices)
         width, height = self.size(reading.axis)
+        together = len(those) > 1 and reading.window == "file" and not self._says_its_range
         return [Picture(square=fitted(Image.fromarray(shown), form), width=width, height=height, channels=1,
-                        bits=8 * self.dtype.itemsize, part=number)
+                        bits=8 * self.dtype.itemsize, part=number, of_volume=together)
                 for number, shown in zip(those, self.slices(those, reading), strict=True)]
 
     def count(self, axis: str) -> int:
@@ -119,13 +120,16 @@ class OpenedVolume:
     def _scaled(self, stored: NDArray[Any]) -> NDArray[np.float64]:
         return stored.astype(np.float64) * self.slope + self.intercept
 
+    @property
+    def _says_its_range(self) -> bool:
+        """Whether black and white follow from the header alone."""
+        return self.shown is not None or (self.dtype == np.uint8 and (self.slope, self.intercept) == (1.0, 0.0))
+
     def _ends(self, volume: NDArray[Any], reading: Reading) -> tuple[float, float]:
         if reading.window != "file":
             return 0.0, 0.0
-        if self.shown is not None:
-            return self.shown
-        if self.dtype == np.uint8 and (self.slope, self.intercept) == (1.0, 0.0):
-            return 0.0, 255.0
+        if self._says_its_range:
+            return (0.0, 255.0) if self.shown is None else self.shown
         low, high = math.inf, -math.inf
         for plane in np.moveaxis(volume, int(np.argmax(volume.strides)), 0):  # little memory beside the volume
             seen = _finite_ends(self._scaled(plane))

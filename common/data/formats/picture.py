@@ -48,6 +48,8 @@ class Picture:
     """Frame, page or slice, from 0, where several of the file count."""
     divided: Range | None = None
     """What its values were divided by, where the source decides that."""
+    of_volume: bool = False
+    """Whether its range is that of a volume of which other slices count as well."""
     unwindowed: bool = False
     """Shown over the whole range of its bits, for want of a window in the file or the study."""
     burned_in: bool = False

@@ -27,8 +27,8 @@ from PIL import Image, ImageOps
 from semisilo.common.data.form import Reading
 from semisilo.common.data.formats import grey
 
-__all__ = ["Geometry", "NoPictureError", "Range", "Resize", "UnusableError", "eight_bits", "fitted", "square",
-           "squares"]
+__all__ = ["Geometry", "NoPictureError", "Range", "Resize", "UnusableError", "eight_bits", "fitted", "range_of",
+           "square", "squares"]
 
 Resize = Literal["fit", "crop", "stretch", "pad"]
 Pixels = NDArray[np.uint8]
@@ -131,6 +131,14 @@ def squares(
         if progress is not None:
             progress(stop / number)
     return done
+
+
+def range_of(images: NDArray[np.generic], *, reading: Reading) -> Range | None:
+    """What `squares` divides a stack of pictures by, where it finds that in the values of all of them.
+
+    Raises: UnusableError as `squares`.
+    """
+    return None if reading.window == "image" else _ends(images, reading, {})[2]
 
 
 def eight_bits(values: NDArray[Any], *, reading: Reading, ranges: Mapping[str, float]) -> tuple[Pixels, Range | None]:

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_BITS
 
@@ -247,7 +247,7 @@ def too_few_to_sum(settings: PrivacySettings, silos: int) -> str:
 
 def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,
                precision: str = "fp32", model: str = "", normalisation: str = "", frozen_parts: bool = False,
-               rule: str = "none") -> str:
+               rule: str = "none", augmentation: _Views | None = None) -> str:
     """Why a study cannot have this differential privacy, with what to do; empty when it can.
 
     Both sides ask: the coordinator when it reads a study file, the silo in every task.
@@ -259,6 +259,7 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         model, normalisation: name and normalisation layers of the network; empty where the network itself is looked at.
         rule: of table [robust].
         frozen_parts: whether parts of it keep their weights, which may take in its batch-norm layers.
+        augmentation: how images are varied; None where that is not asked, as of a study that has begun.
     """
     if dp is None:
         return ""
@@ -283,6 +284,10 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         return ""
     if precision not in ("fp32", "tf32"):
         return f'[numerics] precision = "{precision}" is not defined with it. Use "fp32" or "tf32".'
+    if augmentation is not None and _ties_views(augmentation):
+        return (f'[augmentation] policy = "{augmentation.policy}" flips exactly half of the images of a step, so'
+                ' whether an image is flipped depends on who else is in it. Use policy = "small", or leave the flips'
+                ' out.')
     scenario = getattr(settings, "scenario", "labels-at-silo")
     if trained_with(settings) is not settings and scenario != "labels-at-coordinator":
         return (f'{method} mixes the labelled images of a silo in pairs, and [method] scenario = "{scenario}". With'
@@ -300,6 +305,23 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         if value != harmless and (scenario == "labels-at-silo" or name not in _OF_LABELS):
             return f"[method] {name} = {_text(value)}: {why}. Leave it out."
     return ""
+
+
+class _Views(Protocol):
+    """Table [augmentation], as a study file or a task has it."""
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def horizontal_flip(self) -> bool: ...
+    @property
+    def vertical_flip(self) -> bool: ...
+
+
+def _ties_views(augmentation: _Views) -> bool:
+    """Whether the view of an image depends on the other images of its step. Every other policy draws for each image by
+    itself (`semisilo.common.data.augmentation.augment`)."""
+    return augmentation.policy == "fedmatch_official" and (augmentation.horizontal_flip or augmentation.vertical_flip)
 
 
 def _why_not_one_step(method: str, allowed: Sequence[Unit], settings: Any) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from semisilo.common.methods.study_card import StudyCard, card_from_text
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["CardSignature", "card_text", "count_signatures", "latest_card", "note_card", "note_signature", "signatures"]
+__all__ = ["CardSignature", "card_text", "count_signatures", "latest_card", "note_card", "note_signature", "signatures",
+           "signatures_given"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,14 @@ def signatures(ledger: Ledger, study: str, digest: str) -> Sequence[CardSignatur
     rows = ledger.query("SELECT * FROM card_signature WHERE study = ? AND digest = ?", study, digest)
     return [CardSignature(silo=row["silo"], identity=bytes(row["identity"]), signature=bytes(row["signature"]),
                           unix=row["signed_unix"]) for row in sorted(rows, key=lambda row: row["silo"].encode())]
+
+
+def signatures_given(ledger: Ledger, study: str, digest: str) -> set[tuple[str, bytes, bytes]]:
+    """(silo, identity, signature) of a card, by the audit trail."""
+    details = (json.loads(row["detail_json"]) for row in ledger.query(
+        "SELECT detail_json FROM event WHERE kind = 'study_card_signed' AND study = ?", study))
+    return {(each["silo"], bytes.fromhex(each["identity"]), bytes.fromhex(each["signature"]))
+            for each in details if each["digest"] == digest}
 
 
 def count_signatures(ledger: Ledger, study: str, *, silos: Collection[str]) -> int:

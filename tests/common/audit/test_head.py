@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semisilo.common.audit.head import SignedHead
+from semisilo.common.audit.chain import ChainedEvent
+from semisilo.common.audit.head import AuditHead, SignedHead
 from semisilo.common.audit.record import HeadFinding, find_head
 from semisilo.common.audit.signature import authority_id, check_head
 from semisilo.common.errors import WrongAuthority
@@ -20,7 +21,7 @@ from semisilo.common.identity.certificates import (
     make_key,
 )
 from semisilo.coordinator.federation.audit_key import AuditKey
-from tests.audit_kit import NOW, audit_key, signed, trail, walked
+from tests.audit_kit import NOW, audit_key, signed, timed_trail, trail, walked
 from tests.each_of import each_of
 
 
@@ -105,3 +106,118 @@ def test_a_restore_explains_what_came_after_the_backup_and_nothing_before() -> N
     assert "rewritten" in before.problem
     of_that_restore = signed(3, "11" * 32, restored_unix=new[1].unix).head
     assert "rewritten" in find_head(of_that_restore, walked(new, 3)).problem, "signed after the restore"
+
+
+DAY = 86400.0
+
+
+class Hub:
+    """A coordinator that goes back to backups; what it has signed stays in `heads`, whatever becomes of its trail."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[float, str, dict[str, object]]] = []
+        self.heads: list[AuditHead] = []
+        self._restore = 0.0, 0.0
+
+    def works(self, first_day: int, last_day: int, *, clock: float = 0.0) -> None:
+        """An event a day, in the middle of it, with a clock that is so many days ahead."""
+        for day in range(first_day, last_day + 1):
+            self._write(NOW + (day + 0.5 + clock) * DAY, "x", {"day": day, "since": self._restore[0]})
+
+    def backup(self) -> list[tuple[float, str, dict[str, object]]]:
+        return list(self.written)
+
+    def restore(self, backup: list[tuple[float, str, dict[str, object]]], *, day: float, made_day: float) -> None:
+        self._restore = NOW + day * DAY, NOW + made_day * DAY
+        self.written = list(backup)
+        self._write(self._restore[0], "restored", {"backup_made_unix": self._restore[1]})
+
+    def _write(self, unix: float, kind: str, detail: dict[str, object]) -> None:
+        self.written.append((unix, kind, detail))
+        end = self.trail()[-1]
+        self.heads.append(AuditHead(number=end.number, chain=end.chain, unix=unix, restored_unix=self._restore[0],
+                                    backup_unix=self._restore[1]))
+
+    def trail(self) -> list[ChainedEvent]:
+        return timed_trail(*self.written)
+
+    def problems(self, trail: list[ChainedEvent] | None = None) -> list[int]:
+        """Numbers of the heads that contradict a trail, its own where none is given."""
+        walk = walked(self.trail() if trail is None else trail, *(head.number for head in self.heads))
+        return [head.number for head in self.heads if find_head(head, walk).problem]
+
+
+def rewritten(hub: Hub, *, kept: int, restored_day: float, backup_day: float) -> list[ChainedEvent]:
+    """A trail that claims a restore after its first events, and tells a story of its own from there."""
+    return timed_trail(*hub.written[:kept], (NOW + restored_day * DAY, "restored",
+                                             {"backup_made_unix": NOW + backup_day * DAY}),
+                       *((NOW + 60 * DAY + number, "x", {"lie": number}) for number in range(80)))
+
+
+def test_a_claimed_restore_explains_nothing_that_was_written_before_its_backup_or_after_itself() -> None:
+    """A trail that was rewritten from event 3 on passed as restored, whatever times the restore had."""
+    hub = Hub()
+    hub.works(0, 59)
+    assert hub.problems(rewritten(hub, kept=2, restored_day=60, backup_day=59)) == list(range(3, 58)), \
+        "57 to 59 may have been lost, as clocks go"
+    assert hub.problems(rewritten(hub, kept=2, restored_day=1.9, backup_day=1.8)) == list(range(5, 61)), \
+        "what came after the claimed restore says nothing of it"
+    assert hub.problems(rewritten(hub, kept=2, restored_day=60, backup_day=1.8)) == [], \
+        "a restore that admits that all since is lost explains that"
+
+
+def test_honest_restores_in_any_order_explain_every_head() -> None:
+    twice = Hub()
+    twice.works(0, 9)
+    first = twice.backup()
+    twice.works(10, 29)
+    second = twice.backup()
+    twice.works(30, 39)
+    twice.restore(second, day=40, made_day=30)
+    twice.works(40, 59)
+    assert twice.problems() == []
+    third = twice.backup()
+    twice.works(60, 69)
+    twice.restore(third, day=70, made_day=60)
+    twice.works(70, 72)
+    assert twice.problems() == [], "the second from a backup of after the first"
+    twice.restore(third, day=75, made_day=60)
+    assert twice.problems() == [], "the same again"
+    twice.restore(first, day=80, made_day=10)
+    twice.works(80, 81)
+    assert twice.problems() == [], "an older one"
+    wrong = Hub()
+    wrong.works(0, 9)
+    older = wrong.backup()
+    wrong.works(10, 29)
+    newer = wrong.backup()
+    wrong.works(30, 35)
+    wrong.restore(older, day=36, made_day=10)
+    wrong.works(36, 41)
+    wrong.restore(newer, day=42, made_day=30)
+    wrong.works(42, 43)
+    assert wrong.problems() == [], "the wrong one first: its heads have numbers of before the newer backup"
+    assert wrong.problems(timed_trail(*wrong.written[:25], *((unix, kind, {"lie": 1}) if kind == "x" else
+                                                            (unix, kind, detail) for unix, kind, detail in
+                                                            wrong.written[25:]))) != []
+
+
+def test_of_a_lost_head_one_of_two_clocks_must_say_that_it_was_lost() -> None:
+    hub = Hub()
+    hub.works(0, 4)
+    backup = hub.backup()
+    hub.works(5, 5, clock=40.0)  # ahead for a moment
+    early = hub.heads[-1]
+    hub.restore(backup, day=7, made_day=5)
+    walk = walked(hub.trail(), early.number)
+    assert "rewritten" in find_head(early, walk).problem
+    assert find_head(early, walk, seen_unix=NOW + 5.5 * DAY).note
+    assert "rewritten" in find_head(early, walk, seen_unix=NOW + 30 * DAY).problem
+    assert find_head(replace(early, unix=NOW + 4.5 * DAY), walk).note, "half a day before the backup: clocks are set"
+
+
+def test_a_backup_of_which_no_time_is_known_explains_what_it_can() -> None:
+    hub = Hub()
+    hub.works(0, 9)
+    trail = timed_trail(*hub.written[:4], (NOW + 20 * DAY, "restored", {}))
+    assert hub.problems(trail) == []

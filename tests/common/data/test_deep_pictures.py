@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,31 @@ def test_the_labelled_and_the_unlabelled_part_of_a_source_share_their_range(tmp_
     found = read_partly_labelled(str(tmp_path), form, classes=("cat",), use_labels=True)
     assert np.array_equal(found.labelled.images_NCHW[0, 0].numpy(), by(DARK, 65535))
     assert np.array_equal(found.unlabelled.images_NCHW[0, 0].numpy(), by(BRIGHT, 65535))
+
+
+def test_what_was_found_in_several_pictures_together_is_said(tmp_path):
+    """Differential privacy of single images asks for it: one image may not change what others become."""
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+    def tied(source: str, **reading: object) -> tuple[str, ...]:
+        given = replace(form, reading=Reading(**reading))
+        return read_partly_labelled(source, given, classes=(), use_labels=False).tied
+
+    Image.fromarray(DARK.astype(np.uint8)).save(tmp_path / "a.png")
+    assert tied(str(tmp_path)) == ()
+    Image.fromarray(DARK).save(tmp_path / "b.png")
+    assert tied(str(tmp_path)) == ("16 bits",)
+    assert tied(str(tmp_path), window="image") == tied(str(tmp_path), window=(2000, 4000)) == ()
+
+    arrays = tmp_path / "arrays.npz"
+    for values, expected in ((DARK, ("16 bits",)), (DARK / 4095, ("fractions",)), (DARK.astype(np.int64),
+                             ("whole numbers",)), (DARK.astype(np.uint8), ()), (DARK > 9, ())):
+        np.savez(arrays, images=np.stack([values, values]))
+        assert tied(str(arrays)) == expected
+        assert tied(str(arrays), window="image") == tied(str(arrays), window=(2000, 4000)) == ()
+    np.savez(arrays, labelled_images=np.stack([DARK / 4095]), labelled_labels=[0], unlabelled_images=np.stack([DARK]))
+    assert tied(str(arrays)) == ("16 bits", "fractions")
+    assert read_partly_labelled(str(arrays), form, classes=("a",), use_labels=True).tied == ("16 bits", "fractions")
 
 
 def test_a_window_of_the_study_or_the_pictures_own_ends_take_the_place_of_the_rule(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import os
@@ -137,6 +138,22 @@ def test_a_missing_file_another_class_and_foreign_files_are_refused(tmp_path: Pa
     save_file({"w": torch.ones(1)}, str(tmp_path / "foreign"))
     with pytest.raises(StorageDamaged, match="not one of ours"):
         checkpoint.load(tmp_path / "foreign", _Other)
+
+
+def test_a_field_that_is_younger_than_a_file_has_its_default_and_no_other_field_may_be_absent(tmp_path: Path) -> None:
+    def other(**metadata: bool) -> type[Any]:
+        return dataclasses.make_dataclass("_Other", [("w", dict[str, Tensor]), (
+            "count", int, dataclasses.field(default=3, metadata=metadata))])
+
+    younger, strict = other(**checkpoint.YOUNGER), other()
+    checkpoint.save(tmp_path / "state", _Other(w={"a": torch.ones(1)}))
+    assert checkpoint.load(tmp_path / "state", younger).count == 3
+    with pytest.raises(StorageDamaged, match="fields"):
+        checkpoint.load(tmp_path / "state", strict)
+    checkpoint.save(tmp_path / "state", younger({"a": torch.ones(1)}, 5))
+    assert checkpoint.load(tmp_path / "state", younger).count == 5
+    with pytest.raises(StorageDamaged, match="fields"):
+        checkpoint.load(tmp_path / "state", _Other)
 
 
 @pytest.mark.parametrize("header", [

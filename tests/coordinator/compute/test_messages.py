@@ -95,7 +95,7 @@ def test_the_settings_of_every_method_arrive_as_what_they_are(method: str) -> No
     messages.BaselineFound(done=True, result=LabelledOnlyResult(
         metrics={"accuracy": 0.1}, epochs=3, lr=0.1, batch_size=10, steps=7, num_labelled=30,
         history=(HistoryPoint(3, 0.5, 0.1),))),
-    messages.Phases(state="ab", round=1),
+    messages.Phases(state="ab", round=1, silos=3),
     messages.PhasesOfRound(phases=(Phase("train"), Phase("statistics", asks="roster", quorum="any"))),
     messages.Tasks(state="ab", round=1, phase=Phase("train"), silos={"ä": None, "b": "cd"}, held={"b": ("ef",)},
                    link_bytes_per_second=0.1),

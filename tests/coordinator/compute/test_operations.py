@@ -769,7 +769,7 @@ def test_a_warm_up_whose_process_dies_again_and_again_goes_on_where_it_was_and_h
     assert (found, processes) == (expected, 6)
     assert not file.exists()
     file.write_bytes(b"what a kill has left before the first task")
-    operations.phases(Phases(state=found.state, round=1))
+    operations.phases(Phases(state=found.state, round=1, silos=1))
     assert not file.exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,46 @@ def test_the_same_seed_gives_the_same_folds_and_another_one_others() -> None:
     one, same, other = (torch.cat(folds_of(labels_N, seed=seed)).tolist() for seed in (1, 1, 2))
     assert one == same
     assert one != other
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_images_of_a_patient_are_held_out_together_and_no_fold_takes_a_class_away(seed: int) -> None:
+    """40 patients with 1 to 6 images of three classes, one of which is rare; one image is of nobody known."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 7, 40)
+    patients = [f"p{number}" for number, size in enumerate(sizes) for _ in range(size)] + [""]
+    labels = [int(random.choice(3, p=[0.6, 0.35, 0.05] if number > 2 else [0, 0, 1])) if random.random() < 0.3
+              else number % 2 if number > 2 else 2 for number, size in enumerate(sizes) for _ in range(size)] + [0]
+    labels_N = torch.tensor(labels)
+    folds = folds_of(labels_N, seed=seed, patients=patients)
+    assert 2 <= len(folds) <= 3
+    held = torch.cat(folds).tolist()
+    assert len(held) == len(set(held))
+    for fold in folds:
+        out = set(fold.tolist())
+        here = {patients[index] for index in out} - {""}
+        assert not here & {patients[index] for index in range(len(labels)) if index not in out}
+        assert {labels[index] for index in range(len(labels)) if index not in out} == set(labels)
+    assert len(held) > 0.9 * len(labels)
+    of_first = [int((labels_N[fold] == 0).sum()) for fold in folds]
+    assert max(of_first) - min(of_first) <= 8, "each class is dealt as evenly as whole patients allow"
+    again = folds_of(labels_N, seed=seed, patients=patients)
+    assert all(torch.equal(one, other) for one, other in zip(folds, again, strict=True))
+
+
+@each_of(("labels", "patients", "held"), [
+    ([0, 0, 0, 1, 1], "aabcd", {0, 1, 2, 3, 4}),  # two patients of either class
+    ([0, 0, 1, 1, 1], "aabbb", set()),  # one patient of either class: nobody can be held out
+    ([0, 0, 0, 1, 1], "abccc", {0, 1})])  # c alone has class 1
+def test_a_patient_who_alone_has_a_class_is_held_out_nowhere(labels: list[int], patients: str, held: set[int]) -> None:
+    folds = folds_of(torch.tensor(labels), seed=1, patients=list(patients))
+    assert {index for fold in folds for index in fold.tolist()} == held
+
+
+def test_where_no_patient_is_known_the_folds_are_those_of_before() -> None:
+    labels_N = torch.arange(40) % 4
+    for plain, unknown in zip(folds_of(labels_N, seed=1), folds_of(labels_N, seed=1, patients=[""] * 40), strict=True):
+        assert torch.equal(plain, unknown)
 
 
 @each_of(("folds", "trials"), [(0, 0), (1, 3), (2, 5), (3, 7)])

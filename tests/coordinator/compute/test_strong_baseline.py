@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,38 @@ def test_trials_are_measured_on_held_out_labels_alone() -> None:
     for part in alone._parts:
         assert part.held is alone._labelled
         assert not set(part.held_n.tolist()) & set(part.learns_n.tolist())
+
+
+def _of_patients() -> Environment:
+    """20 labelled images of eight patients."""
+    labelled = replace(_halves(20, 0), patients=tuple(f"p{index // 2 % 8}" for index in range(20)))
+    return _environment(data=CoordinatorData(labelled=labelled, test=_halves(101, 1)))
+
+
+def test_trials_hold_out_whole_patients() -> None:
+    alone = StrongLabelsAlone(_of_patients(), RECIPE)
+    assert len(alone._parts) > 1
+    for part in alone._parts:
+        held, learns = ({alone._labelled.patients[index] for index in index_n.tolist()}
+                        for index_n in (part.held_n, part.learns_n))
+        assert not held & learns
+
+
+def test_work_of_an_earlier_version_goes_on_with_the_images_that_it_held_out(tmp_path: Path) -> None:
+    """Its answers are of those: with others they would be counted for the wrong images."""
+    file, environment = tmp_path / "alone.safetensors", _of_patients()
+    plain = _environment(data=replace(environment.data, labelled=replace(environment.data.labelled, patients=())))
+    earlier = StrongLabelsAlone(plain, RECIPE, file=file)
+    while not earlier._right:
+        earlier.work(0.0)
+    earlier._by_patient = False
+    earlier.save()
+    alone = StrongLabelsAlone(environment, RECIPE, file=file)
+    assert alone._right.keys() == earlier._right.keys()
+    for mine, its in zip(alone._parts, earlier._parts, strict=True):
+        assert torch.equal(mine.held_n, its.held_n)
+    alone.work(float("inf"))
+    assert alone.found is not None
 
 
 def test_left_after_any_batch_and_gone_on_with_by_another_process_the_bits_are_those_of_one_run(tmp_path: Path) -> None:

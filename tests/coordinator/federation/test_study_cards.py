@@ -10,7 +10,14 @@ from semisilo.common.errors import BadSignature, StudyCardGone
 from semisilo.common.secure_aggregation.keys import identity_of, new_identity, sign_card
 from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, latest_card, note_card, signatures
+from semisilo.coordinator.ledger.oversight.study_cards import (
+    CardSignature,
+    count_signatures,
+    latest_card,
+    note_card,
+    note_signature,
+    signatures,
+)
 from semisilo.coordinator.ledger.secure_sums.roster import note_identity
 from tests.study_cards import CARD
 
@@ -41,6 +48,24 @@ def test_a_signature_is_kept_once_and_stands_in_the_trail(tmp_path: Path) -> Non
     assert cards.wrong("s", CARD.digest()) == []
     ledger.query("UPDATE card_signature SET signature = ?", b"y" * 64)
     assert cards.wrong("s", CARD.digest()) == ["a"]
+    ledger.query("DELETE FROM card_signature")
+    other = new_identity()
+    forged = sign_card(other, federation="f", silo="a", study="s", digest=CARD.digest())
+    insert = "INSERT INTO card_signature VALUES ('s', ?, ?, ?, ?, 1.0)"
+    ledger.query(insert, CARD.digest(), "a", identity_of(other), forged)
+    assert cards.wrong("s", CARD.digest()) == ["a"], "by a key that nobody has told"
+    ledger.query("DELETE FROM card_signature")
+    note_signature(ledger, "s", CARD.digest(), CardSignature(silo="a", identity=identity_of(other), signature=forged,
+                                                             unix=1.0))
+    assert cards.wrong("s", CARD.digest()) == ["a"], "an event does not make it the silo's key"
+    ledger.query("DELETE FROM card_signature")
+    own = sign_card(KEY, federation="f", silo="b", study="s", digest=CARD.digest())
+    ledger.query(insert, CARD.digest(), "b", identity_of(KEY), own)
+    assert cards.wrong("s", CARD.digest()) == ["b"], "a key of another silo"
+    ledger.query("DELETE FROM card_signature")
+    ledger.query(insert, CARD.digest(), "a", identity_of(KEY), right)
+    note_identity(ledger, "a", identity_of(other), now_unix=2.0)
+    assert cards.wrong("s", CARD.digest()) == [], "a key that the silo has changed since"
     ledger.close()
 
 

@@ -16,6 +16,14 @@ def test_a_burst_passes_and_then_the_rate() -> None:
     assert bucket.take(102.0) == pytest.approx(2.0), "asking in between has cost nothing"
 
 
+def test_several_are_taken_together_or_none() -> None:
+    bucket = TokenBucket(10, 2.0)
+    assert bucket.take(0.0, 8) == 0.0
+    assert bucket.take(0.0, 6) == pytest.approx(2.0)
+    assert bucket.take(0.0, 2) == 0.0
+    assert bucket.take(5.0, 10) == 0.0
+
+
 def test_it_never_holds_more_than_its_burst() -> None:
     bucket = TokenBucket(2, 1.0)
     bucket.take(0.0)

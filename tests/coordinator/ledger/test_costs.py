@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from semisilo.coordinator.ledger.costs import (
     Cost,
+    CostSums,
     RoundBytes,
     SiloRoundBytes,
     add_costs,
@@ -53,8 +55,9 @@ def test_what_is_added_to_a_cost_is_one_row_and_every_sum_has_it_once(tmp_path: 
               replace(down, kind="wire"), replace(down, item="batch_norm"), replace(down, study="t")]
     parts = [replace(down, bytes=size, count=1) for size in (100, 1, 1, 2**40)] + [replace(down, bytes=0, count=1)]
     sums = []
-    for name, add in (("one", add_to_cost), ("many", lambda ledger, cost: add_costs(ledger, [cost]))):
+    for name in ("one", "sums", "many"):
         ledger, book, seen = Ledger(tmp_path / f"{name}.sqlite"), CostBook(), []
+        add = add_to_cost if name == "one" else add_one_by_one if name == "many" else sum_of(CostSums(ledger))
         add_costs(ledger, others)
         for part in parts:
             add(ledger, part)
@@ -62,14 +65,62 @@ def test_what_is_added_to_a_cost_is_one_row_and_every_sum_has_it_once(tmp_path: 
             seen.append(repr(book.study("s")))
         sums.append((seen, costs_of(ledger, "s"), total_bytes_by_silo(ledger), round_totals(ledger, "s", rounds=None),
                      silo_round_bytes(ledger, "s", "alpha", 1)))
-        if name == "one":
+        if name != "many":
             assert len(ledger.query("SELECT 1 FROM cost")) == len(others) + 1
             ledger.close()
-            again = Ledger(tmp_path / "one.sqlite")
+            again = Ledger(tmp_path / f"{name}.sqlite")
             add_to_cost(again, replace(down, bytes=5))
             assert next(row.bytes for row in costs_of(again, "s") if replace(row, bytes=0, count=0) == replace(
                 down, bytes=0, count=0)) == 2**40 + 107
-    assert sums[0] == sums[1]
+    assert sums[0] == sums[1] == sums[2]
+
+
+def add_one_by_one(ledger: Ledger, cost: Cost) -> None:
+    add_costs(ledger, [cost])
+
+
+def sum_of(rows: CostSums) -> Callable[[Ledger, Cost], None]:
+    return lambda ledger, cost: rows.add([cost])
+
+
+def test_sums_of_a_process_take_a_row_for_each_key_and_leave_those_of_others_alone(ledger: Ledger) -> None:
+    standby = [replace(ROW, study="", round=0, phase="standby", silo=silo, kind=kind, item=item)
+               for silo in ("alpha", "beta") for kind, item in (("message", "AwaitTask"), ("wire", "tcp"))]
+    first = CostSums(ledger)
+    for _ in range(100):
+        first.add([*standby, *standby[:1]])  # twice at once as well
+    assert len(ledger.query("SELECT 1 FROM cost")) == len(standby)
+    second = CostSums(ledger)  # after a kill
+    for _ in range(3):
+        second.add(standby)
+        first.add([replace(ROW, bytes=0, count=0)])
+    assert len(ledger.query("SELECT 1 FROM cost")) == 2 * len(standby)
+    assert [(row.bytes, row.count) for row in costs_of(ledger, "")] == [
+        (20300, 203), (10300, 103), (10300, 103), (10300, 103)]
+    first.add([replace(ROW, round=number) for number in range(1, 500)])
+    first.add([ROW])
+    assert len(first._rows) == 1, "of rounds that are over nothing is kept"
+
+
+def test_a_number_that_has_gone_to_another_row_is_no_sum(ledger: Ledger) -> None:
+    rows = CostSums(ledger)
+    rows.add([ROW])
+    with ledger.transaction() as db:
+        db.execute("UPDATE cost SET silo = 'beta'")  # as if the number were given anew
+    rows.add([ROW])
+    assert [(row.silo, row.bytes) for row in costs_of(ledger, "s")] == [("alpha", 100), ("beta", 100)]
+
+
+def test_sums_that_fail_half_way_are_as_before(ledger: Ledger) -> None:
+    rows = CostSums(ledger)
+    rows.add([ROW])
+    for _ in range(2):
+        with pytest.raises(sqlite3.IntegrityError):
+            rows.add([ROW, replace(ROW, direction="sideways")])  # type: ignore[arg-type]
+        assert [row.bytes for row in costs_of(ledger, "s")] == [100]
+    rows.add([ROW])
+    assert [row["bytes"] for row in ledger.query("SELECT bytes FROM cost")] == [200]
+    assert [row.bytes for row in round_totals(ledger, "s")] == [200]
 
 
 def test_what_is_added_without_bytes_and_count_is_left_out(ledger: Ledger) -> None:

@@ -157,6 +157,22 @@ def test_a_ledger_that_another_program_locks_is_named_after_a_while(tmp_path: Pa
     assert ledger.check_events() == 1
 
 
+def test_a_folder_that_nobody_may_look_into_is_named_as_trouble_of_the_system(tmp_path: Path,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root may look everywhere, the system's answer is played."""
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+    def refuse(*args: object, **options: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refuse)
+        found = ledger_file.explained_by_sqlite(tmp_path / "ledger.sqlite", error)
+    assert isinstance(found, SystemTrouble)
+    assert f"must be able to write {tmp_path}" in found.remedy
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 def test_the_ledger_of_another_user_is_named_with_the_remedy() -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from semisilo.coordinator.ledger.events import last_event_of
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.page.hand_over import FILES, HandOver, HandOverFile
-from tests.coordinator.ledger_fixture import Filled, fill_study
+from semisilo.coordinator.page import hand_over
+from semisilo.coordinator.page.hand_over import FILES, CannotHandOver, HandOver, HandOverFile
+from tests.coordinator.ledger_fixture import Filled, fill_study, query_plan
 from tests.coordinator.page.page_kit import TOKEN, Page, asking
 
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -130,3 +133,56 @@ def test_the_study_says_what_comes_next_once_it_is_over(over: Filled, tmp_path: 
 def test_every_file_is_of_a_command_that_there_is() -> None:
     assert {file.command for file in FILES.values()} == {"report", "export"}
     assert all(isinstance(file, HandOverFile) for file in FILES.values())
+
+
+def test_who_has_no_token_starts_a_report_once_a_minute_whatever_happens(
+        over: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any event of the federation, such as a silo that is heard again, had the next caller start another process."""
+    made: list[str] = []
+    now, fails = 1000.0, False
+
+    async def make(self: HandOver, study: str, command: str) -> Path:
+        made.append(command)
+        if fails:
+            raise CannotHandOver("no room")
+        (tmp_path / "index.html").write_text(str(len(made)))
+        return tmp_path
+
+    monkeypatch.setattr(HandOver, "_make", make)
+    monkeypatch.setattr(hand_over, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def work(page: Page) -> None:
+        nonlocal now, fails
+
+        async def report(**headers: str) -> str:
+            return (await page.client.get("/api/studies/first/files/report.html", headers=headers)).text
+
+        assert await report() == "1"
+        over.roster.silent("hospital-a", heard_unix=1.0)
+        assert [await report(), await report(**BEARER)] == ["1", "1"], "an event of no study"
+        over.ledger.event("study_note", study="second", text="x")
+        assert await report(**BEARER) == "1", "one of another study"
+        over.ledger.event("study_note", study="first", text="x")
+        assert [await report(), await report(authorization="Bearer wrong")] == ["1", "1"]
+        now += 60.0
+        assert [await report(), await report()] == ["2", "2"]
+        over.ledger.event("study_note", study="first", text="y")
+        assert await report(**BEARER) == "3", "an operator waits for nothing"
+        fails = True
+        over.ledger.event("study_note", study="first", text="z")
+        now += 60.0
+        assert ["no room" in await report() for _ in range(3)] == [True] * 3
+        assert len(made) == 4, "nor does a report that cannot be made start a process each time"
+        fails = False
+        assert await report(**BEARER) == "5"
+    asking(over, work)
+
+
+def test_the_last_event_of_a_study_is_found_by_the_index(over: Filled) -> None:
+    ledger = over.ledger
+    for study in ("first", "nothing"):
+        want = ledger.query("SELECT coalesce(max(number), 0) AS n FROM event WHERE study = ?", study)[0]["n"]
+        assert last_event_of(ledger, study) == want
+    assert last_event_of(ledger, "first") > 0
+    plan = query_plan(ledger, lambda: last_event_of(ledger, "first"))
+    assert not [step for step in plan if "SCAN event" in step], plan

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import TaskClosed, UsageError
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.errors import SecureSumFailed, TaskClosed, UsageError
 from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.compute.messages import Aggregate, Aggregated
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import past_answers, rollbacks_of
+from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.progress import round_outcomes, silo_totals
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.monitoring.study_book import StudyBook
@@ -283,6 +285,150 @@ def test_a_silo_that_is_set_aside_loses_its_task_at_once_and_hears_why(tmp_path:
             assert [kind for kind in kinds if kind in ("silo_set_aside", "silo_taken_back")] == ["silo_set_aside",
                                                                                                 "silo_taken_back"]
     asyncio.run(scenario())
+
+
+def exclude(coordinator: Coordinator, silo: str, how: str) -> None:
+    if how == "revoke":
+        operate.revoke(coordinator.ledger, silo, origin="command")
+    else:
+        operate.set_aside(coordinator.ledger, silo, reason="it lies", origin="command")
+
+
+def note_folded(coordinator: Coordinator, *, before: Callable[[], None] = lambda: None) -> list[list[str]]:
+    """The silos of each aggregation from now on; `before` is called while one is under way."""
+    folded, original = list[list[str]](), coordinator.compute._aggregate
+
+    def aggregate(request: Aggregate) -> Aggregated:
+        folded.append([update.header.silo for update in request.updates])
+        found = original(request)
+        before()
+        return found
+
+    coordinator.compute._aggregate = aggregate  # type: ignore[method-assign]
+    return folded
+
+
+@pytest.mark.parametrize(("how", "reason"), [
+    ("revoke", "silo revoked"), ("set aside", "set aside by the coordinator's operator: it lies")])
+def test_what_a_silo_has_sent_is_not_folded_once_the_operator_has_excluded_it(tmp_path: Path, how: str,
+                                                                              reason: str) -> None:
+    """The operator saw that it lies, and its update came into the model all the same."""
+    coordinator = start(tmp_path, quorum=2)
+    folded = note_folded(coordinator)
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:
+            for silo in ("alpha", "beta"):
+                await coordinator.deliver(tasks[silo], content_of(tasks[silo]))
+            exclude(coordinator, "alpha", how)
+            await until(coordinator, lambda: coordinator.ledger.task_states("s", 1, 0)["alpha"] is TaskState.REFUSED)
+            assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING, "one answer counts"
+            coordinator.roster.leave("beta")  # by itself: what it has sent is good
+            await coordinator.deliver(tasks["gamma"], content_of(tasks["gamma"]))
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+            assert folded[0] == ["beta", "gamma"]
+            assert coordinator.ledger.tasks("s", 1, 0)[0].reason == reason
+            assert coordinator.ledger.silo_state("s", "alpha")[0] == 0
+            left = coordinator.ledger.query("SELECT detail_json FROM event WHERE kind = 'update_left_out'")
+            assert [reason in row["detail_json"] for row in left] == [True]
+            assert compare_tables(coordinator.ledger, ChainWalk()) == []
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["revoke", "set aside"])
+def test_a_silo_that_is_excluded_while_its_update_is_folded_is_taken_out_again(tmp_path: Path, how: str) -> None:
+    coordinator = start(tmp_path / "a", quorum=2)
+
+    def once() -> None:
+        if len(folded) == 1:
+            exclude(coordinator, "beta", how)
+
+    folded = note_folded(coordinator, before=once)
+
+    async def scenario(coordinator: Coordinator, *silos: str) -> str:
+        async with collecting(coordinator) as tasks:
+            for silo in silos:
+                await coordinator.deliver(tasks[silo], content_of(tasks[silo]))
+            if "beta" not in silos:
+                exclude(coordinator, "beta", how)
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+            return coordinator.ledger.round("s", 1).state_digest
+
+    found = asyncio.run(scenario(coordinator, *SILOS))
+    assert folded == [["alpha", "beta", "gamma"], ["alpha", "gamma"]]
+    assert found == asyncio.run(scenario(start(tmp_path / "b", quorum=2), "alpha", "gamma"))
+
+
+def test_a_round_that_has_too_few_answers_without_a_revoked_silo_fails(tmp_path: Path) -> None:
+    coordinator = start(tmp_path, quorum=3)
+    folded = note_folded(coordinator, before=lambda: exclude(coordinator, "beta", "revoke"))
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:
+            for silo in SILOS:
+                await coordinator.deliver(tasks[silo], content_of(tasks[silo]))
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+            assert coordinator.ledger.round("s", 1).reason.startswith("2 of 3 answers, without those of silos")
+            assert coordinator.ledger.committed_round("s") == 0
+    asyncio.run(scenario())
+    assert len(folded) == 1
+
+
+def test_a_coordinator_that_died_after_an_update_was_left_out_does_not_go_on_with_too_few(tmp_path: Path) -> None:
+    coordinator = start(tmp_path, quorum=3)
+    gate = list[bool]()
+
+    def dies() -> None:
+        gate.append(True)
+        raise OSError(28, "as if it had been killed")
+
+    note_folded(coordinator, before=dies)
+
+    async def first() -> None:
+        async with collecting(coordinator) as tasks:
+            for silo in SILOS:
+                await coordinator.deliver(tasks[silo], content_of(tasks[silo]))
+            await until(coordinator, lambda: bool(gate))
+    asyncio.run(first())
+    row = coordinator.ledger.round("s", 1)
+    assert row.state is RoundState.AGGREGATING
+    exclude(coordinator, "beta", "revoke")
+    coordinator.engine._leave_excluded_out(row)  # and it dies again
+    coordinator.close()
+    coordinator = Coordinator(tmp_path)
+    folded = note_folded(coordinator)
+
+    async def second() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+        await ended(engine)
+    asyncio.run(second())
+    assert folded == []
+
+
+def test_masked_updates_of_an_excluded_silo_are_left_out_before_the_list_is_signed_and_their_sum_after(
+        tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+    engine = coordinator.engine
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:
+            for silo in ("alpha", "beta"):
+                await coordinator.deliver(tasks[silo], content_of(tasks[silo]))
+    asyncio.run(scenario())
+    row = coordinator.ledger.round("s", 1)
+    exclude(coordinator, "beta", "revoke")
+    for step in ("confirm", "unmask"):
+        engine._leave_excluded_out(replace(row, phases=(replace(row.phases[0], step=step),)))
+        assert coordinator.ledger.task_states("s", 1, 0)["beta"] is TaskState.UPDATED, "it has been signed"
+    reason = "beta: silo revoked, and what it has sent behind masks cannot be taken out of the sum"
+    assert engine._spoilt_sums(row, [("alpha", "beta"), ("gamma", "delta")]) == {"alpha": reason, "beta": reason}
+    assert engine._spoilt_sums(row, [("gamma", "delta")]) == engine._spoilt_sums(row, []) == {}
+    with pytest.raises(SecureSumFailed, match=reason):
+        engine._spoilt_sums(row, [("alpha", "beta")])
+    engine._leave_excluded_out(replace(row, phases=(replace(row.phases[0], step="mask"),)))
+    assert coordinator.ledger.task_states("s", 1, 0)["beta"] is TaskState.REFUSED
+    assert [task.silo for task, _ in coordinator.ledger.accepted_updates("s", 1, 0)] == ["alpha"], "the survivors"
 
 
 def test_a_silo_that_is_set_aside_is_not_waited_for_at_the_start(tmp_path: Path) -> None:

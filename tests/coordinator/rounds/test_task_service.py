@@ -827,7 +827,7 @@ def test_an_evaluation_of_a_model_that_is_another_one_by_now_is_dropped(
             await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
             await say(coordinator, "alpha", evaluation(correct=9, model_digest="ab" * 32))
             assert noted(coordinator) == {}
-            assert "an evaluation of silo alpha is dropped: the model of round 0 is another one by now" in caplog.text
+            assert "an evaluation of silo alpha is dropped: the model of its round is another one by now" in caplog.text
             await say(coordinator, "alpha", evaluation(model_digest=tasks["alpha"].model_digest))
             assert noted(coordinator) == {"alpha": evaluation()}
     asyncio.run(scenario())

@@ -155,7 +155,7 @@ def test_what_cannot_be_written_is_added_up_however_long_that_lasts(
 
     async def scenario() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(metering, "add_costs", full)
+            patched.setattr(metering.CostSums, "add", full)
             for number in range(50):
                 with pytest.raises(DiskFull):
                     await settle(number)
@@ -168,5 +168,5 @@ def test_what_cannot_be_written_is_added_up_however_long_that_lasts(
     found = {(row.silo, row.direction): (row.bytes, row.count) for row in costs_of(ledger, "s")}
     up = sum(100 + number for number in range(52)), 52
     assert found == {("alpha", "up"): up, ("beta", "up"): up, ("alpha", "down"): (7 * 52, 52)}
-    assert len(ledger.query("SELECT 1 FROM cost")) == 6
+    assert len(ledger.query("SELECT 1 FROM cost")) == 3, "a row for each, however often it is counted"
     ledger.close()

@@ -23,8 +23,9 @@ from semisilo.common.audit.record import HeadFinding, find_head
 from semisilo.common.audit.signature import check_head
 from semisilo.common.errors import BadPayload, SemisiloError, by_code
 from semisilo.common.methods.contract import Meaning, TensorSpec
+from semisilo.common.payload.manifest import parse_manifest
 from semisilo.common.payload.usage import FRAMING, parts_of
-from semisilo.common.rpc.convert import head_from_proto
+from semisilo.common.rpc.convert import evaluation_from_proto, head_from_proto
 from semisilo.common.rpc.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
@@ -34,6 +35,7 @@ from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.rpc import call as call_module
+from semisilo.coordinator.rpc import round_service, silo_calls
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from tests.coordinator.federation_in_memory import content_of, id_of, payload_of_blocks
 from tests.coordinator.hub_over_tls import (
@@ -162,6 +164,70 @@ def test_declarations_that_cannot_be_are_refused_with_their_code_and_the_task_st
             slow.update.training_duration.seconds = 2**62  # no time that Python knows
             assert (await made.silos["alpha"].BeginUpdate(slow, timeout=300)).state == pb.BeginUpdateResponse.STATE_SEND
             assert made.coordinator.spool.total_bytes() == 0
+            await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+def test_a_manifest_that_is_longer_than_the_tasks_own_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   ) -> None:
+    """65,536 tensors took 0.8 s, in which nobody else was served, also for a task that does not exist."""
+    parsed: list[int] = []
+
+    def parse(message: Any) -> Any:
+        parsed.append(sum(len(group.tensors) for group in message.groups))
+        return parse_manifest(message)
+
+    monkeypatch.setattr(round_service, "parse_manifest", parse)
+
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            many = begin(task, content, groups=(replace(MODEL, tensors=tuple(
+                TensorSpec(f"t{number}", (1,), "float32") for number in range(5000))),))
+            assert (await refusal(alpha.BeginUpdate(many, timeout=300))).code == "LAYOUT_MISMATCH"
+            groups = begin(task, content, groups=tuple(replace(MODEL, name=f"g{number}") for number in range(2000)))
+            assert (await refusal(alpha.BeginUpdate(groups, timeout=300))).code == "BAD_PAYLOAD"
+            for message in (many, begin(task, content)):
+                message.task_id = "no such task"
+                assert (await refusal(alpha.BeginUpdate(message, timeout=300))).code == "TASK_CLOSED"
+            assert parsed == []
+            for _ in range(2):  # the second one is known by its id
+                await alpha.BeginUpdate(begin(task, content), timeout=300)
+            assert parsed == [len(MODEL.tensors)]
+            await deliver(made, "alpha")
+            many.task_id, many.update_id = task.task_id, "b" * 32
+            late = await alpha.BeginUpdate(many, timeout=300)
+            assert (late.state, parsed) == (pb.BeginUpdateResponse.STATE_REFUSED, [len(MODEL.tensors)])
+            await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+def test_an_evaluation_of_no_study_or_of_other_classes_is_not_parsed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """And however many a silo sends, the log has a line for each reason: it had 400 in a second."""
+    parsed: list[str] = []
+
+    def parse(message: Any) -> Any:
+        parsed.append(message.study)
+        return evaluation_from_proto(message)
+
+    monkeypatch.setattr(round_service, "evaluation_from_proto", parse)
+
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            classes = len(made.coordinator.ledger.study("s").classes)
+            request = hello()
+            for study, count in (("none", classes), ("s", classes + 1), ("s", classes)):
+                found = request.evaluations.add(study=study, round=0)
+                for _ in range(count):
+                    found.classes.add(image_count=1, correct_count=1)
+            assert (await made.silos["alpha"].AwaitTask(request, timeout=300)).HasField("task")
+            assert parsed == ["s"]
+            for number in range(20):
+                request.evaluations[0].study, request.evaluations[2].round = f"none {number}", number
+                await made.silos["alpha"].AwaitTask(request, timeout=300)
+            said = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
+            assert len(said) == 4, said  # no study, other classes, no part in round 0, rounds that are not there
             await round_goes_on(made)
     asyncio.run(scenario())
 
@@ -346,6 +412,85 @@ def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> 
             assert {error.code for error in errors} == {"UNREACHABLE"}
             assert all(error.retry for error in errors)
             await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+class TakesNothing:
+    """The context of a call whose silo has shut its window: what is sent to it stays here until `opened`."""
+
+    def __init__(self, context: Any, opened: asyncio.Event) -> None:
+        self._context = context
+        self._opened = opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        await self._opened.wait()
+        await self._context.send_initial_metadata(metadata)
+
+
+@contextlib.contextmanager
+def silo_that_takes_nothing(silo: str, opened: asyncio.Event) -> Iterator[list[str]]:
+    """Yields its uploads, by name of the silo, as they arrive."""
+    receive, arrived = RoundServicer._receive, list[str]()
+
+    async def shut(self: RoundServicer, name: str, requests: Any, call: Any, context: Any) -> Any:
+        if name != silo:
+            return await receive(self, name, requests, call, context)
+        arrived.append(name)
+        return await receive(self, name, requests, call, TakesNothing(context, opened))
+
+    with mock.patch.object(RoundServicer, "_receive", shut):
+        yield arrived
+
+
+def test_a_silo_that_takes_no_answer_loses_its_place_and_hears_of_it_once_it_does(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four calls of one silo, with the windows of their connections shut, kept every other silo out for good."""
+    monkeypatch.setattr(round_service, "_CALLED_SECONDS", 0.3)
+
+    async def scenario() -> None:
+        opened = asyncio.Event()
+        with silo_that_takes_nothing("alpha", opened):
+            async with hub(tmp_path, max_uploads=1) as made:
+                task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+                await alpha.BeginUpdate(begin(task, content), timeout=300)
+                call = alpha.SubmitUpdate(timeout=300)
+                await call.write(pb.SubmitUpdateRequest(update_id=id_of(task, content)))
+                await until(lambda: made.servicer._uploads.locked())
+                await deliver(made, "beta")
+                assert not call.done()
+                opened.set()
+                error = await refusal(call)
+                assert (error.code, error.retry, "taken nothing" in error.text) == ("UNREACHABLE", True, True)
+                await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+def test_a_silo_has_one_place_however_often_it_calls_and_none_once_it_is_revoked(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_service, "_CALLED_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        opened = asyncio.Event()
+        with silo_that_takes_nothing("alpha", opened) as arrived:
+            async with hub(tmp_path, max_uploads=4) as made:
+                task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+                await alpha.BeginUpdate(begin(task, content), timeout=300)
+                calls: list[Any] = []
+                for _ in range(5):
+                    calls.append(alpha.SubmitUpdate(timeout=300))
+                    await calls[-1].write(pb.SubmitUpdateRequest(update_id=id_of(task, content)))
+                    await until(lambda: len(arrived) == len(calls))
+                    await until(lambda: made.servicer._uploads._value == 3)
+                await deliver(made, "beta")
+                assert made.servicer._uploads._value == 3
+                made.coordinator.roster.revoke("alpha")
+                await until(lambda: made.servicer._uploads._value == 4)
+                assert not any(call.done() for call in calls)
+                opened.set()
+                assert [(await refusal(call)).code for call in calls] == ["UNREACHABLE"] * 4 + ["CERTIFICATE_REVOKED"]
     asyncio.run(scenario())
 
 
@@ -585,12 +730,15 @@ def test_a_silo_is_whom_its_certificate_names_whatever_it_says(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_a_flood_of_hellos_with_huge_lists_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_flood_of_hellos_with_huge_lists_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silo_calls, "_BYTES_AT_ONCE", 1e9)
+
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             alpha = made.silos["alpha"]
             own = pb.SiteEvaluation(study="s", classes=[pb.ClassResult(image_count=1), pb.ClassResult()])
-            wrong = pb.SiteEvaluation(study="s", classes=[pb.ClassResult(image_count=1, correct_count=2)])
+            wrong = pb.SiteEvaluation(study="s", classes=[pb.ClassResult(image_count=1, correct_count=2),
+                                                           pb.ClassResult()])
             for request in (hello(evaluations=[own] * 9), hello(evaluations=[own, wrong]),
                             hello(held_digests=[b"x" * 32] * 257), hello(labelled_count=-1), hello(memory_round=-1),
                             hello(labelled_count=10**9 + 1), pb.AwaitTaskRequest(unlabelled_count=2**63 - 1),
@@ -689,13 +837,20 @@ def test_what_the_coordinator_itself_does_wrong_is_told_to_no_stranger(tmp_path:
         async with hub(tmp_path) as made:
             task = made.tasks["alpha"]
             made.coordinator.payloads.path(task.payloads[0].digest).unlink()
-            return await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+            error = await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+            for _ in range(3):
+                again = await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+                assert again.text == error.text, "the operator finds the line that there is"
+            other = await refusal(download(made.silos["beta"], made.tasks["beta"].task_id, task.payloads[0].digest))
+            assert other.text != error.text
+            return error
     with caplog.at_level(logging.ERROR):
         error = asyncio.run(scenario())
     assert error.code == "STORAGE_DAMAGED"
     assert str(tmp_path) not in error.line()
     request = error.text.partition("request ")[2].rstrip(").")
     assert any(request in record.getMessage() and str(tmp_path) in record.getMessage() for record in caplog.records)
+    assert len([record for record in caplog.records if "STORAGE_DAMAGED" in record.getMessage()]) == 2, "one for each"
 
 
 def test_every_code_that_a_refusal_carries_is_in_the_catalogue() -> None:

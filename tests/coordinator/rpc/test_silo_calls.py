@@ -86,6 +86,7 @@ class _Context:
 
     def __init__(self) -> None:
         self.ended = ""
+        self.silo = ""
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
@@ -136,6 +137,44 @@ def test_calls_in_flight_are_bounded_and_a_place_is_free_again_when_one_ends(mon
         assert await ended(b"x" * (silo_calls._MAX_REQUEST_BYTES + 1)) == "BAD_PAYLOAD"
         assert await ended(given=silence()) == "UNREACHABLE"
         assert calls._silos["alpha"].in_flight == 0
+    asyncio.run(scenario())
+
+
+def test_a_silo_whose_requests_are_too_long_together_is_refused_before_they_are_parsed(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty declarations at a time, 165 KB each on the line, let an honest call wait for 16 s."""
+    monkeypatch.setattr(silo_calls, "caller_silo", lambda context, federation: CallerCertificate(
+        silo=context.silo, serial=1, not_before_unix=0.0, not_after_unix=4e9))
+    now = 100.0
+
+    async def scenario() -> None:
+        nonlocal now
+        calls = SiloCalls("testing", clock=lambda: now)
+
+        async def work(request: Any, context: Any) -> pb.ReportProgressResponse:
+            return pb.ReportProgressResponse()
+
+        admit: Any = calls.unary(work, pb.ReportProgressRequest)
+
+        async def ended(length: int, silo: str = "alpha") -> str:
+            async def requests() -> Any:
+                yield pb.ReportProgressRequest(text="x" * length).SerializeToString()
+
+            context = _Context()
+            context.silo = silo
+            try:
+                await admit.stream_unary(requests(), context)
+            except grpc.aio.AbortError:
+                return context.ended
+            return ""
+
+        longest = silo_calls._MAX_REQUEST_BYTES - 100
+        assert [await ended(longest) for _ in range(2)] == ["", ""], "two of the longest pass at once"
+        for _ in range(3):
+            assert await ended(longest) == "TOO_MANY_CALLS"
+        assert await ended(1000, "beta") == await ended(100) == "", "others, and short ones, meet nothing"
+        now += longest / silo_calls._BYTES_PER_SECOND
+        assert await ended(longest) == "", "one that is tried again passes: to be refused has cost nothing"
     asyncio.run(scenario())
 
 

@@ -11,9 +11,9 @@ def test_quick_streams_take_turns() -> None:
     async def run() -> None:
         slots, inside, most = TransferSlots(2), 0, 0
 
-        async def stream() -> None:
+        async def stream(silo: str) -> None:
             nonlocal inside, most
-            async with slots.slot() as slot:
+            async with slots.slot(silo) as slot:
                 inside += 1
                 most = max(most, inside)
                 for _ in range(12):
@@ -21,7 +21,7 @@ def test_quick_streams_take_turns() -> None:
                     await asyncio.sleep(0.01)
                 inside -= 1
 
-        await asyncio.gather(*(stream() for _ in range(5)))
+        await asyncio.gather(*(stream(silo) for silo in "abcde"))
         assert (inside, most) == (0, 2)
     asyncio.run(asyncio.wait_for(run(), 300))
 
@@ -32,17 +32,17 @@ def test_slow_streams_keep_nobody_waiting() -> None:
         slots, begun = TransferSlots(2), 0
         everyone = asyncio.Event()
 
-        async def stream() -> None:
+        async def stream(silo: str) -> None:
             nonlocal begun
-            async with slots.slot():
+            async with slots.slot(silo):
                 begun += 1
                 if begun == 20:
                     everyone.set()
                 await everyone.wait()
 
-        await asyncio.gather(*(stream() for _ in range(20)))
-        async with slots.slot(), slots.slot():  # every slot has come back, once
-            third = asyncio.ensure_future(slots.slot().__aenter__())
+        await asyncio.gather(*(stream(f"silo-{number}") for number in range(20)))
+        async with slots.slot("a"), slots.slot("b"):  # every slot has come back, once
+            third = asyncio.ensure_future(slots.slot("c").__aenter__())
             await asyncio.sleep(0)
             assert not third.done()
             third.cancel()
@@ -54,13 +54,48 @@ def test_a_stream_that_fails_or_is_cancelled_gives_its_place_back() -> None:
         slots = TransferSlots(1)
         for _ in range(3):
             try:
-                async with slots.slot():
+                async with slots.slot("a"):
                     raise ConnectionResetError
             except ConnectionResetError:
                 pass
-            async with slots.slot():
-                waiting = asyncio.ensure_future(slots.slot().__aenter__())
+            async with slots.slot("a"):
+                waiting = asyncio.ensure_future(slots.slot("c").__aenter__())
                 await asyncio.sleep(0)
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
+    asyncio.run(asyncio.wait_for(run(), 300))
+
+
+def test_a_silo_waits_for_one_slot_and_its_other_streams_go_without() -> None:
+    """Thirty downloads of one silo let the first of another wait for them all."""
+    async def run() -> None:
+        slots, order = TransferSlots(1), list[str]()
+        end = asyncio.Event()
+
+        async def stream(silo: str) -> None:
+            async with slots.slot(silo) as slot:
+                order.append(silo)
+                while not end.is_set():
+                    slot.moved_bytes += 4 * 2**20
+                    await asyncio.sleep(0.01)
+
+        first = [asyncio.ensure_future(stream("greedy")) for _ in range(30)]
+        await asyncio.sleep(0.2)
+        assert order == ["greedy"] * 30, "one with the slot, and all others without"
+        honest = asyncio.ensure_future(stream("honest"))
+        later = [asyncio.ensure_future(stream("greedy")) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        assert order[30:] == ["greedy"] * 3, "the honest one waits for the one slot"
+        first[0].cancel()
+        await asyncio.sleep(0.1)
+        assert order[33:] == ["honest"]
+        waiting = asyncio.ensure_future(slots.slot("greedy").__aenter__())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert slots._silos == {"honest"}
+        end.set()
+        await asyncio.gather(*first, honest, *later, return_exceptions=True)
+        assert slots._silos == set()
     asyncio.run(asyncio.wait_for(run(), 300))

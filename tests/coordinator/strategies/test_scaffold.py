@@ -6,7 +6,7 @@ The silos' gradients are a quadratic's; control variates and corrections are tho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class World:
                  **settings: Any) -> None:
         self.a, self.b, self.tau = a, b, tau
         self.settings = ScaffoldSettings(lr=0.1, **settings)
-        self.environment = Environment(seed=1, rounds=rounds, num_silos=len(a), data=CoordinatorData(),
+        self.environment = Environment(seed=1, rounds=rounds, num_silos=1, data=CoordinatorData(),
                                        build_model=_net, image=FORM, augmentation=AUGMENTATION)
         self.strategy = ScaffoldStrategy(self.settings, self.environment)
         self.state: Any = ScaffoldState(round=0, w={"w": torch.tensor([1.0], dtype=torch.float64)}, batch_norm={},
@@ -59,6 +59,7 @@ class World:
             says: numbers of steps that silos say and have not taken. Silos that are gone are told to the strategy.
         """
         self.number += 1
+        self.state = self.strategy.opened(self.state, round=self.number, silos=len(self.a))
         answers, used_d = {}, {}
         for k in range(len(self.a)) if silos is None else silos:
             task = self.strategy.task(self.state, TRAIN, str(k), None, round=self.number)
@@ -253,6 +254,32 @@ def test_without_updates_no_bit_changes() -> None:
     world.round([])
     assert replace(before, round=2) == world.state
     assert tensors.digest(before.c_sum) == tensors.digest(world.state.c_sum)
+
+
+def test_silos_that_have_not_taken_part_count_with_nothing_however_few_the_study_started_with() -> None:
+    """[study] start_with is 1 here: two of four silos in a round give c half of what they give to two."""
+    few, many = World([1.0, 2.0], [0.0, 3.0], [1, 3]), World([1.0, 2.0, 1.0, 1.0], [0.0, 3.0, 0.0, 0.0], [1, 3, 1, 1])
+    for world in (few, many):
+        world.round([0, 1])
+        world.state = world.strategy.opened(world.state, round=2, silos=len(world.a))
+    sent = [float(world.strategy.task(world.state, TRAIN, "new", None, round=2).groups["correction"].tensors["w"])
+            for world in (few, many)]
+    assert sent[1] == pytest.approx(sent[0] / 2)
+    again = many.strategy.opened(many.state, round=3, silos=4)
+    assert again is many.state, "nothing is written where nobody joins"
+
+
+def test_a_study_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
+    """Its states do not say how many silos there are: until the next round opens it is `start_with`, as it was."""
+    world = World([1.0, 2.0], [0.0, 3.0], [1, 3])
+    world.round()
+    kept = [each for each in fields(ScaffoldState) if each.name != "silos"]
+    earlier = make_dataclass("ScaffoldState", [(each.name, each.type) for each in kept])
+    checkpoint.save(tmp_path / "state", earlier(*(getattr(world.state, each.name) for each in kept)))
+    found = checkpoint.load(tmp_path / "state", ScaffoldState)
+    assert (found.silos, found.members) == (0, world.state.members)
+    sent = world.strategy.task(found, TRAIN, "0", None, round=2).groups["correction"].tensors
+    assert torch.equal(sent["w"], world.state.c_sum["w"] / 2), "two are in the sum, more than it started with"
 
 
 def test_a_state_and_a_tally_survive_the_disk(tmp_path: Path) -> None:

@@ -174,6 +174,9 @@ def test_with_labels_at_silos_the_coordinator_averages_and_silos_stand_for_equal
     assert _same(state.w, initial)
     assert [phase.name for phase in strategy.phases(state, 1)] == ["statistics", "train", "statistics"]
     assert strategy.task(state, TRAIN, "a", None, round=1).settings["model_prior"] == (1 / 3,) * 3
+    findings = SelfTrainingStrategy(SelfTrainingSettings(scenario="labels-at-silo", task="multi_label"),
+                                    _environment(None))
+    assert findings.task(state, TRAIN, "a", None, round=1).settings["model_prior"] == (0.5,) * 3, "of each class a half"
     measured = {name: torch.ones(4) for name in ("1.mean", "1.var")}
     after = _round(strategy, replace(state, batch_norm=measured), {"a": 0.1, "b": 0.3}, 1)
     assert all(torch.allclose(after.w[name], state.w[name] + 0.2, atol=1e-6) for name in state.w)

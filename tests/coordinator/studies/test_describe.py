@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,10 @@ from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, Tensor
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings, contribution_of
 from semisilo.common.methods.parts.secure_sum import totals_of
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.ledger import ledger as ledger_module
 from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.records import StudyRow, study_row
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.secure_sums import Sums, masked_layout
 from semisilo.coordinator.studies.describe import describe_study
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -156,4 +160,31 @@ def test_the_next_study_of_the_queue_is_told_before_it_has_begun_and_none_when_t
     assert found is not None
     assert (found.name, found.state, found.round, found.rounds) == ("s", "queued", 0, 3)
     assert (found.image, found.dense_bytes, found.own_rounds, found.typical_update_bytes) == (None, 0, (), 0)
+    coordinator.close()
+
+
+def test_of_many_studies_the_one_that_is_next_is_read_and_no_other(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silo may ask at any rate: with 60 studies in the queue each answer took 16 ms."""
+    coordinator = Coordinator(tmp_path)
+    ledger = coordinator.ledger
+    for name in ("first", "second", "third", "fourth"):
+        ledger.queue_study(name, study_config())
+    ledger.set_study_state("first", StudyState.STOPPED)
+    ledger.set_study_state("third", StudyState.PREPARING)
+    read: list[str] = []
+
+    def row_of(row: sqlite3.Row) -> StudyRow:
+        read.append(row["name"])
+        return study_row(row)
+
+    monkeypatch.setattr(ledger_module, "study_row", row_of)
+    found = describe_study(ledger, "alpha")
+    assert found is not None
+    assert (found.name, read) == ("third", ["third"]), "one that has begun goes before those that wait"
+    for name, after in (("third", "second"), ("second", "fourth")):
+        ledger.set_study_state(name, StudyState.STOPPED)
+        found = describe_study(ledger, "alpha")
+        assert found is not None
+        assert found.name == after
     coordinator.close()

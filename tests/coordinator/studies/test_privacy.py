@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.coordinator.export.card import card_privacy
+from semisilo.coordinator.ledger.oversight.rollback import PastAnswer, roll_back
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.studies.privacy import privacy_of
+from semisilo.coordinator.monitoring.summary import summarise
+from semisilo.coordinator.studies.privacy import WentBack, privacy_of, went_back
+from tests.coordinator.ledger_fixture import fill_study
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,58 @@ def test_of_silos_it_follows_from_how_many_of_their_updates_were_taken_in() -> N
     assert [each.epsilon for each in found.silos] == [
         epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1.0, steps=count)], 1e-6) for count in (2, 1)]
     assert "not the coordinator" in found.promise
+
+
+def gone(round: int, silo: str, epsilon: float = 0.0, state: TaskState = TaskState.UPDATED) -> PastAnswer:
+    return PastAnswer(round=round, phase="train", silo=silo, state=state, reason="", example_count=None, norm=None,
+                      cosine=None, metrics={"epsilon": epsilon} if epsilon else {})
+
+
+PAST = (WentBack(to_round=1, answers=(gone(2, "a", 2.0), gone(2, "b"), gone(3, "a"), gone(3, "c", 0.5),
+                                      gone(3, "b", 9.0, TaskState.REFUSED))),)
+
+
+def test_rounds_that_no_longer_count_were_spent() -> None:
+    """Silos had their models, and after going back other models come of the same silos."""
+    found = privacy_of(config(unit="silo"), rounds(), past=PAST)
+    assert found is not None
+    assert [(each.silo, each.updates) for each in found.silos] == [("a", 4), ("b", 2), ("c", 1)]
+    assert found.epsilon == epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1.0, steps=4)], 1e-6)
+    found = privacy_of(config(), rounds(), past=PAST)
+    assert found is not None
+    assert [(each.silo, each.epsilon) for each in found.silos] == [("a", 2.0), ("b", 1.5), ("c", 0.5)]
+
+
+def test_up_to_a_round_counts_what_came_before_it_in_time() -> None:
+    """Round 1 was made before the study went back to it, round 2 after; but what was gone before a second, deeper
+    return came before all that was made since."""
+    def updates(up_to: int, *more: WentBack) -> dict[str, int]:
+        found = privacy_of(config(unit="silo"), rounds(), past=(*PAST, *more), up_to=up_to)
+        assert found is not None
+        return {each.silo: each.updates for each in found.silos}
+
+    assert updates(1) == {"a": 1, "b": 1}
+    assert updates(2) == {"a": 4, "b": 2, "c": 1}
+    assert updates(1, WentBack(to_round=0, answers=(gone(1, "c"),))) == {"a": 3, "b": 2, "c": 2}
+
+
+def test_the_ledger_tells_of_rounds_that_are_gone_where_somebody_asks(tmp_path: Path) -> None:
+    ledger = fill_study(tmp_path / "federation", done=4).ledger
+    roll_back(ledger, "first", 2, operator="", reason="")
+    assert went_back(ledger, "first") == ()
+    with ledger.transaction() as db:
+        db.execute("UPDATE study SET config_json = json_set(config_json, '$.privacy', json(?))",
+                   (json.dumps(config(unit="silo")["privacy"]),))
+    summary = summarise(ledger, "first")
+    found = card_privacy(summary, up_to=2, names=True)
+    before = privacy_of(summary.row.config, summary.rounds)
+    after = privacy_of(summary.row.config, summary.rounds, past=summary.went_back)
+    assert found is not None
+    assert before is not None
+    assert after is not None
+    assert found == before, "the model of round 2 was there before"
+    assert after.epsilon > before.epsilon
+    assert {number for each in summary.went_back for number in (a.round for a in each.answers)} == {3, 4}
 
 
 @pytest.mark.parametrize(("dp", "honest"), [

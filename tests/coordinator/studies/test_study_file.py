@@ -13,6 +13,7 @@ import pytest
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.common.methods import METHODS
+from semisilo.common.methods.meaning import Meaning
 from semisilo.coordinator.federation.folder import study_template
 from semisilo.coordinator.studies.study_file import (
     ParticipationSettings,
@@ -367,6 +368,36 @@ def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path
     for allowed in ('correction_at = "coordinator"\n', 'variant = "fed_sh"\n'):
         assert load(tmp_path, data + method + allowed + lossy).wire.uplink == "int8"
     assert load(tmp_path, data + method).wire.uplink == "auto"
+
+
+def test_self_training_with_labels_at_silos_alone_knows_what_its_model_stands_for_or_does_not_begin() -> None:
+    def tables(**method: object) -> dict[str, object]:
+        return {"data": {"image": {"size": 8, "channels": 1}, "classes": ["a", "b"]},
+                "method": {"name": "self_training", "scenario": "labels-at-silo", **method}}
+
+    with pytest.raises(BadConfiguration, match=r'labels at silos alone.*Set logit_adjustment = 1, or silo_prior = "mo'):
+        config_from_dict(tables(logit_adjustment=0.5), where="s")
+    for method in ({}, {"logit_adjustment": 0.5, "silo_prior": "model"},
+                   {"logit_adjustment": 0.5, "scenario": "labels-at-both"},
+                   {"logit_adjustment": 0.0, "scenario": "labels-at-coordinator"}):
+        config_from_dict(tables(**method), where="s")
+    begun = to_dict(config_from_dict(tables(), where="s"))
+    begun["method"]["settings"]["logit_adjustment"] = 0.5
+    assert config_from_dict(begun, where="ledger").method.settings.logit_adjustment == 0.5
+
+
+@each_of("method", sorted(name for name, spec in METHODS.items() if Meaning.DIFFERENCE not in spec.up.values()))
+def test_a_method_whose_silos_send_no_differences_refuses_a_lossy_uplink(method: str) -> None:
+    assert method in ("fedmatch", "fedsgd", "local")
+    tables = {"data": {"image": {"size": 8, "channels": 1}}, "method": {"name": method}}
+    with pytest.raises(BadConfiguration) as error:
+        config_from_dict(tables | {"wire": {"uplink": "int8"}}, where="s")
+    assert error.value.text.startswith(f's: [wire]: uplink = "int8" has no effect with {method}')
+    for exact in ("auto", "smallest", "raw"):
+        assert config_from_dict(tables | {"wire": {"uplink": exact}}, where="s").wire.uplink == exact
+    begun = to_dict(config_from_dict(tables, where="s"))
+    begun["wire"]["uplink"] = "int8"
+    assert config_from_dict(begun, where="ledger").wire.uplink == "int8", "a study that has begun goes on as it was"
 
 
 @pytest.mark.parametrize(("text", "said"), [

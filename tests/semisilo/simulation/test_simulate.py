@@ -22,8 +22,10 @@ from rich.console import Console
 
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
+from semisilo.common.storage.checkpoint import load
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.strategies.scaffold import ScaffoldState
 from semisilo.coordinator.studies.study_file import load_study
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.display import ConsoleWatcher, show_result
@@ -311,6 +313,25 @@ def test_a_silo_that_drops_out_is_late_and_nobody_waits_for_its_deadline(tmp_pat
     late = [each for each in result.silos if each.state == "expired"]
     assert late
     assert all(each.state == "completed" for each in result.rounds)
+
+
+def test_scaffold_counts_all_silos_and_not_those_that_it_waits_for(tmp_path: Path) -> None:
+    """Two of four silos are asked, and the study starts with one: every state says four."""
+    result = run(study("scaffold", rounds=2, silos=4, participation={"silos_per_round": 2}) | {
+        "study": {"seed": 5, "rounds": 2, "labelled_only_baseline": False, "start_with": 1}}, out=tmp_path,
+        device="cpu")
+    assert [each.state for each in result.rounds[-2:]] == ["completed", "completed"]
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    try:
+        rows = ledger.rounds("study")
+    finally:
+        ledger.close()
+    files, = tmp_path.rglob("states")
+    first, second, third = (load(files / f"{row.start_digest or row.state_digest}.safetensors", ScaffoldState)
+                            for row in rows)
+    assert (first.silos, second.silos, third.silos) == (0, 4, 4)
+    assert len(third.members) == 2
+    assert rows[2].start_digest == rows[1].state_digest, "nobody has joined since"
 
 
 def test_a_round_without_its_quorum_fails_and_the_model_stays(tmp_path: Path) -> None:

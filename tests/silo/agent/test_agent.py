@@ -446,7 +446,7 @@ def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("settings", ['{"a":"\\ud800"}', '{"a":1e999}', '{"a":NaN}',
-                                      '{"temperature":' + "9" * 400 + "}"])
+                                      '{"confidence_threshold":' + "9" * 400 + "}"])
 def test_settings_that_are_no_unicode_or_no_numbers_are_refused_and_the_agent_goes_on(
         tmp_path: Path, settings: str) -> None:
     async def work() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import ComputeFailed, NotPermitted, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.learning.training import check_finite
@@ -58,7 +58,7 @@ class Site:
         np.savez(self.scans, train_images=images)
 
     def train(self, *, policy: PrivacyPolicy | None = None, weights: dict[str, torch.Tensor] | None = None,
-              masking: Masking | None = None, **changes: Any) -> Trained:
+              masking: Masking | None = None, choice: JoinChoice | None = None, **changes: Any) -> Trained:
         cache, outgoing = PayloadStore(self.folder / "cache"), PayloadStore(self.folder / "outgoing")
         task = TaskSpec(
             task_id="s/1/0-train/a", study="s", round=1, rounds=4, phase="train", silo="a", method="fedavg",
@@ -69,7 +69,7 @@ class Site:
         return Operations(lambda fraction, text: None, device="cpu").train(Train(
             task=replace(task, payloads=tuple(payloads), **changes),
             payloads={ref.digest: cache.path(ref.digest) for ref in payloads}, cache_folder=cache.folder,
-            choice=JoinChoice(source=str(self.scans)), memory=None, residuals=None, pending_residuals=None,
+            choice=choice or JoinChoice(source=str(self.scans)), memory=None, residuals=None, pending_residuals=None,
             outgoing_folder=outgoing.folder, memory_folder=self.folder / "memory",
             privacy=policy or PrivacyPolicy(), privacy_folder=self.folder / "privacy",
             masking=masking))
@@ -195,6 +195,7 @@ def test_a_damaged_ledger_stops_training(site: Site) -> None:
     ({"settings": SETTINGS | {"mask_mean": "kept"}}, "how many images are kept"),
     ({"settings": SETTINGS | {"clip_norm": 1.0}}, "clipped already"),
     ({"numerics": Numerics(threads=1, precision="bf16")}, "precision"),
+    ({"augmentation": AugmentationSettings(policy="fedmatch_official", horizontal_flip=True)}, "who else is in it"),
     ({"phase": "statistics"}, "phase 'statistics'"),
     ({"dp": replace(DP, delta=0.5)}, "[privacy.dp] delta")])
 def test_what_a_coordinator_may_not_ask_is_refused_here_whatever_it_checked_itself(
@@ -210,6 +211,26 @@ def test_batch_norm_is_refused_here_whatever_the_network_is_called(site: Site) -
     with pytest.raises(NotPermitted, match="batch-norm layers"):
         site.train(model=model, weights=initial_model(model_builder(model, FORM), 1))
     assert site.ledger.lines() == ()
+
+
+def test_images_whose_range_was_found_in_all_of_them_are_refused(site: Site) -> None:
+    """A bright image decides what all others are divided by, 4095 or 65535: with a window, or the ends of each picture
+    by itself, it does not."""
+    np.savez(site.scans, train_images=(all_digits().images[:NUM_IMAGES] * 240).astype(np.uint16))
+    with pytest.raises(NotPermitted, match="16 bits") as error:
+        site.train()
+    assert "window" in error.value.remedy
+    assert site.ledger.lines() == ()
+    for window in ("image", (2000.0, 4000.0)):
+        site.train(image=replace(FORM, reading=Reading(window=window)))
+    assert len(site.ledger.lines()) == 2
+
+
+def test_labelled_images_of_their_own_are_looked_at_as_well(site: Site) -> None:
+    labelled = site.folder / "labelled.npz"
+    np.savez(labelled, images=(all_digits().images[:10] * 240).astype(np.uint16), labels=np.arange(10))
+    with pytest.raises(NotPermitted, match="16 bits"):
+        site.train(choice=JoinChoice(source=str(site.scans), labelled=str(labelled)))
 
 
 def test_a_site_whose_own_delta_says_little_refuses(site: Site) -> None:

@@ -89,6 +89,30 @@ def test_a_restore_from_a_backup_is_told_apart_from_a_cut(path: Path) -> None:
     assert (len(checked.problems), len(checked.notes)) == (1, 1)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("seen_days", "number", "restored_day", "backup_day", "problem"), [
+    (0, 6, 10, 9, "had been seen, and now event 6 is the last one, though the coordinator was restored on 2027-01-25"),
+    (0, 12, 10, 9, ""),
+    (0, 6, 10, 1, ""),
+    (8, 6, 10, 9, ""),
+    (0, 12, -10, -11, "and event 9 of 2027-01-15 08:00:00 UTC, which is later, had been seen without that"),
+    (-11, 12, -10, -11, ""),
+    (0, 12, -1, -2, "")])
+def test_a_restore_whose_times_cannot_be_is_no_explanation(path: Path, restarted: bool, seen_days: int, number: int,
+                                                           restored_day: int, backup_day: int, problem: str) -> None:
+    """Both clocks must contradict it, the coordinator's and this silo's, by more than two days."""
+    day = 86400.0
+    record = HeadRecord(path, AUTHORITY)
+    record.saw(head_to_proto(signed(9)), study="s", round=3, seen_unix=NOW + seen_days * day)
+    if restarted:
+        record = HeadRecord(path, AUTHORITY)
+    news = record.saw(head_to_proto(signed(number, restored_unix=NOW + restored_day * day,
+                                           backup_unix=NOW + backup_day * day)), study="s", round=3, seen_unix=NOW)
+    assert (problem in news.problem, bool(news.problem), bool(news.text)) == (True, bool(problem), not problem)
+    checked = check_record(path, AUTHORITY)
+    assert (len(checked.problems), len(checked.notes)) == ((1, 0) if problem else (0, 1))
+
+
 def test_a_silo_that_enrols_elsewhere_begins_anew(path: Path) -> None:
     saw(HeadRecord(path, AUTHORITY), signed(100))
     heart = audit_key("heart")

@@ -117,6 +117,19 @@ def test_no_class_has_a_share_of_zero_and_of_few_classes_hardly_any_without_labe
         assert half.tolist() == pytest.approx((0.5 * log_prior_K).tolist())
 
 
+def test_a_rare_finding_is_taken_for_about_as_rare_as_it_is() -> None:
+    """Each finding is a problem of two classes, however many there are: 1 % stays 1.1 %, one without a label 0.15 %."""
+    for num_classes in (2, 10):
+        rows_NK = torch.zeros((200, num_classes), dtype=torch.int8)
+        rows_NK[:2, 0] = 1
+        rows_NK[:, 1] = -1
+        rows_NK[0, 1] = 1
+        shares = torch.sigmoid(log_shares(rows_NK, num_classes, strength=1.0).double())
+        assert float(shares[0]) == pytest.approx((2 + 0.0015 * 200) / (200 * 1.003), rel=1e-5)
+        assert float(shares[1]) == pytest.approx((1 + 0.0015) / 1.003, rel=1e-5), "of those that are known"
+        assert shares[2:].tolist() == pytest.approx([0.0015 / 1.003] * (num_classes - 2), rel=1e-5)
+
+
 def test_each_label_in_the_losses_has_the_shares_of_those_that_it_was_drawn_from() -> None:
     """Kept images speak for kept ones, partners of MixUp for all."""
     labels = PseudoLabels(torch.ones(6), torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([1, 1, 1, 1, 0, 0]).bool())

@@ -216,7 +216,7 @@ export async function revoke(silo) {
     typed: silo,
     says: [
       "Its certificate is revoked: at its next call, and for a running call within seconds.",
-      "An open task of it is cancelled; updates that were averaged before stay in the model.",
+      "An open task of it is cancelled, and its update of the open phase is left out; what was averaged before stays in the model.",
       "To readmit it, invite it again.",
     ],
     submit: () => act("revoke", { silo }),

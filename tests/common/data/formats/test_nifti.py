@@ -93,6 +93,20 @@ def test_black_and_white_are_those_of_the_header_else_of_the_whole_volume(tmp_pa
     assert (own.min(), own.max()) == (0, 255)
 
 
+def test_slices_that_count_together_share_the_range_of_their_volume_unless_something_names_one(tmp_path):
+    def tied(**reading: object) -> tuple[str, ...]:
+        return read_images(str(tmp_path), size=10, channels=1, labelled=False, reading=Reading(**reading)).tied
+
+    volume = np.arange(1000, dtype=np.float32).reshape(10, 10, 10)
+    saved(tmp_path / "a.nii", volume)
+    assert tied() == tied(slices="all", window="image") == tied(slices="all", window=(500, 1000)) == ()
+    assert tied(slices="all") == tied(slices=2) == ("slices of a volume",)
+    saved(tmp_path / "a.nii", volume, cal_min=100, cal_max=500)
+    assert tied(slices="all") == ()
+    saved(tmp_path / "a.nii", volume.astype(np.uint8))
+    assert tied(slices="all") == ()
+
+
 def test_nan_is_black_and_never_moves_the_range(tmp_path):
     volume = np.full((4, 4, 4), 5.0, dtype=np.float32)
     volume[0, 0, 0], volume[1, 1, 0], volume[2, 2, 0] = np.nan, np.inf, 1.0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 
 from semisilo.common.config import to_dict
+from semisilo.common.data.augmentation.augment import weak
+from semisilo.common.data.form import AugmentationPolicy, AugmentationSettings
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.parts.privacy import (
@@ -83,6 +86,43 @@ def test_what_ties_images_to_each_other_is_refused(given: dict[str, Any], said: 
     with pytest.raises(BadConfiguration, match=r"\[privacy\.dp\]") as error:
         config_from_dict(study(**given), where="study.toml")
     assert said in error.value.line()
+
+
+@each_of("flips", [{"horizontal_flip": True}, {"vertical_flip": True}])
+def test_views_that_depend_on_the_rest_of_a_step_are_refused(flips: dict[str, bool]) -> None:
+    """FedMatch's flip-and-shift flips exactly half of a batch. Without flips it moves each image by itself; and where
+    whole silos are hidden, a view is nobody else's matter."""
+    views = {"policy": "fedmatch_official", **flips}
+    with pytest.raises(BadConfiguration, match=r"\[privacy\.dp\]: \[augmentation\] policy") as error:
+        config_from_dict(study() | {"augmentation": views}, where="study.toml")
+    assert "who else is in it" in error.value.line()
+    config_from_dict(study() | {"augmentation": {"policy": "fedmatch_official"}}, where="study.toml")
+    config_from_dict(study() | {"augmentation": {"policy": "fedmix", "horizontal_flip": True}}, where="study.toml")
+    config_from_dict(study(unit="silo", method={"weighting": "uniform"}) | {"augmentation": views}, where="study.toml")
+
+
+@each_of("policy", [policy for policy in get_args(AugmentationPolicy) if policy != "none"])
+def test_with_every_policy_that_is_not_refused_weak_views_are_drawn_image_by_image(policy: AugmentationPolicy) -> None:
+    """Without its last image a batch has the views that it had: numbers are drawn in the order of images."""
+    settings = AugmentationSettings(policy=policy, horizontal_flip=True)
+    images = torch.arange(8 * 64, dtype=torch.int64).remainder(251).to(torch.uint8).view(8, 1, 8, 8)
+    alone = True
+    for seed in range(20):
+        of_all, of_fewer = (weak(some, settings, torch.Generator().manual_seed(seed)) for some in (images, images[:-1]))
+        alone &= torch.equal(of_all[:-1], of_fewer)
+    tables = study() | {"augmentation": {"policy": policy, "horizontal_flip": True}}
+    if alone:
+        config_from_dict(tables, where="study.toml")
+    else:
+        with pytest.raises(BadConfiguration, match="augmentation"):
+            config_from_dict(tables, where="study.toml")
+    assert alone == (policy != "fedmatch_official")
+
+
+def test_a_study_that_has_begun_with_such_views_is_still_told_of() -> None:
+    begun = study(method={"settings": {}}) | {
+        "augmentation": {"policy": "fedmatch_official", "horizontal_flip": True}}
+    assert config_from_dict(begun, where="ledger").privacy.dp is not None
 
 
 def test_what_follows_from_labels_of_the_coordinator_is_not_refused() -> None:

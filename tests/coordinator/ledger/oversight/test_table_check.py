@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import StorageDamaged
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.oversight.study_cards import CardSignature, note_card, note_signature
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.roster import LedgerRoster, SimulatedMember
 from semisilo.coordinator.ledger.states import RoundState, StudyState
-from tests.coordinator.ledger_fixture import Filled, fill_study, study_config
+from semisilo.coordinator.ledger.tasks import add_site_evaluation
+from tests.coordinator.ledger_fixture import Filled, fill_study, labelled_only, study_config
+from tests.study_cards import CARD
 
 
 @pytest.fixture
@@ -23,6 +29,12 @@ def filled(tmp_path: Path) -> Filled:
     made.roster.add_certificate(silo="hospital-a", serial=77, not_after_unix=5e9)
     made.roster.set_aside("clinic-north", reason="noise")
     made.roster.revoke("hospital-b")
+    classes = (ClassResult(images=4, correct=3), ClassResult(images=6, correct=5))
+    add_site_evaluation(made.ledger, "hospital-a", SiteEvaluation(study="first", round=2, classes=classes),
+                        now_unix=1.0)
+    note_card(made.ledger, replace(CARD, study="first"), now_unix=1.0)
+    note_signature(made.ledger, "first", replace(CARD, study="first").digest(), CardSignature(
+        silo="hospital-a", identity=b"i" * 32, signature=b"s" * 64, unix=1.0))
     return made
 
 
@@ -65,6 +77,69 @@ def test_a_round_0_that_an_earlier_version_went_on_with_is_no_difference(tmp_pat
     ledger.close()
 
 
+def test_what_other_settings_had_measured_is_gone_where_a_study_begins_anew_and_told_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    ledger.queue_study("a", study_config(rounds=3))
+    ledger.move_study("a", StudyState.QUEUED, StudyState.PREPARING)
+    ledger.set_study_facts("a", baseline=labelled_only(0.5))
+    ledger.set_study_state("a", StudyState.FAILED)
+    ledger.requeue_study("a", study_config(rounds=4))
+    assert ledger.study("a").baseline is None
+    assert compared(ledger) == []
+    ledger.set_study_facts("a", baseline=labelled_only(0.6))
+    assert compared(ledger) == []
+    ledger.query("UPDATE study SET baseline_json = NULL")
+    assert compared(ledger) == ["study a: its baseline is not there in the ledger, and there in the audit trail"]
+    ledger.close()
+
+
+def test_events_of_earlier_versions_that_tell_less_are_no_difference(filled: Filled) -> None:
+    """They had no digests of long columns."""
+    ledger = filled.ledger
+    walked: list[ChainedEvent] = []
+    ledger.walk_events(ChainWalk(), look=walked.append)
+    for kind in ("1", "2"):
+        ledger.query(f"DROP TRIGGER event_is_append_only_{kind}")
+    chain = ""
+    for each in walked:
+        detail = {key: value for key, value in each.detail.items() if key not in ("confusion_digest", "classes_digest")}
+        text = canonical_json(detail)
+        chain = link(chain, number=each.number, unix=each.unix, kind=each.kind, study=each.study, detail_json=text)
+        ledger.query("UPDATE event SET detail_json = ?, chain = ? WHERE number = ?", text, chain, each.number)
+    ledger.query("UPDATE confusion SET counts_json = '[]'")
+    assert compared(ledger) == []
+
+
+def test_evaluations_that_stayed_when_an_earlier_version_went_back_are_no_difference(filled: Filled) -> None:
+    ledger = filled.ledger
+    before = tuple(ledger.query("SELECT * FROM site_evaluation")[0])
+    ledger.set_study_state("first", StudyState.STOPPED)
+    roll_back(ledger, "first", 1, operator="x", reason="y")
+    assert compared(ledger) == []
+    ledger.query("INSERT INTO site_evaluation VALUES (?, ?, ?, ?, ?, ?)", *before)
+    assert compared(ledger) == []
+    ledger.query("UPDATE site_evaluation SET classes_json = '[]'")
+    assert any("number of images" in each for each in compared(ledger))
+
+
+@pytest.mark.parametrize("how", ["set aside", "revoke", "leave"])
+def test_a_silo_of_a_simulation_that_the_operator_ends_is_no_difference(tmp_path: Path, how: str) -> None:
+    """The check ended with a KeyError."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    roster = LedgerRoster(ledger)
+    roster.admit([SimulatedMember(name="a", labelled_count=1, unlabelled_count=2)], version="1", methods=("semifl",))
+    if how == "set aside":
+        roster.set_aside("a", reason="x")
+        roster.take_back("a")
+        roster.set_aside("a", reason="x")
+    else:
+        roster.revoke("a") if how == "revoke" else roster.leave("a")
+    assert compared(ledger) == []
+    ledger.query("UPDATE silo SET revoked_unix = NULL, left_unix = NULL, set_aside_unix = NULL")
+    assert len(compared(ledger)) == 1
+    ledger.close()
+
+
 def test_silos_of_a_simulation_are_no_difference(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
     LedgerRoster(ledger).admit([SimulatedMember(name="a", labelled_count=1, unlabelled_count=2)], version="1",
@@ -99,10 +174,40 @@ def test_silos_of_a_simulation_are_no_difference(tmp_path: Path) -> None:
     ("UPDATE study SET state = 'completed'", "study first: its state is completed in the ledger, and running in the"),
     ("UPDATE study SET config_json = '{}'", "study first: its settings"),
     ("UPDATE study SET baseline_json = '{}'", "study first: its baseline"),
+    ("UPDATE study SET baseline_json = NULL", "study first: its baseline is not there in the ledger, and there in the"),
     ("UPDATE study SET frozen_json = '{}'", "study first: its frozen"),
+    ("UPDATE study SET frozen_json = NULL", "study first: its frozen is not there in the ledger, and there in the"),
+    ("UPDATE study SET numerics_json = '{}' WHERE name = 'second'", "study second: its numerics is there in the"),
+    ("UPDATE study SET baseline_json = '{}' WHERE name = 'second'", "study second: its baseline is there in the"),
+    ("UPDATE confusion SET counts_json = '[]' WHERE round = 3", "round 3 of first: its confusion"),
+    ("DELETE FROM confusion WHERE round = 3", "round 3 of first: its confusion"),
+    ("UPDATE declared_update SET metrics_json = '{}' WHERE task_id LIKE 'first/2/%/hospital-a'",
+     "the update of hospital-a in round 2 of first: its metrics"),
+    ("UPDATE task SET metrics_json = '{\"loss\":9.0}' WHERE round = 2 AND silo = 'hospital-a'",
+     "the answer of hospital-a in round 2 of first: its metrics"),
+    ("UPDATE task SET metrics_json = '{\"loss\":9.0}' WHERE state = 'abstained'", "its abstention of "),
+    ("UPDATE task SET metrics_json = '{\"loss\":9.0}' WHERE state = 'refused'", "its metrics is {\"loss\":9.0} in the"),
+    ("UPDATE task SET state = 'refused' WHERE state = 'abstained'", "its number of abstentions of "),
+    ("UPDATE task SET update_id = (SELECT update_id FROM task WHERE round = 2 AND silo = 'hospital-a') WHERE round = 3"
+     " AND silo = 'hospital-a'", "the answer of hospital-a in round 3 of first: its update is ('first', 3"),
+    ("UPDATE site_evaluation SET classes_json = replace(classes_json, '\"correct\":3', '\"correct\":4')",
+     "the evaluation of hospital-a of round 2 of first: its number of right ones is 9 in the ledger, and 8"),
+    ("UPDATE site_evaluation SET classes_json = '{'", "its number of images is -1 in the ledger, and 10"),
+    ("UPDATE site_evaluation SET classes_json = replace(classes_json, '\"auroc\":null', '\"auroc\":0.9')",
+     "the evaluation of hospital-a of round 2 of first: its classes"),
+    ("DELETE FROM site_evaluation", "the evaluation of hospital-a of round 2 of first is in the audit trail and"),
+    ("UPDATE site_evaluation SET round = 3", "the evaluation of hospital-a of round 3 of first is in the ledger and"),
+    ("UPDATE card_signature SET identity = x'00'", "the signature of hospital-a under the card of first: its key is"),
+    ("UPDATE card_signature SET signature = x'00'", "the signature of hospital-a under the card of first: its bytes"),
+    ("UPDATE card_signature SET silo = 'hospital-b'", "the signature of hospital-b under the card of first is in"),
+    ("DELETE FROM card_signature", "the signature of hospital-a under the card of first is in the audit trail and not"),
+    ("UPDATE study_card SET card_json = '{}'", "the card of first: its digest"),
+    ("DELETE FROM study_card", "of first is in the audit trail and not in the ledger"),
 ])
 def test_a_row_that_was_altered_is_named(filled: Filled, sql: str, said: str) -> None:
+    filled.ledger.queue_study("second", study_config(rounds=2))
     filled.ledger.query("PRAGMA foreign_keys = OFF")
+    assert compared(filled.ledger) == []
     filled.ledger.query(sql)
     found = compared(filled.ledger)
     assert any(said in problem for problem in found), found
