@@ -67,6 +67,8 @@ _EXAMPLES = "tests/common/learning/privacy/test_example_gradients.py"
 _PRIVATE = "tests/silo/objectives/test_private_training.py"
 _ADMITTED = "tests/silo/compute/test_private_task.py"
 _TASK_SERVICE = "tests/coordinator/rounds/test_task_service.py"
+_ROUND_SERVICE = "tests/coordinator/rpc/test_round_service.py"
+_TABLES = "tests/coordinator/ledger/oversight/test_table_check.py"
 _ATTACKS = "tests/silo/secure_aggregation/test_attacks.py"
 _SESSION = "tests/silo/secure_aggregation/test_session.py"
 _TRUST = "tests/silo/secure_aggregation/test_trust.py"
@@ -1021,6 +1023,46 @@ _STUDY_CARDS = _mutants(
      f"{_TASK_SERVICE}::test_a_payload_that_is_fetched_again_and_again_is_one_row_of_the_ledger"),
 )
 
+_GREEDY = _mutants(
+    "greedy-silos",
+    ("a-manifest-of-any-length-is-parsed", "coordinator/rpc/round_service.py",
+     "groups=parse_manifest(update.manifest) if wanted else (),", "groups=parse_manifest(update.manifest),",
+     f"{_ROUND_SERVICE}::test_a_manifest_that_is_longer_than_the_tasks_own_is_not_parsed"),
+    ("a-revoked-silos-update-is-folded", "coordinator/rounds/engine.py",
+     "        found = self._ledger.updated_tasks(row.study, row.number, row.phase, excluded)\n",
+     "        found = list[TaskRow]()\n",
+     f"{_OVER_SILOS}::test_what_a_silo_has_sent_is_not_folded_once_the_operator_has_excluded_it"),
+    ("a-sum-with-a-revoked-silo-is-used", "coordinator/rounds/engine.py",
+     "for silo in sorted(excluded.keys() & set(group)):", "for silo in ():",
+     f"{_OVER_SILOS}::test_masked_updates_of_an_excluded_silo_are_left_out_before_the_list_is_signed_and_their_sum_after"),
+    ("each-count-of-bytes-is-a-row", "coordinator/ledger/costs.py",
+     "                if earlier is not None:", "                if False:",
+     "tests/coordinator/ledger/test_costs.py::"
+     "test_sums_of_a_process_take_a_row_for_each_key_and_leave_those_of_others_alone"),
+    ("a-silo-waits-for-all-quick-places", "coordinator/rpc/transfer_slots.py", "if silo in self._silos:", "if False:",
+     "tests/coordinator/rpc/test_transfer_slots.py::test_a_silo_waits_for_one_slot_and_its_other_streams_go_without"),
+    ("a-report-is-made-for-anybody", "coordinator/page/hand_over.py",
+     "return changed and (by_operator or time.monotonic() - made[2] >= _LEAST_AGE_SECONDS)", "return changed",
+     "tests/coordinator/page/test_hand_over.py::"
+     "test_who_has_no_token_starts_a_report_once_a_minute_whatever_happens"),
+    ("a-restore-explains-what-is-older", "common/audit/record.py",
+     "restore.backup_unix - _CLOCK_SECONDS < unix <=", "0 < unix <=",
+     "tests/common/audit/test_head.py::"
+     "test_a_claimed_restore_explains_nothing_that_was_written_before_its_backup_or_after_itself"),
+    ("a-restore-explains-what-is-newer", "common/audit/record.py",
+     "< unix <= restore.unix + _CLOCK_SECONDS for", "< unix for",
+     "tests/common/audit/test_head.py::"
+     "test_a_claimed_restore_explains_nothing_that_was_written_before_its_backup_or_after_itself"),
+    ("a-wrong-backup-first-is-no-excuse", "common/audit/record.py",
+     "return 0 < micros(restore.backup_unix) < micros(head.restored_unix)", "return False",
+     "tests/common/audit/test_head.py::test_honest_restores_in_any_order_explain_every_head"),
+    ("a-fact-that-nobody-told-passes", "coordinator/ledger/oversight/table_check.py",
+     "if fact not in want.measured_again:", "if False:", f"{_TABLES}::test_a_row_that_was_altered_is_named"),
+    ("any-key-signs-a-card", "coordinator/federation/study_cards.py",
+     "if (each.silo, each.identity) not in added or (", "if (",
+     "tests/coordinator/federation/test_study_cards.py::test_a_signature_is_kept_once_and_stands_in_the_trail"),
+)
+
 _PRIVACY = _mutants(
     "privacy",
     ("gradients-are-not-clipped", "common/learning/privacy/example_gradients.py",
@@ -1270,5 +1312,5 @@ _PATIENTS = _mutants(
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
-    *_INSIDERS, *_SECURE_SUMS, *_STUDY_CARDS, *_PRIVACY, *_OWN_CODE, *_PROBE, *_SILO_PAGE, *_ALERTS, *_SEVERAL_LABELS,
-    *_PROCESSES, *_PATIENTS, *_EQUIVALENT)
+    *_INSIDERS, *_SECURE_SUMS, *_STUDY_CARDS, *_GREEDY, *_PRIVACY, *_OWN_CODE, *_PROBE, *_SILO_PAGE, *_ALERTS,
+    *_SEVERAL_LABELS, *_PROCESSES, *_PATIENTS, *_EQUIVALENT)
