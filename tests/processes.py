@@ -141,7 +141,8 @@ class FederationOfProcesses:
         return out
 
     def _environment(self, crash: str, lie: str = "") -> dict[str, str]:
-        environment = dict(os.environ, PYTHONPATH=str(CRASHING), PYTHONUNBUFFERED="1", GRPC_ENABLE_FORK_SUPPORT="0")
+        path = os.pathsep.join(filter(None, (str(CRASHING), os.environ.get("PYTHONPATH"))))
+        environment = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1", GRPC_ENABLE_FORK_SUPPORT="0")
         for variable, value in (("SEMISILO_TEST_CRASH", crash), ("SEMISILO_TEST_LIE", lie)):
             environment.pop(variable, None)
             if value:
