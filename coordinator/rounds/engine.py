@@ -48,7 +48,7 @@ from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alo
 from semisilo.coordinator.ledger.records import LabelledOnlyResult, PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
-from semisilo.coordinator.ledger.tasks import first_update
+from semisilo.coordinator.ledger.tasks import first_update, has_taken_part
 from semisilo.coordinator.rounds.clock_steps import ClockSteps
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.hearing import Hearing
@@ -352,7 +352,7 @@ class Engine:
 
     async def _open_round(self, study: RunningStudy, number: int, members: list[str], size: int) -> RoundRow:
         start = self._ledger.committed_digest(study.name)
-        planned = await self._steps.call(Phases(state=start, round=number, silos=len(self._roster.members())),
+        planned = await self._steps.call(Phases(state=start, round=number, silos=self._count_silos(study)),
                                          activity="opening the round")
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
@@ -361,6 +361,13 @@ class Engine:
                                       phases=self._sums.phases(planned.phases))
         self._note_large_counts(row)
         return row
+
+    def _count_silos(self, study: RunningStudy) -> int:
+        """How many silos the study is made of: members that permit its method and that are heard, or have answered a
+        task of it. What a method keeps of all silos must not be divided by those that will never give any."""
+        silent = {member.name for member in self._roster.members_heard() if member.silent_unix is not None}
+        return sum(silo not in silent or has_taken_part(self._ledger, study.name, silo)
+                   for silo in self._roster.members_permitting(study.config.method.name))
 
     def _note_large_counts(self, row: RoundRow) -> None:
         """Tells the operator, once in a study, of silos that announce far more images than the others of a round: what

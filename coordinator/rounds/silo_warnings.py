@@ -13,7 +13,7 @@ from collections.abc import Callable
 from semisilo.coordinator.federation.token_bucket import TokenBucket
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
-from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
+from semisilo.coordinator.ledger.oversight.rollback import has_undone_rounds
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.rounds.silo_processes import SiloProcesses
 
@@ -80,7 +80,7 @@ class SiloWarnings:
             return
         wiped = not memory_study
         emptied = (memory_study == task.study == self._memories.get(silo) and not memory_round
-                   and not count_rollbacks(self._ledger, task.study))  # going back drops what came later
+                   and not has_undone_rounds(self._ledger, task.study))  # going back drops what came later
         if not (process and last and (wiped or emptied)):
             self._set(silo, NoticeKind.MEMORY_LOST, "")
             return

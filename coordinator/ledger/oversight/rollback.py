@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "kept_after", "oldest_return", "past_answers",
-           "roll_back", "rollbacks_of", "take_cancelled_back"]
+__all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "has_undone_rounds", "kept_after",
+           "oldest_return", "past_answers", "roll_back", "rollbacks_of", "take_cancelled_back"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +178,13 @@ def _total_again(ledger: Ledger, study: str) -> None:
 def count_rollbacks(ledger: Ledger, study: str) -> int:
     """How often a study went back."""
     return int(ledger.query("SELECT count(*) AS n FROM rollback WHERE study = ?", study)[0]["n"])
+
+
+def has_undone_rounds(ledger: Ledger, study: str) -> bool:
+    """Whether committed rounds of a study are gone; where only the round is that was open when it was stopped, none
+    are."""
+    return bool(ledger.query("SELECT 1 FROM past_round WHERE study = ? AND state = ? LIMIT 1", study,
+                             RoundState.COMPLETED))
 
 
 def rollbacks_of(ledger: Ledger, study: str) -> tuple[Rollback, ...]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from semisilo.common.methods.contract import Phase, TaskSpec
+from semisilo.coordinator.compute.messages import Phases
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.hearing import SILENT_SECONDS
-from semisilo.coordinator.rounds.task_service import Standby
+from semisilo.coordinator.rounds.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.rounds.test_engine import Clock, until
 
@@ -281,3 +282,24 @@ def test_a_coordinator_that_has_slept_gives_every_silo_the_whole_time_anew(tmp_p
         assert hearing.look() == {}
         coordinator.close()
     asyncio.run(work())
+
+
+def test_a_method_is_told_of_silos_that_may_give_it_something(tmp_path: Path) -> None:
+    """Not of one that has fallen silent before it gave anything, nor of one that does not permit the method."""
+    clock = Clock()
+    coordinator = begun(tmp_path, clock=clock, rounds=4, quorum=1)
+    told: list[int] = []
+    coordinator.compute.before = lambda operation, request: told.append(request.silos) if isinstance(
+        request, Phases) else None
+
+    async def work() -> None:
+        await falls_silent_in_round_1(coordinator, clock)
+        assert await is_open(coordinator, 2) == ("alpha", "beta")
+        assert told == [3, 2], "gamma has never answered"
+        await coordinator.task_service.await_task("beta", Hello(
+            version="0", methods=("fedmix",), labelled_count=0, unlabelled_count=10), timeout_seconds=0)
+        await answer(coordinator, ("alpha",))
+        await passes(coordinator, clock, 3601.0, heard=("alpha",))
+        await until(coordinator, lambda: len(told) > 2)
+        assert told[2] == 1
+    scenario(coordinator, work)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.ledger.oversight.notices import notices_of
+from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.rounds.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
+from tests.each_of import each_of
 
 A, B = b"a", b"b"
 
@@ -107,6 +109,24 @@ def test_a_memory_whose_files_are_gone_is_lost_and_that_of_a_method_without_any_
         assert scene.notices() == [("alpha", "memory_lost", 1)]
         assert "without its memory;" in scene.warning()
     run(tmp_path, scenario)
+
+
+@each_of("gone, notices", [(RoundState.COMPLETED, []), (RoundState.CANCELLED, [("alpha", "memory_lost", 1)])])
+def test_only_going_back_over_a_committed_round_explains_a_memory_that_is_empty(
+        tmp_path: Path, gone: RoundState, notices: list[tuple[str, str, int]]) -> None:
+    async def scenario(scene: _Scene) -> None:
+        await scene.round(("", 0))
+        await scene.round(("s", 1))
+        ledger = scene.coordinator.ledger
+        with ledger.transaction() as db:
+            db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason) VALUES ('s', 2, 0.0, '',"
+                       " '', '')")
+            db.execute("INSERT INTO past_round SELECT 1, study, number, ?, sample_json, opened_unix, closed_unix,"
+                       " state_digest, metrics_json, reason FROM round WHERE number = 1", (gone,))
+        await asyncio.gather(scene.ask(memory=("s", 0)), scene.ask("beta", memory=("s", 2)))
+        assert scene.notices() == notices
+    (tmp_path / gone).mkdir()
+    run(tmp_path / gone, scenario)
 
 
 def test_a_silo_that_does_not_name_its_process_is_not_judged(tmp_path: Path) -> None:
