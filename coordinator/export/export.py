@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.formats.folder import is_left_behind
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import read_images
@@ -234,15 +235,20 @@ def _check_choice(choice: ExportChoice) -> None:
 
 
 def _check_target(target: Path) -> None:
-    """Raises: UsageError where there is something else than an earlier export, or something beside it."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    """Whether a folder may be replaced: also one that a file manager has left files of its own in.
+
+    Raises: UsageError where there is something else than an earlier export, or something beside it.
+    """
+    if not target.exists() or (target.is_dir() and all(is_left_behind(path.name) and path.is_file()
+                                                            for path in target.iterdir())):
         return
     try:
         written = _FILES | json.loads((target / _CARD).read_text(encoding="utf-8"))["files"].keys()
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         raise UsageError(f"{target} exists and is not an earlier export.", remedy="Choose another --out.") from None
     if others := sorted(path.relative_to(target).as_posix() for path in target.rglob("*")
-                        if path.name not in written and (path.is_symlink() or not path.is_dir())):
+                        if path.name not in written and not is_left_behind(path.name)
+                        and (path.is_symlink() or not path.is_dir())):
         raise UsageError(f"{target} is an earlier export with something beside it that no export has written:"
                          f" {', '.join(others[:3])}{', ...' if len(others) > 3 else ''}.",
                          remedy="Move it elsewhere, or choose another --out.")

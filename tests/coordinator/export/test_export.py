@@ -525,6 +525,20 @@ def test_a_file_that_is_put_beside_an_earlier_export_while_the_next_is_made_stay
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_an_earlier_export_that_somebody_has_looked_at_is_replaced(
+        simulated: SimulationResult, hand_over: Exported, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(hand_over.folder, out)
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        (out / name).write_text("a view")
+    exported(simulated, out, formats=("safetensors",))
+    assert not (out / "model.onnx").exists()
+    (out / ".git").mkdir()
+    (out / ".git" / "config").write_text("years of work")
+    with pytest.raises(UsageError, match=r"no export has written: \.git/config"):
+        exported(simulated, out, formats=("safetensors",))
+
+
 def test_an_earlier_export_is_replaced_and_other_files_are_not(
         simulated: SimulationResult, hand_over: Exported, tmp_path: Path) -> None:
     out = tmp_path / "out"
