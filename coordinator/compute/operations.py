@@ -611,7 +611,7 @@ class Operations:
         else:
             parameters, statistics = study.strategy.model(self._load(request.state))
         export_model(request.path, study.environment, parameters, statistics, model_facts(
-            study.name, study.config, study.data.frozen, study.data.images.labelled, state=request.state,
+            study.name, study.config, study.data.frozen, study.data.labelled_of_study, state=request.state,
             alone_adjusted=request.adjusted if request.labels_alone else None),
             with_thresholds=study.data.changes.keys() <= {"test"})
         return Exported(path=request.path)

@@ -276,7 +276,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     if chosen.rule == LABELS_ALONE:
         assert row.baseline is not None, "their model is chosen once they are trained"
         adjusted = row.baseline.is_adjusted
-    facts = model_facts(row.name, config, frozen, data.images.labelled, round=chosen.round.number,
+    facts = model_facts(row.name, config, frozen, data.labelled_of_study, round=chosen.round.number,
                         state=chosen.round.state_digest, alone_adjusted=adjusted)
     if adjusted is not None:
         return _opened_labels_alone(chosen, study_folder, data, facts, numerics=record,

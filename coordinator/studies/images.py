@@ -69,6 +69,11 @@ class StudyData:
     changes: Mapping[str, str] = field(default_factory=dict)
     """How each set differs from the one with which the study was started, for a person; without those that do not."""
 
+    @property
+    def labelled_of_study(self) -> ImageSet | None:
+        """The labelled images, where they are those of the study still: others say nothing of what its models know."""
+        return None if "labelled" in self.changes else self.images.labelled
+
 
 def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
                     progress: Callable[[float, str], None] | None = None, disk: Path | None = None,

@@ -37,6 +37,7 @@ from semisilo.common.errors import (
 )
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, Phase, TensorGroup, UpdateHeader
+from semisilo.common.models.exported import read_facts
 from semisilo.common.models.factory import build_model
 from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.common.payload.cache import TensorCache
@@ -879,6 +880,7 @@ def test_a_model_is_written_of_a_study_whose_images_have_changed_since_without_w
     state, path = prepare(operations).state, federation / "model.safetensors"
     operations.export(Export(state=state, path=path))
     before = load_file(path)
+    assert len(read_facts(path).training_prior) == 10
     path.unlink()
     first = sorted((federation / "studies/first/labelled").rglob("*.png"))[0]
     first.unlink()
@@ -892,6 +894,7 @@ def test_a_model_is_written_of_a_study_whose_images_have_changed_since_without_w
         chosen.append(with_thresholds), real(*arguments, with_thresholds=with_thresholds)))
     again.export(Export(state=state, path=path))
     assert chosen == [False]
+    assert read_facts(path).training_prior == (), "of other labels it would be another one"
     after = load_file(path)
     assert all(torch.equal(before[name], after[name]) for name in before | after)
 
