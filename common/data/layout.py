@@ -64,6 +64,8 @@ def layout_of(source: str, listing: Listing, *, classes: Sequence[str] = (), at_
     """
     counts = Counter(file.class_name for file in listing.images)
     folders = [name for name in listing.folders if counts[name]]
+    if found := _parts(folders, classes):  # an empty folder for labelled images beside them makes them no less
+        return _of_parts(source, listing, found, at_silo=at_silo)
     if at_silo and LABELLED in listing.folders and LABELLED not in folders:
         return Layout(understood="images without a label", question=f"is the folder '{LABELLED}' meant to be empty?",
                       remedy="If not, mount or fill it: none of these images counts as labelled; else remove it")
@@ -73,8 +75,6 @@ def layout_of(source: str, listing: Listing, *, classes: Sequence[str] = (), at_
     if at_silo and LABELLED in folders:
         inside = _inside(listing.images, LABELLED)
         return Layout(understood=f"{_classes(list(inside))} in '{LABELLED}'; all else without a label")
-    if found := _parts(folders, classes):
-        return _of_parts(source, listing, found, at_silo=at_silo)
     rest = [name for name in folders if not (at_silo and name == UNLABELLED)]
     beside = f"; '{UNLABELLED}' without a label" if len(rest) < len(folders) else ""
     if not rest:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["explained", "explained_text", "gone", "is_shortage", "remedy_of", "source_trouble"]
+__all__ = ["explained", "explained_text", "gone", "is_shortage", "may_be_of_one_file", "remedy_of", "source_trouble"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
@@ -86,23 +87,34 @@ def source_trouble(error: BaseException, where: Path) -> SystemTrouble | None:
     Args:
         error: also one of a library, raised from or while handling the system's.
     """
-    seen = set[int]()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in _causes(error):
         if isinstance(cause, SystemTrouble):
             return cause
         if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
             return explained(cause, where)
         if isinstance(cause, OSError) and cause.errno is not None and cause.errno in _AWAY:
             return SystemTrouble(f"{cause.filename or where}: {os.strerror(cause.errno)}.", remedy=f"{_CHECK_SHARE}.")
-        cause = cause.__cause__ or cause.__context__
     return None
 
 
+def may_be_of_one_file(error: BaseException) -> bool:
+    """Whether `source_trouble` may be about a single file after all, such as one with a bad sector: others tell."""
+    return any(isinstance(cause, OSError) and cause.errno == errno.EIO for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from or while handling, the last one first."""
+    seen = set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
 def gone(where: Path) -> SystemTrouble:
-    """The error for a file that was listed a moment ago and is not there any more: a share that is unmounted leaves an
-    empty folder, and whoever removes single files has them listed anew at the next trial."""
+    """The error for files that were listed a moment ago and are not there any more, by the first of them: a share that
+    is unmounted leaves an empty folder."""
     return SystemTrouble(f"{where}: was there a moment ago and is not any more.", remedy=f"{_CHECK_SHARE}.")
 
 

@@ -216,18 +216,20 @@ def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: S
 
 
 def export_model(path: Path, environment: Environment, parameters: Tensors, statistics: Tensors,
-                 facts: ModelFacts) -> None:
+                 facts: ModelFacts, *, with_thresholds: bool = True) -> None:
     """Writes a model as a file of its own, atomically: see `semisilo.common.models.exported`.
 
     Batch-norm statistics that nobody has measured yet are not in it. Where images may have several labels, it has the
-    threshold of each class with the largest F1 on validation images, as an export chooses without options.
+    threshold of each class with the largest F1 on validation images, as an export chooses without options; not with
+    `with_thresholds` false, where those images are not the study's any more.
     """
     model = environment.build_model()
     load_into(model, parameters)
     if statistics:
         batch_norm.load(model, statistics)
     validation = environment.data.validation
-    if (facts.task == "multi_label" and validation is not None and validation.labels_N is not None and len(validation)
+    if (with_thresholds and facts.task == "multi_label" and validation is not None
+            and validation.labels_N is not None and len(validation)
             and (statistics or not batch_norm.layers_of(model))):
         logits_NK = logits_of(model.to(environment.device), validation.images_NCHW, facts.image).numpy()
         if np.isfinite(logits_NK).all():  # else it is a poor model, but the study's, and it is to be written

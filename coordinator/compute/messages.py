@@ -55,6 +55,9 @@ class OpenStudy(Request[OpenedStudy]):
     """What an earlier opening has frozen; None at the first."""
     threads: int = 0
     """Threads of an operation that an earlier opening has measured, where the study leaves them to the machine."""
+    may_have_changed: bool = False
+    """Whether images that are not those of the first opening are told and not refused: where nothing more is trained
+    and only a model is to be written."""
 
     def reopening(self, answer: OpenedStudy) -> OpenStudy:
         """A fresh process opens the study with what was frozen and measured the first time."""

@@ -233,7 +233,7 @@ class Operations:
             for name in (START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL):
                 (folder / name).unlink(missing_ok=True)
         data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
-                               disk=request.images_folder)
+                               disk=request.images_folder, may_have_changed=request.may_have_changed)
         if not now.threads and device == "cpu":
             threads = fastest_threads(TrainingStep(
                 build=data.build_model, image=data.frozen.image, num_classes=len(data.frozen.classes),
@@ -614,8 +614,9 @@ class Operations:
         else:
             parameters, statistics = study.strategy.model(self._load(request.state))
         export_model(request.path, study.environment, parameters, statistics, model_facts(
-            study.name, study.config, study.data.frozen, study.data.images.labelled, state=request.state,
-            alone_adjusted=request.adjusted if request.labels_alone else None))
+            study.name, study.config, study.data.frozen, study.data.labelled_of_study, state=request.state,
+            alone_adjusted=request.adjusted if request.labels_alone else None),
+            with_thresholds=study.data.changes.keys() <= {"test"})
         return Exported(path=request.path)
 
     # Files ------------------------------------------------------------------------------------------------------------

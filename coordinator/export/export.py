@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.formats.folder import is_left_behind
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.data.pixel_digests import pixel_digests
 from semisilo.common.data.readers import read_images
@@ -234,15 +235,20 @@ def _check_choice(choice: ExportChoice) -> None:
 
 
 def _check_target(target: Path) -> None:
-    """Raises: UsageError where there is something else than an earlier export, or something beside it."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    """Whether a folder may be replaced: also one that a file manager has left files of its own in.
+
+    Raises: UsageError where there is something else than an earlier export, or something beside it.
+    """
+    if not target.exists() or (target.is_dir() and all(is_left_behind(path.name) and path.is_file()
+                                                            for path in target.iterdir())):
         return
     try:
         written = _FILES | json.loads((target / _CARD).read_text(encoding="utf-8"))["files"].keys()
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         raise UsageError(f"{target} exists and is not an earlier export.", remedy="Choose another --out.") from None
     if others := sorted(path.relative_to(target).as_posix() for path in target.rglob("*")
-                        if path.name not in written and (path.is_symlink() or not path.is_dir())):
+                        if path.name not in written and not is_left_behind(path.name)
+                        and (path.is_symlink() or not path.is_dir())):
         raise UsageError(f"{target} is an earlier export with something beside it that no export has written:"
                          f" {', '.join(others[:3])}{', ...' if len(others) > 3 else ''}.",
                          remedy="Move it elsewhere, or choose another --out.")
@@ -270,7 +276,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     if chosen.rule == LABELS_ALONE:
         assert row.baseline is not None, "their model is chosen once they are trained"
         adjusted = row.baseline.is_adjusted
-    facts = model_facts(row.name, config, frozen, data.images.labelled, round=chosen.round.number,
+    facts = model_facts(row.name, config, frozen, data.labelled_of_study, round=chosen.round.number,
                         state=chosen.round.state_digest, alone_adjusted=adjusted)
     if adjusted is not None:
         return _opened_labels_alone(chosen, study_folder, data, facts, numerics=record,
@@ -319,7 +325,9 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
     data = opened.data.images
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),
                                           ("test", found.images)) if each is not None}
-    check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()}, where=f"--test {choice.test}:")
+    digests = {name: pixel_digests(each) for name, each in sets.items()}
+    for name in [each for each in sets if each != "test"]:  # what the two have in common by now is told on the card
+        check_apart({each: sets[each] for each in (name, "test")}, digests, where=f"--test {choice.test}:")
     name = Path(choice.test).name or choice.test
     broken = sum(item.broken for item in found.skipped)
     left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""

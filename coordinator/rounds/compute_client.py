@@ -63,15 +63,18 @@ class ComputeSteps:
         """The study that the compute process has open; empty when there was none yet."""
         return self._opened
 
-    async def open_study(self, row: StudyRow, config: StudyConfig) -> RunningStudy:
+    async def open_study(self, row: StudyRow, config: StudyConfig, *, may_have_changed: bool = False) -> RunningStudy:
         """Has the images of a study read; the first time, what was found is written to the ledger for good.
 
+        Args:
+            may_have_changed: see `OpenStudy`.
         Raises: RoundGone where the study was stopped and queued again meanwhile, perhaps with other settings.
         """
         opened = await self.call(OpenStudy(
             name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
             images_folder=self._images, num_silos=config.study.start_with, frozen=row.frozen,
-            threads=0 if row.numerics is None else row.numerics.threads), activity="reading images")
+            threads=0 if row.numerics is None else row.numerics.threads,
+            may_have_changed=may_have_changed), activity="reading images")
         self._opened = row.name
         if row.frozen is None:
             if self._ledger.study_state(row.name) is StudyState.QUEUED:

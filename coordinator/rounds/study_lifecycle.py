@@ -301,7 +301,8 @@ class StudyLifecycle:
     async def _write_model_of_stopped(self, row: StudyRow, digest: str) -> None:
         try:
             if self._steps.opened != row.name:  # it was stopped while nobody served
-                await self._steps.open_study(row, config_from_dict(row.config, where=f"study {row.name}"))
+                await self._steps.open_study(row, config_from_dict(row.config, where=f"study {row.name}"),
+                                             may_have_changed=True)
             await self.write_model(row.name)
         except SystemTrouble:
             raise

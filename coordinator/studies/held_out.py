@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
 
-__all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "check_apart", "check_patients_apart", "draw_validation",
-           "held_out_share", "wanted_of_each"]
+__all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "Overlap", "check_apart", "check_patients_apart",
+           "draw_validation", "held_out_share", "shared_images", "shared_patients", "wanted_of_each"]
 
 ENOUGH_LABELS = 200
 """From so many labelled images on some are held out without being asked for."""
@@ -151,53 +152,90 @@ def _draw_patients(labels_N: NDArray[np.int64], wanted_K: NDArray[np.int64], gen
     return np.sort(np.concatenate([members[group] for group in drawn])).astype(np.int64)
 
 
-def check_patients_apart(sets: Mapping[str, ImageSet]) -> None:
-    """Whether no patient is in two sets: images of one are alike, so that a model seems to know what it remembers.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlap:
+    """What two sets have in common."""
+
+    of: str
+    """The second of the two, by the name that table [data] has for it."""
+    text: str
+    """For a person, without names of files."""
+    pairs: str
+    """The first images, by their names: these stay with whoever has the images."""
+
+    @property
+    def line(self) -> str:
+        return f"{self.text} ({self.pairs})"
+
+
+def shared_patients(sets: Mapping[str, ImageSet]) -> list[Overlap]:
+    """Patients who are in two sets: images of one are alike, so that a model seems to know what it remembers.
 
     Args:
         sets: by the name that table [data] has for them.
-    Raises: BadData with how many are, and the names of the first images.
     """
     found = []
+    for first, second in _twos(sets):
+        where = {patient: number for number, patient in reversed(list(enumerate(sets[first].patients))) if patient}
+        both = {patient: number for number, patient in reversed(list(enumerate(sets[second].patients)))
+                if patient in where}
+        if both:
+            pairs = [f"{sets[second].names[mine]} and {sets[first].names[where[patient]]}"
+                     for patient, mine in list(both.items())[:_NAMED]]
+            found.append(Overlap(of=second, pairs=_first(pairs, of=len(both)),
+                                 text=f"{len(both)} patient{'s' * (len(both) != 1)} of the {second} images have {first}"
+                                      " ones as well"))
+    return found
+
+
+def shared_images(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) -> list[Overlap]:
+    """Images that stand in two sets: measured on what was trained on, a model looks better than it is.
+
+    Args:
+        sets: by the name that table [data] has for them.
+        digests: `pixel_digests` of each.
+    """
+    found = []
+    for first, second in _twos(sets):
+        numbers = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
+        twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second]) if digest in numbers]
+        if twice:
+            pairs = [f"{sets[second].names[mine]} = {sets[first].names[other]}" for mine, other in twice[:_NAMED]]
+            found.append(Overlap(of=second, pairs=_first(pairs, of=len(twice)),
+                                 text=f"{len(twice)} of {len(sets[second])} {second} images have the pixels of {first}"
+                                      " ones"))
+    return found
+
+
+def _twos(sets: Mapping[str, ImageSet]) -> list[tuple[str, str]]:
     names = [name for name in ("labelled", "validation", "test") if name in sets]
-    for index, second in enumerate(names):
-        for first in names[:index]:
-            where = {patient: number for number, patient in reversed(list(enumerate(sets[first].patients))) if patient}
-            both = {patient: number for number, patient in reversed(list(enumerate(sets[second].patients)))
-                    if patient in where}
-            if both:
-                pairs = ", ".join(f"{sets[second].names[mine]} and {sets[first].names[where[patient]]}"
-                                  for patient, mine in list(both.items())[:_NAMED])
-                more = ", ..." if len(both) > _NAMED else ""
-                found.append(f"{len(both)} patient{'s' * (len(both) != 1)} of the {second} images have {first} ones as"
-                             f" well ({pairs}{more})")
-    if found:
-        raise BadData(f"[data] {'; '.join(found)}.",
+    return [(first, second) for index, second in enumerate(names) for first in names[:index]]
+
+
+def _first(pairs: Sequence[str], *, of: int) -> str:
+    return f"{', '.join(pairs)}{', ...' if of > len(pairs) else ''}"
+
+
+def check_patients_apart(sets: Mapping[str, ImageSet]) -> None:
+    """Whether no patient is in two sets.
+
+    Raises: BadData with how many are, and the names of the first images.
+    """
+    if found := shared_patients(sets):
+        raise BadData(f"[data] {'; '.join(each.line for each in found)}.",
                       remedy="Keep all images of a patient in one set. If these are different patients, say so: [data]"
                              ' patient = "none", or "folder" or "name" where those tell patients apart.')
 
 
 def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests], *, where: str = "[data]") -> None:
-    """Whether no image stands in two sets: measured on what was trained on, a model looks better than it is.
+    """Whether no image stands in two sets.
 
     Args:
-        sets: by the name that table [data] has for them.
-        digests: `pixel_digests` of each.
+        digests: `pixel_digests` of each set.
         where: what has named the sets, for the error.
     Raises: BadData with how many do, and the names of the first.
     """
-    found = []
-    names = [name for name in ("labelled", "validation", "test") if name in sets]
-    for index, second in enumerate(names):
-        for first in names[:index]:
-            numbers = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
-            twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second]) if digest in numbers]
-            if twice:
-                pairs = ", ".join(f"{sets[second].names[mine]} = {sets[first].names[other]}"
-                                  for mine, other in twice[:_NAMED])
-                more = ", ..." if len(twice) > _NAMED else ""
-                found.append(f"{len(twice)} of {len(sets[second])} {second} images have the pixels of {first} ones"
-                             f" ({pairs}{more})")
-    if found:
-        raise BadData(f"{where} {'; '.join(found)}.", remedy="Remove them from one of the two sets: images that a"
-                                                            " model has seen cannot measure its accuracy.")
+    if found := shared_images(sets, digests):
+        raise BadData(f"{where} {'; '.join(each.line for each in found)}.",
+                      remedy="Remove them from one of the two sets: images that a model has seen cannot measure its"
+                             " accuracy.")

@@ -37,10 +37,13 @@ from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.studies.colour_views import left_out_views
 from semisilo.coordinator.studies.held_out import (
+    Overlap,
     check_apart,
     check_patients_apart,
     draw_validation,
     held_out_share,
+    shared_images,
+    shared_patients,
 )
 from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class, check_class_names
 
@@ -66,6 +69,11 @@ class StudyData:
     changes: Mapping[str, str] = field(default_factory=dict)
     """How each set differs from the one with which the study was started, for a person; without those that do not."""
 
+    @property
+    def labelled_of_study(self) -> ImageSet | None:
+        """The labelled images, where they are those of the study still: others say nothing of what its models know."""
+        return None if "labelled" in self.changes else self.images.labelled
+
 
 def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
                     progress: Callable[[float, str], None] | None = None, disk: Path | None = None,
@@ -78,7 +86,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         frozen: from the first opening; None at the first. Never measured again.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not.
         may_have_changed: whether sets that are not those of the first opening are told and not refused: by whoever
-            trains nothing with them.
+            trains nothing with them. Test images of which one stands in another set now are left out as a whole.
     Raises: BadData, naming the file, for images in two sets, and for sets that have changed; BadConfiguration when the
         settings do not fit the images or what is frozen.
     """
@@ -113,7 +121,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     sets = (images.labelled, images.validation, images.test)
     by_patient = frozen.by_patient if frozen is not None else any(each is not None and any(each.patients)
                                                                   for each in sets)
-    images, num_held_out, images_K, digests = _parted(config, images, frozen, num_classes=len(classes), disk=disk)
+    images, num_held_out, images_K, digests, shared = _parted(
+        config, images, frozen, num_classes=len(classes), disk=disk, may_have_changed=may_have_changed)
     if len(classes) < 2:
         raise BadData(f"[data] the study has {'1 class: ' + classes[0] if classes else 'no class'}.",
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
@@ -127,7 +136,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         _warn_of_unseen_classes(images, classes, measure)
         if not config.study.measure and config.study.task != "multi_label" and not any(images_K):
             _warn_of_imbalanced_tests(_by_class(images.test, num_classes=len(classes)))
-    if config.study.patience and not _count(images.validation):
+    if config.study.patience and not may_have_changed and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
                                f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
                                " unasked.", remedy=NEEDS_VALIDATION.format(setting="patience"))
@@ -153,9 +162,11 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
-    elif (comparable := _comparable(now, frozen)) != frozen:
+    elif (comparable := _comparable(now, frozen)) != frozen or shared:
         _check_same_network(config, now, frozen)
         changes = _changes(now, frozen)
+        for each in shared:
+            changes[each.of] = "; ".join(filter(None, (changes.get(each.of), each.text)))
         if changes and not may_have_changed:
             raise BadData(f"[data] the coordinator's images are not those with which the study was started:"
                           f" {'; '.join(changes.values())}.",
@@ -166,20 +177,23 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
             "the same number of images")
         _LOG.warning("the coordinator's images are not as they were when the study was started (%s): its bits will"
                      " differ from an undisturbed run", what)
+        if any(each.of == "test" for each in shared):
+            changes["test"] += ", so nothing is measured on them"
+            images = replace(images, test=None)
     return StudyData(images=images, build_model=start.builder, frozen=frozen or now, frozen_group=group,
                      changes=changes)
 
 
 def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | None, *, num_classes: int,
-            disk: Path | None
-            ) -> tuple[CoordinatorData, int, tuple[int, ...], Mapping[str, Sequence[bytes]]]:
+            disk: Path | None, may_have_changed: bool
+            ) -> tuple[CoordinatorData, int, tuple[int, ...], Mapping[str, Sequence[bytes]], list[Overlap]]:
     """The sets with validation images held out of the labelled ones, where that is so; how many were; how many images
-    of each class the labelled images had before, else the validation images have, (K,); and digests of every set's
-    pixels.
+    of each class the labelled images had before, else the validation images have, (K,); digests of every set's pixels;
+    and what sets have in common, where they may have changed since the first opening.
 
     Every opening looks for images that stand in two sets, but for those of a study that was begun by a version that did
     not; a later one holds out what the first has.
-    Raises: BadData when an image stands in two sets, or there is none to be held out.
+    Raises: BadData when an image stands in two sets, or there is none to be held out; not where sets may have changed.
     """
     labelled, validation = images.labelled, images.validation
     counted = labelled if labelled is not None else validation
@@ -190,12 +204,19 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     sets = {name: each for name, each in (("labelled", labelled), ("validation", validation), ("test", images.test))
             if each is not None}
     digests: dict[str, Sequence[bytes]] = {name: pixel_digests(each) for name, each in sets.items()}
+    shared: list[Overlap] = []
     if frozen is None or frozen.measure:
-        check_apart(sets, digests)
+        if may_have_changed:
+            shared += shared_images(sets, digests)
+        else:
+            check_apart(sets, digests)
     if frozen is None or frozen.by_patient:
-        check_patients_apart(sets)
+        if may_have_changed:
+            shared += shared_patients(sets)
+        else:
+            check_patients_apart(sets)
     if labelled is None or not share:
-        return images, 0, images_K, digests
+        return images, 0, images_K, digests, shared
     assert labelled.labels_N is not None
     labels_N = labelled.labels_N.numpy()
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
@@ -204,8 +225,8 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
                             patients=labelled.patients if frozen is None or frozen.by_patient else (),
                             drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
-        if config.data.stated_share is None:
-            return images, 0, images_K, digests
+        if config.data.stated_share is None or may_have_changed:
+            return images, 0, images_K, digests, shared
         raise BadData(f'[data] validation_share = "{config.data.validation_share}": of {len(labelled)} labelled images'
                       " none can be held out: no class has two different ones.",
                       remedy='Give more labelled images, or set validation_share = "0%".')
@@ -215,7 +236,7 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     return (replace(images, labelled=part_of(labelled, kept, disk=disk),
                     validation=part_of(labelled, drawn, disk=disk)), len(drawn), images_K,
             {**digests, "labelled": [digests["labelled"][each] for each in kept.tolist()],
-             "validation": [digests["labelled"][each] for each in drawn.tolist()]})
+             "validation": [digests["labelled"][each] for each in drawn.tolist()]}, shared)
 
 
 def _measure(config: StudyConfig, classes: tuple[str, ...], images_K: tuple[int, ...]) -> tuple[StudyMeasure, str]:

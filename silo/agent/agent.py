@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, NotPermitted, OutsideHours, SemisiloError, SystemTrouble, Unreachable
@@ -176,9 +177,6 @@ class Agent:
         self._in_trouble = False
         self._quick_answers = 0
         self._said_away = False
-        self._over = ""
-        """The study whose model is still to be fetched; not before `_over_from`, Unix seconds."""
-        self._over_from = 0.0
         self._leaving = False
 
     # The loop ---------------------------------------------------------------------------------------------------------
@@ -218,10 +216,13 @@ class Agent:
                         await asyncio.sleep(next(pauses))
                     continue
                 ended = self._standby(answer.standby, first=first)
-                if self._over:
-                    await self._fetch_final(self._over)
+                if self._status.now.final_of:
+                    await self._fetch_final(self._status.now.final_of)
                 if ended:
                     await self._say_last()
+                    if self._status.now.final_of:
+                        self._display.event(f"the model of study {self._status.now.final_of} could not be fetched yet,"
+                                            " so it is not evaluated here: the next silo join does so")
                     return printable(answer.standby.text)
                 await self._no_spin(time.monotonic() - asked)
         except SemisiloError as error:
@@ -270,39 +271,48 @@ class Agent:
         """Fetches the model that a study hands over, to evaluate it here, where the study shares it, this site has test
         images, and it has agreed to the study. Put off while this site takes no task, and when the budget of the day
         ends it. What else is in the way is no trouble: the rounds before were evaluated."""
-        now = self._clock()
-        held_off = now < self._over_from <= next_day_at(self._policy.hours, now)  # a later one is another clock's
-        if self._choice.test and (held_off or self._away() is not None):
-            return
-        self._over = ""
-        if not self._choice.test:
-            return
+        status, now = self._status.now, self._clock()
+        if self._choice.test:
+            held_off = now < status.final_from_unix <= next_day_at(self._policy.hours, now)  # later is another clock's
+            if held_off or self._away() is not None:
+                return
+            try:
+                found = await self._final(study)
+            except (DailyBudget, OutsideHours) as error:
+                _LOG.debug("the model of study %s is put off: %s", printable(study), error)
+                if isinstance(error, DailyBudget):
+                    self._save(final_from_unix=next_day_at(self._policy.hours, self._clock()))
+                return
+            if found is not None:
+                await self._sites.make_way()
+                self._sites.begin_file(*found)
+        self._save(final_of="")
+
+    async def _final(self, study: str) -> tuple[ModelDescription, Path] | None:
+        """The model with its file; None where it is not to be had, or not to be evaluated.
+
+        Raises: DailyBudget, OutsideHours; what no repetition can fix.
+        """
         try:
             if not await self._agreed(study):
                 _LOG.debug("the model of study %s is not evaluated: this site has no part in it", printable(study))
-                return
+                return None
             note_question(self._disclosures, study)
             model = await self._link.describe_model(study)
             if self._sites.knows(model):
-                return
+                return None
             check_size(model, self._policy.limits)
             self._may_fetch(model, 0)
             store = PayloadStore(self._home.evaluated_models)
             await asyncio.to_thread(store.clean, keep_partials=[model.digest])
-            path = await self._link.download_model(model, store, may_go_on=partial(self._may_fetch, model))
-        except (DailyBudget, OutsideHours) as error:
-            _LOG.debug("the model of study %s is put off: %s", printable(study), error)
-            self._over = study
-            if isinstance(error, DailyBudget):
-                self._over_from = next_day_at(self._policy.hours, self._clock())
-            return
+            return model, await self._link.download_model(model, store, may_go_on=partial(self._may_fetch, model))
+        except (DailyBudget, OutsideHours):
+            raise
         except (SemisiloError, OSError) as error:
             if isinstance(error, SemisiloError) and is_fatal(error):
                 raise
             _LOG.debug("the model of study %s is not evaluated: %s", study, error)
-            return
-        await self._sites.make_way()
-        self._sites.begin_file(model, path)
+            return None
 
     async def _agreed(self, study: str) -> bool:
         """Whether this silo has answered a task of the study, and this site would permit another: a coordinator may
@@ -514,7 +524,7 @@ class Agent:
         was_part = bool(self._status.now.study)
         self.has_worked = self.has_worked or was_part
         if was_part:
-            self._over, self._over_from = self._status.now.study, 0.0
+            self._save(final_of=self._status.now.study, final_from_unix=0.0)  # a restart fetches it as well
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))
         if not (was_part and self._exit_when_finished):
             self._display.state(self._greeting(line, first=first))

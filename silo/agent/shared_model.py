@@ -25,7 +25,7 @@ from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.link.diagnosis import diagnose
 from semisilo.silo.link.link import Link, LinkSettings, ModelDescription
-from semisilo.silo.link.traffic import Traffic
+from semisilo.silo.link.traffic import Carried, Traffic
 from semisilo.silo.membership.enrollment import open_channel
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import SiloHome
@@ -92,24 +92,31 @@ def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[],
         link = Link(lambda: open_channel(identity, use_http_proxy=use_http_proxy), silo=identity.silo,
                     settings=LinkSettings(), on_trouble=trouble, messages=traffic.messages, on_stream=traffic.total,
                     diagnose=lambda: diagnose(folder, identity.address, now(), use_http_proxy=use_http_proxy))
-        budget = _budget(home, policy, now())
-        alone = not home.is_running()  # else the agent writes the count of the day, and would not know of this
+        noted = Carried()
 
         def carried() -> int:
-            """Bytes of this fetch that the budget does not know of."""
+            """Bytes of this fetch that the count of the day does not know of, noted in it where no agent runs: an agent
+            writes that count and would not know of these. One may start or end meanwhile, so the count is read anew."""
+            nonlocal noted
             found = traffic.total()
-            if not alone:
-                return found.sent_bytes + found.received_bytes
-            budget.carried(found, now(), durably=True)
+            more = found.since(noted)
+            if home.is_running():
+                return more.sent_bytes + more.received_bytes
+            _budget(home, policy, now()).carried(more, now(), durably=True)
+            noted = found
             return 0
 
+        def check(wanted_bytes: int, what: str) -> None:
+            unknown = carried()
+            _budget(home, policy, now()).check(wanted_bytes + unknown, what, now())
+
         def may_go_on(model: ModelDescription, here: int) -> None:
-            budget.check(model.size_bytes - here + carried(), "the rest of this model", now())
+            check(model.size_bytes - here, "the rest of this model")
 
         try:
             model = await link.describe_model(study)
             check_size(model, policy.limits)
-            budget.check(model.size_bytes, "this model", now())
+            check(model.size_bytes, "this model")
             store = PayloadStore(home.models)
             _forget_old(store, keep=model.digest, now_unix=now())
             path = await link.download_model(model, store, on_bytes=lambda here: on_bytes(here, model.size_bytes),

@@ -43,7 +43,7 @@ from semisilo.common.text.describe import counted
 from semisilo.silo.compute.messages import Surveyed
 from semisilo.silo.site.home import JoinChoice, check_apart
 
-__all__ = ["ReadSilo", "SiloImages", "check_silo_images", "read_silo_images", "read_test_images", "survey_silo_images"]
+__all__ = ["ReadSilo", "SiloImages", "check_silo_images", "read_silo_images", "survey_silo_images"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,21 +151,6 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
             each is not None for each in (images.labelled, images.unlabelled, images.test)))
     _check_patients(images)
     return ReadSilo(images, skipped, twins)
-
-
-def read_test_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str, ...], disk: Path | None = None,
-                     multi_label: bool = False) -> tuple[ImageSet, tuple[str, ...]]:
-    """The images to test on as `read_silo_images` gives them, for a model that somebody hands over: without those that
-    have the pixels of one to train on, whose names come second. Reads all images, whatever the model was trained on.
-
-    Args:
-        form, classes, disk, multi_label: as of `read_silo_images`.
-    Raises: BadData as `read_silo_images` does, also for a patient on both sides.
-    """
-    found = read_silo_images(choice, form, classes=classes, scenario="labels-at-coordinator", disk=disk,
-                             multi_label=multi_label)
-    assert found.images.test is not None, "asked where there are test images"
-    return found.images.test, found.twins
 
 
 def _apart(test: ImageSet, images: SiloImages, choice: JoinChoice) -> tuple[ImageSet, tuple[str, ...]]:

@@ -56,7 +56,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import source_trouble
-from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, read_test_images, survey_silo_images
+from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.masked_update import Summand, write_masked
@@ -127,6 +127,10 @@ class Given:
     """Tensors of layers that nobody trains."""
     numerics: NumericsRecord
     """In force."""
+
+
+class _StopRead(Exception):
+    """A task has come while images were read for an evaluation."""
 
 
 class Operations:
@@ -245,13 +249,29 @@ class Operations:
             test = self._read[1].test
         else:
             self._read = None  # two sets at once might not fit
-            test, twins = read_test_images(request.choice, form, classes=classes, disk=request.images_folder,
-                                           multi_label=key.multi_label)
-            _tell_twins(twins)
+            try:  # all of them: a test image that stands among those to train on measures nothing
+                read = read_silo_images(request.choice, form, classes=classes, scenario=key.scenario,
+                                        progress=self._until(request.stop_file), disk=request.images_folder,
+                                        multi_label=key.multi_label)
+            except _StopRead:
+                return EvaluatedFile(classes=(), why_not=_STOPPED.why_not, class_names=classes)
+            self._read = (key, read.images)
+            _log_skipped(read.skipped)
+            _tell_twins(read.twins)
+            test = read.images.test
         if test is None:
             raise BadData("There are no test images.", remedy="Name some: silo join --test FOLDER.")
         found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
         return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
+
+    def _until(self, stop_file: Path) -> Callable[[float, str], None]:
+        """The progress of reading images. It raises _StopRead once the stop file is there."""
+        def tell(share: float, text: str) -> None:
+            if stop_file.exists():
+                raise _StopRead
+            self._progress(share, text)
+
+        return tell
 
     def _made_ready(self, request: Train | EvaluateReceived, cache: PayloadStore) -> _Ready:
         """What training and evaluation begin with: numerics in force, decoded groups, the network."""

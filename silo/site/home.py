@@ -389,6 +389,10 @@ class AgentStatus:
     """Why, a line for the person here: it may name files."""
     warning: str = ""
     """What the coordinator says that somebody here should know; empty when there is nothing."""
+    final_of: str = ""
+    """The study that is over and whose model is still to be fetched, to evaluate it here; empty: none."""
+    final_from_unix: float = 0.0
+    """Not before this."""
 
 
 _LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))
@@ -397,8 +401,8 @@ _LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))
 class StatusFile:
     """The status on disk, replaced atomically; a full disk takes it as well.
 
-    A power failure may lose the last state of it: nothing depends on it but what a person sees, so it is not worth a
-    disk flush every few seconds.
+    A power failure may lose the last state of it: nothing depends on it but what a person sees, and whether the last
+    model of a study is evaluated here, so it is not worth a disk flush every few seconds.
     """
 
     def __init__(self, path: Path) -> None:

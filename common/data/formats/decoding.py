@@ -33,8 +33,8 @@ from semisilo.common.data.formats.raster import most_pixels, open_raster
 from semisilo.common.data.formats.registry import format_of
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.squares import Squares
-from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import gone, source_trouble
+from semisilo.common.errors import BadData, SystemTrouble
+from semisilo.common.text.system_errors import gone, may_be_of_one_file, source_trouble
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
            "ranges_of", "trouble_of"]
@@ -44,6 +44,10 @@ ReadT = TypeVar("ReadT")
 _MOST_THREADS = 8
 _LOOKED_AT = 32
 """Files after the first that cannot be read: if these cannot be, either, leaving files out is no way."""
+_HANDFUL = 5
+"""So many files that have gone or that the disk fails to read say nothing of their source, be it small."""
+_SHARE = 0.1
+"""Of its files: nor do so few of a large one."""
 _WINDOW = 64
 """Files that are decoded ahead, so that threads hold no more than this many files' squares."""
 
@@ -55,6 +59,8 @@ class Trouble:
     reason: str
     broken: bool
     """False for a file that is whole and holds none."""
+    away: SystemTrouble | None = None
+    """Where the file is not there any more, or its disk fails to read it: what it is if its source has gone away."""
 
 
 @contextmanager
@@ -145,8 +151,8 @@ def _pictures(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping
 def _tried(file: ImageFile, work: Callable[[], ReadT]) -> ReadT | Trouble:
     """What reading a file gives, or why it gives nothing.
 
-    Raises: BadData when a package is missing; SystemTrouble where disk or share have gone away, whatever is to become
-        of single files: what is left of a source would be taken for all of it.
+    Raises: BadData when a package is missing; SystemTrouble where disk or share have certainly gone away, whatever is
+        to become of single files: what is left of a source would be taken for all of it.
     """
     try:
         return work()
@@ -156,14 +162,13 @@ def _tried(file: ImageFile, work: Callable[[], ReadT]) -> ReadT | Trouble:
         try:
             size = len(file.content) if file.content is not None else file.path.stat().st_size
         except OSError as error:
-            raise source_trouble(error, file.path) or gone(file.path) from error
+            return _missing(file, error) if isinstance(error, FileNotFoundError) else _of_disk(file, error) or \
+                Trouble("it is not an image, or damaged at its start", True)
         return Trouble("it is empty" if size == 0 else "it is not an image, or damaged at its start", True)
     except NoPictureError as error:
         return Trouble(str(error), False)
     except UnusableError as error:
-        if (trouble := source_trouble(error, file.path)) is not None:
-            raise trouble from error
-        return Trouble(str(error), True)
+        return _of_disk(file, error) or Trouble(str(error), True)
     except Image.DecompressionBombError:
         return Trouble(f"it has too many pixels (limit {most_pixels()}); scale it down", True)
     except MemoryError:
@@ -171,13 +176,33 @@ def _tried(file: ImageFile, work: Callable[[], ReadT]) -> ReadT | Trouble:
     except PermissionError:
         return Trouble("this user may not read it", True)
     except FileNotFoundError as error:
-        raise gone(file.path) from error
+        return _missing(file, error)
     except Exception as error:
-        if (trouble := source_trouble(error, file.path)) is not None:
-            raise trouble from error
+        if (found := _of_disk(file, error)) is not None:
+            return found
         # Pillow's decoders raise nearly anything on damaged bytes: OSError, SyntaxError, struct.error, KeyError, ...
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Trouble(text.rstrip("."), True)
+
+
+def _missing(file: ImageFile, error: FileNotFoundError) -> Trouble:
+    """A file that has gone since it was listed, or another one that its reader looks for."""
+    if not file.path.exists():
+        return Trouble("there is no such file", True, gone(file.path))
+    name = Path(os.fsdecode(error.filename)).name if isinstance(error.filename, (str, bytes)) else ""
+    return Trouble(f"there is no file {name}, which it needs" if name else "there is no file that it needs", True)
+
+
+def _of_disk(file: ImageFile, error: BaseException) -> Trouble | None:
+    """What a disk that fails to read a file makes of it; None for every other error.
+
+    Raises: SystemTrouble for what is never about one file.
+    """
+    if (trouble := source_trouble(error, file.path)) is None:
+        return None
+    if not may_be_of_one_file(error):
+        raise trouble from error
+    return Trouble("the disk fails to read it", True, trouble)
 
 
 # Many files -----------------------------------------------------------------------------------------------------------
@@ -250,7 +275,8 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         num_files: how many files there are, for `progress`; `number` by default.
         disk: a folder on whose disk the squares lie; None for memory.
     Raises: BadData, naming the file, at the first that cannot be read if `on_error` is "stop"; when none can be; when
-        a package is missing. SystemTrouble, whatever `on_error` says, where disk or share have gone away.
+        a package is missing. SystemTrouble, whatever `on_error` says, where disk or share have gone away: also where
+        more than a handful of files and a tenth of them are gone or fail to be read, or those read before are gone.
     """
     known = dict(ranges or {})
     told = progress
@@ -261,12 +287,16 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         names: list[str] = []
         patients: list[str] = []
         skipped: list[Skipped] = []
+        away: list[SystemTrouble] = []
         lowest: dict[str, float] = {}
         of_volumes = False
         total = max(1, number if num_files is None else num_files)
         with closing(decoded(files(), form, reading, known)) as results:
             for done, (file, result) in enumerate(results, 1):
                 if isinstance(result, Trouble):
+                    if result.away is not None:
+                        away.append(result.away)
+                        _check_source(away, kept, total=total)
                     if result.broken and on_error == "stop":
                         raise _stopped_at(file, result, where, some=bool(kept), following=results)
                     reason = f"cannot be read: {result.reason}" if result.broken else result.reason
@@ -289,11 +319,25 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
             break
         assert known != before, "a second pass begins with a larger range"
         told = None
+    _check_source(away, kept, total=total)  # it may have gone behind the last that was missed
     if not kept:
+        if away:
+            raise away[0]
         first = f": first is {skipped[0].name}, {skipped[0].reason}" if skipped else ""
         raise BadData(f"{where}: none of the {len(skipped)} images can be read{first}.", remedy=_ALL_ALIKE)
     return Decoded(squares=squares.finish(len(kept)), files=kept, names=tuple(names), skipped=skipped, ranges=known,
                    tied=(*sorted(lowest), *(["slices of a volume"] if of_volumes else [])), patients=tuple(patients))
+
+
+def _check_source(away: Sequence[SystemTrouble], kept: Sequence[ImageFile], *, total: int) -> None:
+    """Whether files that are gone, or that the disk fails to read, are single ones. A folder in use has such files, and
+    a disk may have a bad sector; a share that is unmounted in the middle has lost those that were read as well.
+
+    Raises: SystemTrouble, the first.
+    """
+    many = len(away) > _HANDFUL and len(away) > _SHARE * total
+    if away and (many or (kept and not any(os.path.exists(file.path) for file in (kept[0], kept[-1])))):
+        raise away[0]
 
 
 _ALL_ALIKE = "Check that the files were copied completely and how they were exported."
@@ -306,9 +350,14 @@ def _stopped_at(file: ImageFile, trouble: Trouble, where: str, *, some: bool,
 
     Args:
         some: whether a file before it can be read.
+    Raises: SystemTrouble where disk or share fail to give those after it, too.
     """
-    next_ones = [] if some else [not isinstance(result, Trouble)
-                                 for _, result in itertools.islice(following, _LOOKED_AT)]
+    looked_at = _LOOKED_AT if not some else _HANDFUL if trouble.away is not None else 0
+    results = [result for _, result in itertools.islice(following, looked_at)]
+    if trouble.away is not None and all(isinstance(each, Trouble) and each.away is not None for each in results) and (
+            results or not some):
+        raise trouble.away
+    next_ones = [] if some else [not isinstance(result, Trouble) for result in results]
     text = f"{where}: {file.name} cannot be read: {trouble.reason}"
     if some or any(next_ones):
         return BadData(f"{text}.", remedy='Replace or remove it, or set on_error = "skip" to leave such files out.')

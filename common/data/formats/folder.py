@@ -24,7 +24,7 @@ from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import gone, source_trouble
 
-__all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "list_images"]
+__all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "is_left_behind", "list_images"]
 
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
@@ -157,10 +157,15 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries
-                    if not entry.name.startswith(".") and entry.name.lower() not in _LEFT_BEHIND]
+                    if not is_left_behind(entry.name)]
     except OSError as error:
         raise source_trouble(error, folder) or BadData(f"{folder}: the folder cannot be listed: {error.strerror}.",
                       remedy="Let this user read it.") from None
+
+
+def is_left_behind(name: str) -> bool:
+    """Whether a file or folder of this name is hidden, or one that file managers leave where somebody has looked."""
+    return name.startswith(".") or name.lower() in _LEFT_BEHIND
 
 
 def _readable(name: str) -> str:

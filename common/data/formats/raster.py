@@ -22,7 +22,7 @@ from semisilo.common.data.formats.picture import Header, Picture, chosen, part_o
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, fitted, square
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, JPEG
 from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours
-from semisilo.common.text.system_errors import source_trouble
+from semisilo.common.text.system_errors import may_be_of_one_file, source_trouble
 
 __all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
 
@@ -46,6 +46,8 @@ def is_raster(path: Path) -> bool:
             return True
     except Exception as error:  # Pillow raises nearly anything on damaged bytes
         if (trouble := source_trouble(error, path)) is not None:
+            if may_be_of_one_file(error):
+                return True  # it may be: decoding tells what is wrong with it, and with how many others
             raise trouble from error
         return False
 

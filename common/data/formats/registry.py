@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from semisilo.common.text.system_errors import source_trouble
+from semisilo.common.text.system_errors import may_be_of_one_file, source_trouble
 
 if TYPE_CHECKING:
     from semisilo.common.data.formats.picture import OpenedImage
@@ -127,7 +127,7 @@ def format_of(path: Path) -> ImageFormat | None:
         with path.open("rb") as file:
             start = file.read(_START)
     except OSError as error:
-        if (trouble := source_trouble(error, path)) is not None:
+        if (trouble := source_trouble(error, path)) is not None and not may_be_of_one_file(error):
             raise trouble from error
         return None
     return next((each for each in (*IMAGE_FORMATS, *others) if each.magic is not None

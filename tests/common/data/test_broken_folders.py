@@ -16,6 +16,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from semisilo.common.data.form import ImageForm, Reading
+from semisilo.common.data.formats import decoding
 from semisilo.common.data.formats.decoding import decode
 from semisilo.common.data.formats.folder import ImageFile, list_images
 from semisilo.common.data.formats.pixels import Geometry
@@ -208,7 +209,7 @@ def test_what_is_wrong_with_a_file_is_said_before_what_is_wrong_with_the_list_af
 # Disks and shares that go away ----------------------------------------------------------------------------------------
 
 
-AWAY = [errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN]
+AWAY = [errno.ESTALE, errno.ENODEV, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN]
 
 
 def fails(number: int, *names: str):
@@ -238,18 +239,95 @@ def test_a_share_that_goes_away_while_it_is_read_is_no_small_data_set(
         read_images(str(few), size=8, channels=3, on_error=on_error)
 
 
+def many(folder: Path, count: int) -> list[Path]:
+    return [noise(folder / f"{name}/{index:02}.png") for name in ("cat", "dog") for index in range(count // 2)]
+
+
+@pytest.mark.parametrize(("count", "lost", "waits"), [(40, 1, False), (40, 5, False), (40, 6, True), (80, 8, False)])
+@pytest.mark.parametrize("kind", ["bad sectors", "removed"])
+def test_a_few_files_that_are_gone_or_that_the_disk_fails_to_read_are_single_ones(
+        tmp_path: Path, kind: str, count: int, lost: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad sector, or one file that was renamed in a folder in use, held a silo up for ever."""
+    paths = many(tmp_path, count)
+    chosen = paths[2:2 + lost]
+    if kind == "removed":
+        def renamed(path: Path):
+            found = list_images(path)
+            for each in chosen:
+                each.unlink()
+            return found
+        monkeypatch.setattr("semisilo.common.data.formats.folder.list_images", renamed)
+    else:
+        names = {each.name for each in chosen}
+        real = io.open
+        monkeypatch.setattr("builtins.open", lambda file, *args, **options: fails(errno.EIO, *names)(
+            file, *args, **options) if "cat" in str(file) else real(file, *args, **options))
+    if waits:
+        with pytest.raises(SystemTrouble, match=r"cat/02\.png: "):
+            read_images(str(tmp_path), size=8, channels=3, on_error="skip")
+        return
+    found = read_images(str(tmp_path), size=8, channels=3, on_error="skip")
+    assert len(found.images) == count - lost
+    reason = "there is no such file" if kind == "removed" else "the disk fails to read it"
+    assert [(each.name, each.reason) for each in found.skipped] == [
+        (each.relative_to(tmp_path).as_posix(), f"cannot be read: {reason}") for each in chosen]
+
+
+def test_a_single_bad_sector_stops_who_wants_to_be_stopped_and_a_dead_disk_does_not(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path, 20)
+    monkeypatch.setattr("builtins.open", fails(errno.EIO, "02.png"))
+    with pytest.raises(BadData, match=r"cat/02\.png cannot be read: the disk fails to read it"):
+        read_images(str(tmp_path), size=8, channels=3, on_error="stop")
+    monkeypatch.setattr("builtins.open", fails(errno.EIO, *(f"{index:02}.png" for index in range(2, 10))))
+    with pytest.raises(SystemTrouble, match=r"cat/02\.png: "):
+        read_images(str(tmp_path), size=8, channels=3, on_error="stop")
+
+
+def test_a_bad_sector_of_a_file_without_a_suffix_is_told_and_holds_up_nothing(
+        few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise(few / "cat/e.png").rename(few / "cat/e")
+    monkeypatch.setattr(Path, "open", lambda self, *args, **options: fails(errno.EIO, "e")(self, *args, **options))
+    monkeypatch.setattr("builtins.open", fails(errno.EIO, "e"))
+    found = read_images(str(few), size=8, channels=3, on_error="skip")
+    assert [(each.name, each.broken) for each in found.skipped] == [("cat/e", True)]
+    assert len(found.images) == 4
+
+
+def test_a_share_that_is_unmounted_when_nearly_all_is_read_is_no_small_data_set(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = many(tmp_path, 40)
+    real, calls = decoding._pictures, []
+
+    def pictures(file: ImageFile, *more):
+        calls.append(file)
+        if file.name.endswith("dog/18.png"):
+            for each in paths:
+                each.unlink(missing_ok=True)
+        return real(file, *more)
+    monkeypatch.setattr(decoding, "_threads", lambda: 1)
+    monkeypatch.setattr(decoding, "_pictures", pictures)
+    with pytest.raises(SystemTrouble, match=r"dog/18\.png: was there a moment ago"):
+        read_images(str(tmp_path), size=8, channels=3, on_error="skip")
+    assert len(calls) == 40
+
+
 @pytest.mark.parametrize("on_error", ["skip", "stop"])
 def test_files_that_are_gone_since_they_were_listed_are_no_small_data_set(
         few: Path, on_error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an unmount: the folder is there, and empty."""
     def unmounted(path: Path):
         found = list_images(path)
-        for name in ("dog/c.png", "dog/d.png"):
-            (few / name).unlink(missing_ok=True)
+        for each in gone:
+            (few / each).unlink(missing_ok=True)
         return found
+    gone = ("cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png")
     monkeypatch.setattr("semisilo.common.data.formats.folder.list_images", unmounted)
-    with pytest.raises(SystemTrouble, match=r"c\.png: was there a moment ago"):
+    with pytest.raises(SystemTrouble, match=r"a\.png: was there a moment ago"):
         read_images(str(few), size=8, channels=3, on_error=on_error)
+    for name in gone[:2]:
+        noise(few / name)
+    gone = ()
     assert len(read_images(str(few), size=8, channels=3, on_error=on_error).images) == 2, "listed anew"
 
 

@@ -60,6 +60,13 @@ def test_an_empty_folder_for_labelled_images_is_asked_about(tmp_path: Path) -> N
     assert not found.is_refused
 
 
+def test_an_empty_folder_for_labelled_images_lifts_no_refusal_of_parts(tmp_path: Path) -> None:
+    (tmp_path / "labelled").mkdir()
+    assert of(tmp_path, PARTS).is_refused
+    with pytest.raises(BadData, match="parts of a data set, not classes"):
+        survey_silo_images(JoinChoice(source=str(tmp_path)))
+
+
 @pytest.mark.parametrize("names", [["train", "test"], ["Training", "Testing"], ["training_set", "valid", "test-images"],
                                    ["train", "dev"], ["train"], ["val", "test"]])
 def test_parts_of_a_data_set_are_no_classes_until_the_study_has_such_a_class(tmp_path: Path, names: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.measures.study_measure import ACCURACY, BALANCED_ACCURACY
-from semisilo.common.methods.contract import CoordinatorData, Environment, TensorGroup
+from semisilo.common.methods.contract import CoordinatorData, Environment, ModelSettings, TensorGroup
+from semisilo.common.models.exported import ModelFacts, read_facts
+from semisilo.common.models.factory import build_model
 from semisilo.coordinator.compute import evaluation
 from semisilo.coordinator.compute.evaluation import LocalModels, MeasuredModel, diagnostics_of, measure_model
 
@@ -135,3 +138,21 @@ def test_images_of_one_class_choose_nothing_by_balanced_accuracy() -> None:
     for measure, chooses in ((BALANCED_ACCURACY, False), (ACCURACY, True)):
         assert ("selection_score" in measure_model(one, CLASSES, saying(1), {}, measure=measure).metrics) == chooses
     assert measure_model(two, CLASSES, saying(1), {}, measure=BALANCED_ACCURACY).metrics["selection_score"] == 0.5
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_thresholds_are_not_chosen_on_validation_images_that_are_not_the_studys_any_more(
+        tmp_path: Path, chosen: bool) -> None:
+    rows = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
+    validation = ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), rows, tuple("abcd"))
+    settings = ModelSettings(name="small_cnn", classes=CLASSES, normalisation="group")
+    form = ImageForm(size=8, channels=1, mean=(0.0,), std=(1.0,))
+    facts = ModelFacts(model=settings, image=form, study="s", method="fedavg", round=1, state="0" * 64,
+                       task="multi_label")
+
+    def build() -> nn.Module:
+        return build_model(settings, channels=1, size=8)
+
+    evaluation.export_model(tmp_path / "model.safetensors", environment(build, validation=validation),
+                            dict(build().state_dict()), {}, facts, with_thresholds=chosen)
+    assert len(read_facts(tmp_path / "model.safetensors").thresholds) == (3 if chosen else 0)

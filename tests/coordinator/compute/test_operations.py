@@ -37,6 +37,7 @@ from semisilo.common.errors import (
 )
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, Phase, TensorGroup, UpdateHeader
+from semisilo.common.models.exported import read_facts
 from semisilo.common.models.factory import build_model
 from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.common.payload.cache import TensorCache
@@ -870,6 +871,32 @@ def test_a_task_says_that_it_brings_the_model_only_where_its_tensors_are_those_t
             received |= group.tensors
     assert received.keys() == exported.keys()
     assert all(torch.equal(received[name], exported[name]) for name in received)
+
+
+def test_a_model_is_written_of_a_study_whose_images_have_changed_since_without_what_they_would_choose(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that was stopped while nobody served lost its model for one image that had been removed."""
+    operations, study = opened(federation)
+    state, path = prepare(operations).state, federation / "model.safetensors"
+    operations.export(Export(state=state, path=path))
+    before = load_file(path)
+    assert len(read_facts(path).training_prior) == 10
+    path.unlink()
+    first = sorted((federation / "studies/first/labelled").rglob("*.png"))[0]
+    first.unlink()
+    with pytest.raises(BadData, match="40 labelled images then, 39 now"):
+        opened(federation, study.frozen)
+    again = Operations(lambda fraction, text: None)
+    answered(again, replace(opening(federation, study.frozen), may_have_changed=True))
+    chosen: list[bool] = []
+    real = operations_module.export_model
+    monkeypatch.setattr(operations_module, "export_model", lambda *arguments, with_thresholds: (
+        chosen.append(with_thresholds), real(*arguments, with_thresholds=with_thresholds)))
+    again.export(Export(state=state, path=path))
+    assert chosen == [False]
+    assert read_facts(path).training_prior == (), "of other labels it would be another one"
+    after = load_file(path)
+    assert all(torch.equal(before[name], after[name]) for name in before | after)
 
 
 # No one silo in command -----------------------------------------------------------------------------------------------

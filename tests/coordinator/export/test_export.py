@@ -297,6 +297,21 @@ def test_images_that_have_changed_since_are_told_on_the_card_and_fit_no_probabil
         exported(simulated, tmp_path / "other", formats=("safetensors",), calibrate=True)
 
 
+def test_test_images_that_stand_among_others_by_now_measure_nothing_and_the_card_says_so(
+        simulated: SimulationResult, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(simulated.folder / "studies" / simulated.study, folder)
+    shutil.copyfile(folder / "data" / "validation.npz", folder / "data" / "test.npz")
+    ledger = Ledger(simulated.folder / "ledger.sqlite")
+    try:
+        found = export_study(ledger, simulated.study, study_folder=folder, out=tmp_path / "out", choice=ExportChoice(
+            device="cpu", round="last", formats=("safetensors",)))
+    finally:
+        ledger.close()
+    assert found.card["test"] is None
+    assert any("test images have the pixels of validation ones" in each for each in found.card["limits"])
+
+
 def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, hand_over: Exported) -> None:
     found = hand_over.card["provenance"]
     ledger = Ledger(simulated.folder / "ledger.sqlite")
@@ -508,6 +523,20 @@ def test_a_file_that_is_put_beside_an_earlier_export_while_the_next_is_made_stay
         exported(simulated, out, formats=("safetensors",))
     assert (out / "notes.txt").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_an_earlier_export_that_somebody_has_looked_at_is_replaced(
+        simulated: SimulationResult, hand_over: Exported, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(hand_over.folder, out)
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        (out / name).write_text("a view")
+    exported(simulated, out, formats=("safetensors",))
+    assert not (out / "model.onnx").exists()
+    (out / ".git").mkdir()
+    (out / ".git" / "config").write_text("years of work")
+    with pytest.raises(UsageError, match=r"no export has written: \.git/config"):
+        exported(simulated, out, formats=("safetensors",))
 
 
 def test_an_earlier_export_is_replaced_and_other_files_are_not(

@@ -84,6 +84,22 @@ def test_a_stopped_study_whose_model_cannot_be_written_holds_up_no_other(
         asyncio.run(scenario())
 
 
+def test_a_stopped_study_is_opened_with_other_images_for_its_model_alone(stopped: Coordinator) -> None:
+    opened: dict[str, bool] = {}
+    before: Callable[[str, Any], None] = stopped.compute.before
+
+    def noted(name: str, request: Any) -> None:
+        before(name, request)
+        if name == "open_study":
+            opened[request.name] = request.may_have_changed
+
+    stopped.compute.before = noted
+    asyncio.run(run(stopped))
+    stopped.close()
+    assert opened == {"s": True, "t": False}
+    assert (stopped.folder / "studies" / "s" / "model.safetensors").exists()
+
+
 def test_where_nobody_operates_a_model_that_cannot_be_written_is_an_error(stopped: Coordinator) -> None:
     Disk(stopped, "open_study", study="s")
     stopped.engine._operated = False

@@ -22,7 +22,7 @@ from semisilo.coordinator.studies.held_out import (
     held_out_share,
 )
 from semisilo.coordinator.studies.images import StudyData, read_study_data
-from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 from tests.each_of import each_of
 
 GENERATOR = np.random.default_rng(3)
@@ -36,11 +36,15 @@ def write(path: Path, labels: list[int], *, seed: int) -> None:
 
 def read(folder: Path, *, study: dict[str, object] | None = None, before: StudyData | None = None,
          **data: object) -> StudyData:
-    config = config_from_dict({
+    return read_study_data(study_of(study=study, **data), folder=folder,
+                           frozen=None if before is None else before.frozen)
+
+
+def study_of(*, study: dict[str, object] | None = None, **data: object) -> StudyConfig:
+    return config_from_dict({
         "study": {"seed": 4, **(study or {})}, "model": {"name": "small_cnn"}, "method": {"name": "semifl"},
         "data": {"labelled": "labelled.npz", "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25]},
                  **data}}, where="study")
-    return read_study_data(config, folder=folder, frozen=None if before is None else before.frozen)
 
 
 # What is drawn --------------------------------------------------------------------------------------------------------
@@ -416,6 +420,38 @@ def test_test_images_that_came_among_the_labelled_ones_after_the_start_are_refus
     (tmp_path / "labelled.npz").write_bytes((tmp_path / "test.npz").read_bytes())
     with pytest.raises(BadData, match="10 of 10 test images have the pixels of labelled ones"):
         read(tmp_path, before=begun, test="test.npz", validation_share="25%")
+
+
+@each_of("where", ["labelled", "validation"])
+def test_where_sets_may_have_changed_images_in_two_of_them_are_told_and_measure_nothing(
+        begun: StudyData, tmp_path: Path, where: str) -> None:
+    """Exporting a model refused them, while it told every other change of the images."""
+    config = study_of(test="test.npz", **({"validation": "validation.npz"} if where == "validation" else
+                                          {"validation_share": "25%"}))
+    copied = (tmp_path / "test.npz").read_bytes()
+    if where == "validation":
+        write(tmp_path / "labelled.npz", [0, 1] * 20, seed=1)
+        write(tmp_path / "validation.npz", [0, 1] * 5, seed=7)
+        begun = read_study_data(config, folder=tmp_path, frozen=None)
+    (tmp_path / f"{where}.npz").write_bytes(copied)
+    found = read_study_data(config, folder=tmp_path, frozen=begun.frozen, may_have_changed=True)
+    assert found.images.test is None
+    assert found.changes["test"].endswith("so nothing is measured on them")
+    assert " of 10 test images have the pixels of " in found.changes["test"]
+    assert "(" not in found.changes["test"], "names of files do not go onto a card"
+    assert where in found.changes
+
+
+def test_patients_in_two_sets_are_told_where_sets_may_have_changed(tmp_path: Path) -> None:
+    folders(tmp_path, "labelled/a/p1/1.png", "labelled/b/p2/2.png", "test/a/p3/3.png", "test/b/p4/4.png")
+    config = study_of(labelled="labelled", test="test", patient="folder")
+    first = read_study_data(config, folder=tmp_path, frozen=None).frozen
+    (tmp_path / "test/a/p3").rename(tmp_path / "test/a/p1")
+    with pytest.raises(BadData, match="1 patient of the test images have labelled ones as well"):
+        read_study_data(config, folder=tmp_path, frozen=first)
+    found = read_study_data(config, folder=tmp_path, frozen=first, may_have_changed=True)
+    assert found.images.test is None
+    assert found.changes["test"].startswith("1 patient of the test images have labelled ones as well")
 
 
 def test_labelled_and_test_images_that_change_places_are_refused_though_none_stands_in_both(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 from semisilo.common.errors import DailyBudget, SemisiloError
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.agent import shared_model
-from semisilo.silo.agent.daily_budget import read_day
+from semisilo.silo.agent.daily_budget import DayBudget, read_day
 from semisilo.silo.agent.shared_model import fetch_model, forget_unfinished
+from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import policy_text
@@ -67,6 +68,31 @@ def test_a_model_whose_bytes_are_lost_on_the_line_gets_no_more_than_the_budget_a
         fetch_from(coordinator, home, monkeypatch, cut_after_bytes=400_000)
     assert len(coordinator.downloads) <= 4, "the kernel may tell the last bytes of a connection late"
     assert read_day(home.day, Hours(), time.time()).received_bytes > 200_000
+
+
+@pytest.mark.parametrize("runs_first", [False, True])
+def test_a_fetch_beside_an_agent_that_starts_or_ends_meanwhile_is_counted_once_and_takes_nothing_back(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_first: bool) -> None:
+    """Whether one runs was looked at once: the count of an agent that had started since was written over."""
+    home = filled_home(tmp_path / "home")
+    home.day.unlink()
+    looks = list[bool]()
+
+    def is_running(self: SiloHome) -> bool:
+        looks.append(runs_first is (not looks))
+        if not runs_first and len(looks) == 2:  # it has counted a task meanwhile
+            DayBudget(home.day, bytes_per_day=0, hours=Hours(), now_unix=time.time()).carried(
+                Carried(0, 50_000_000), time.time(), durably=True)
+        return looks[-1]
+
+    monkeypatch.setattr(SiloHome, "is_running", is_running)
+    fetch_from(FakeCoordinator(model=random_bytes(800_000), chunk_bytes=200_000), home, monkeypatch)
+    assert len(looks) > 1
+    found = read_day(home.day, Hours(), time.time()).received_bytes
+    if runs_first:
+        assert found > 800_000, "it has ended, and knows of nothing"
+    else:
+        assert 50_000_000 <= found < 50_100_000, "it has its own count"
 
 
 def test_what_has_come_of_models_goes_after_a_week_in_which_nobody_has_gone_on_with_it(

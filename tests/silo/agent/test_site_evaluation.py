@@ -360,6 +360,30 @@ def test_the_model_of_a_study_is_put_off_outside_of_the_working_hours(tmp_path: 
     run(work())
 
 
+def test_a_model_that_is_put_off_is_evaluated_by_the_next_silo_join_and_said_to_be_missing_by_this_one(
+        tmp_path: Path) -> None:
+    """It was forgotten with the process, without a word."""
+    async def work() -> None:
+        answered_before(tmp_path / "a")
+        coordinator, clock = naming(), Clock(NOON)
+        coordinator.heeds_away = False
+        async with serving(coordinator) as port:
+            async with agent_at(port, tmp_path / "a", choice=TESTED, policy=NIGHTS, clock=clock) as bench:
+                await bench.agent.run()
+                assert "the model of study first could not be fetched yet" in bench.text
+                assert bench.status().final_of == "first"
+            clock.set(EVENING)
+            async with agent_at(port, tmp_path / "a", choice=TESTED, policy=NIGHTS, clock=clock,
+                                exit_when_finished=False) as bench:
+                running = asyncio.ensure_future(bench.agent.run())
+                await until(lambda: recorded(bench) == [3])
+                assert coordinator.described == ["first"]
+                await until(lambda: bench.status().final_of == "")
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+    run(work())
+
+
 def test_what_has_come_of_a_model_before_a_crash_or_of_another_one_is_removed(tmp_path: Path) -> None:
     def left(home: SiloHome, key: str) -> None:
         with PayloadStore(home.evaluated_models).partial(key, size_bytes=10) as partial:

@@ -29,6 +29,7 @@ from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import as_json
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute import images as images_module
 from semisilo.silo.compute.messages import Evaluated, EvaluateFile, EvaluateReceived, Survey, Surveyed, Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
@@ -267,6 +268,31 @@ def test_a_model_that_is_handed_over_is_not_measured_on_patients_that_were_train
     with pytest.raises(BadData, match="1 patient of the test images"):
         operations().evaluate_file(EvaluateFile(path=handed_over(site, tmp_path / "model.safetensors"), choice=choice,
                                                 stop_file=received.stop_file))
+
+
+def test_reading_images_for_a_model_that_is_handed_over_makes_way_for_a_task_and_is_done_once(
+        site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, received = with_test_images(site, tmp_path)
+    for index, name in enumerate(("own/a.png", "own/b.png", "test/3/c.png")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * index).save(tmp_path / name)
+    choice = JoinChoice(source=str(tmp_path / "own"), test=str(tmp_path / "test"))
+    request = EvaluateFile(path=handed_over(site, tmp_path / "model.safetensors"), choice=choice,
+                           stop_file=received.stop_file)
+    sources: list[str] = []
+    for module in (images_module, partly_labelled):
+        real = module.read_images
+        monkeypatch.setattr(module, "read_images", lambda source, _real=real, **keywords: (
+            sources.append(Path(source).name), _real(source, **keywords))[1])
+    done = operations()
+    request.stop_file.touch()
+    found = done.evaluate_file(request)
+    assert (found.classes, found.why_not) == ((), "the next task came before it was done")
+    assert sources == ["own"], "it ends with the first files"
+    request.stop_file.unlink()
+    sources.clear()
+    assert [sum(each.images for each in done.evaluate_file(request).classes) for _ in range(2)] == [1, 1]
+    assert sources == ["own", "test"], "kept for the next model"
 
 
 def test_without_the_statistics_that_a_network_needs_it_is_not_evaluated(site: Site, tmp_path: Path) -> None:

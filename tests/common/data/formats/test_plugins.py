@@ -29,6 +29,8 @@ from semisilo.common.data.formats.registry import ImageFormat
 
 def read(path):
     content = path.read_bytes()
+    if content == b"pair":
+        path.with_suffix(".index").read_bytes()
     if content == b"broken":
         raise ValueError("no slide")
     return opened_array(np.frombuffer(content, dtype=np.uint8).reshape(4, 4))
@@ -86,6 +88,10 @@ def test_what_the_reader_raises_is_said_of_the_file(slides: Path) -> None:
         read_images(str(slides), size=4, channels=1, selection=Selection(formats=("slide",)))
     found = read_images(str(slides), size=4, channels=1, on_error="skip", selection=Selection(formats=("slide",)))
     assert [skipped.name for skipped in found.skipped] == ["benign/b.slide"]
+    (slides / "benign" / "b.slide").write_bytes(b"pair")
+    found = read_images(str(slides), size=4, channels=1, on_error="skip", selection=Selection(formats=("slide",)))
+    assert [skipped.reason for skipped in found.skipped] == [
+        "cannot be read: there is no file b.index, which it needs"], "no share has gone away for that"
 
 
 @pytest.mark.parametrize(("name", "says"), [
