@@ -3,8 +3,9 @@
     w + (eta_g / m) sum (w_k - w)          c = (1 / K) sum c_k          c_k' - c_k = Delta_k - c
 
 m silos took part; K is the number of silos as the round opens that permit the method and are heard, of which those
-that have not taken part yet count with c_k = 0. The change of c_k follows from the difference w_k - w alone (Delta_k = (w - w_k) / (lr
-tau_k)), so nothing but the model goes up. Symbols are those of `semisilo.common.learning.averaging.normalised`.
+that have not taken part yet count with c_k = 0. The change of c_k follows from the difference w_k - w alone
+(Delta_k = (w - w_k) / (lr tau_k)), so nothing but the model goes up. Symbols are those of
+`semisilo.common.learning.averaging.normalised`.
 
 What the coordinator cannot do is to take out a c_k that its silo has lost, or that of a silo that was set aside. Then
 it raises `correction_epoch`, all control variates are 0 again, and one round goes without correction (ours; the paper's
