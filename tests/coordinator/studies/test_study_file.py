@@ -348,6 +348,17 @@ def test_no_round_is_opened_that_asks_fewer_than_the_quorum_but_for_silos_that_a
     assert ParticipationSettings(quorum=quorum).fewest_asked(asked, num_aside=aside) == needed
 
 
+@each_of(("silos_per_round", "quorum", "members", "aside", "needed"), [
+    (5, 8, 10, 0, 5), (5, 8, 5, 0, 5), (5, 8, 3, 0, 5), (5, 8, 4, 1, 4), (5, 8, 100, 0, 5), (5, 3, 2, 0, 3),
+    ("20%", 5, 10, 0, 2), ("20%", 5, 3, 0, 1), ("20%", 5, 25, 0, 5), ("20%", 5, 100, 0, 5), ("20%", 5, 10, 1, 2),
+    ("50%", 3, 5, 0, 2), ("100%", 8, 5, 0, 8), ("100.0 %", 8, 5, 0, 8), ("100%", 8, 5, 3, 5)])
+def test_a_quorum_above_what_a_round_ever_asks_keeps_no_study_waiting(
+        silos_per_round: int | str, quorum: int, members: int, aside: int, needed: int) -> None:
+    """A begun study may state one, and its file cannot be changed. 20 % of 25 silos are the first five."""
+    participation = ParticipationSettings(silos_per_round=silos_per_round, quorum=quorum)
+    assert participation.fewest_asked(participation.sample_size(members), num_aside=aside) == needed
+
+
 @each_of(("quorum", "asked", "needed"), [
     (0, 1, 1), (0, 4, 2), (0, 5, 3), (2, 5, 2), (9, 5, 5), (0, 0, 0)])
 def test_the_quorum_is_half_of_those_asked_rounded_up_unless_the_study_says(quorum: int, asked: int,
