@@ -599,7 +599,8 @@ def check_participation(config: StudyConfig, where: str, *, silos: int | None = 
     """Whether a new study can do what its table [participation] says.
 
     Args:
-        silos: how many there will ever be; None where more may join.
+        silos: how many there will ever be, in a simulation, which waits for no deadline: its limit is not looked at.
+            None where more may join.
     Raises: BadConfiguration, naming table and key.
     """
     found = config.participation
@@ -608,7 +609,7 @@ def check_participation(config: StudyConfig, where: str, *, silos: int | None = 
         raise BadConfiguration(f"{where}: [participation]: quorum = {found.quorum}: a round asks"
                                f" {asked} {'silo' if asked == 1 else 'silos'}.",
                                remedy=f"Set quorum to {asked} at most, or ask more: silos_per_round.")
-    if found.round_limit != _ROUND_LIMIT \
+    if silos is None and found.round_limit != _ROUND_LIMIT \
             and parse_duration(found.round_limit) < found.timeout_seconds:
         raise BadConfiguration(f'{where}: [participation]: round_limit = "{found.round_limit}" is shorter than'
                                f' round_timeout = "{found.round_timeout}": no round would end before that.',

@@ -328,6 +328,7 @@ def test_a_new_study_whose_rounds_could_not_do_what_it_says_is_refused(participa
 
 def test_where_no_silo_can_join_a_quorum_must_be_reached_by_those_there_are() -> None:
     check_participation(study_of({"quorum": 4}), "x.toml", silos=4)
+    check_participation(study_of({"round_limit": "10m"}), "x.toml", silos=4)  # no deadline is waited for
     with pytest.raises(BadConfiguration, match="quorum = 4: a round asks 3 silos"):
         check_participation(study_of({"quorum": 4}), "x.toml", silos=3)
     with pytest.raises(BadConfiguration, match="quorum = 4: a round asks 2 silos"):
