@@ -9,11 +9,12 @@ import os
 import re
 import shlex
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
@@ -33,6 +34,8 @@ _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 GIB = 2**30
 _LONGEST_INVITATION_SECONDS = 30 * 86400.0
+_LOCK_SECONDS = 0.5
+"""How long `serve` tries for the lock of its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,7 +267,7 @@ class Federation(CoordinatorFolder):
                                 ) from None
         with opened as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_soon(file)
             except OSError:
                 file.seek(0)
                 raise SemisiloError(f"Another 'coordinator serve' runs over {self.folder} (process "
@@ -307,6 +310,21 @@ class Federation(CoordinatorFolder):
         finally:
             os.close(handle)
         return False
+
+
+def _lock_soon(file: IO[bytes]) -> None:
+    """Takes a lock. Tries for a moment: `status` and health checks hold it for as long as a glance takes.
+
+    Raises: OSError when another process has it.
+    """
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_LOCK_SECONDS / 10)
 
 
 def open_federation(folder: Path) -> Federation:

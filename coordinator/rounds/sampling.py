@@ -121,9 +121,9 @@ class Availability:
             why = ", and the quorum needs so many" if of_quorum else ""
             parts.append(f"{len(members)} of {needed} silos have joined{why}")
         elif wanted < needed:
-            takes = "the quorum needs" if of_quorum else "a secure sum takes"
-            parts.append(f"a round asks {wanted} of {len(members)} silos, and {takes} {needed}: more silos have"
-                         " to join")
+            # A quorum is never above what `silos_per_round` asks of so many members.
+            parts.append(f"a round asks {wanted} of {len(members)} silos, and a secure sum takes {needed}: more silos"
+                         " have to join")
         if by_policy:
             parts.append(f"{len(by_policy)} of {len(members)} silos are away by their own policy, "
                          f"the next is back on {describe_moment(min(by_policy))}")

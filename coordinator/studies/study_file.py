@@ -252,7 +252,7 @@ class ParticipationSettings:
     """A number, or a share of the joined silos such as "10%"; at least one silo is asked."""
     quorum: int = 0
     """Updates and abstentions needed to close a phase; 0: half of those asked, rounded up. Refusals do not count. No
-    round is opened that asks fewer."""
+    round is opened that asks fewer, unless `silos_per_round` never asks so many of the silos that have joined."""
     round_timeout: str = "30m"
     """Deadline of a phase, counted from its opening."""
     round_limit: str = _ROUND_LIMIT
@@ -310,11 +310,25 @@ class ParticipationSettings:
     def fewest_asked(self, num_asked: int, *, num_aside: int) -> int:
         """Silos that a round must ask to be opened.
 
+        `silos_per_round` bounds the quorum: a study of an earlier version may state a larger one, its file cannot be
+        changed, and it must go on. A share below 100% bounds it by what it asks of today's members, for one that has
+        to wait until a fifth of them are five would wait for 25.
+
         Args:
-            num_asked: that it would ask.
+            num_asked: that it would ask: `sample_size` of the members.
             num_aside: members that are set aside, and count for no quorum.
         """
-        return max(1, self.quorum_of(num_asked), self.quorum - num_aside)
+        stated = self.quorum
+        if isinstance(self.silos_per_round, int):
+            stated = min(stated, self.silos_per_round)
+        elif not self._asks_everybody:
+            stated = min(stated, num_asked)
+        return max(1, self.quorum_of(num_asked), stated - num_aside)
+
+    @property
+    def _asks_everybody(self) -> bool:
+        match = _SHARE.match(str(self.silos_per_round))
+        return match is not None and float(match[1]) == 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -585,7 +599,8 @@ def check_participation(config: StudyConfig, where: str, *, silos: int | None = 
     """Whether a new study can do what its table [participation] says.
 
     Args:
-        silos: how many there will ever be; None where more may join.
+        silos: how many there will ever be, in a simulation, which waits for no deadline: its limit is not looked at.
+            None where more may join.
     Raises: BadConfiguration, naming table and key.
     """
     found = config.participation
@@ -594,7 +609,7 @@ def check_participation(config: StudyConfig, where: str, *, silos: int | None = 
         raise BadConfiguration(f"{where}: [participation]: quorum = {found.quorum}: a round asks"
                                f" {asked} {'silo' if asked == 1 else 'silos'}.",
                                remedy=f"Set quorum to {asked} at most, or ask more: silos_per_round.")
-    if found.round_limit != _ROUND_LIMIT \
+    if silos is None and found.round_limit != _ROUND_LIMIT \
             and parse_duration(found.round_limit) < found.timeout_seconds:
         raise BadConfiguration(f'{where}: [participation]: round_limit = "{found.round_limit}" is shorter than'
                                f' round_timeout = "{found.round_timeout}": no round would end before that.',

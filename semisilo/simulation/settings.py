@@ -19,7 +19,7 @@ from semisilo.common.methods.parts.privacy import too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import refused
 from semisilo.common.models.own.model_file import file_of, with_digest
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
-from semisilo.coordinator.studies.study_file import StudyConfig, check_participation, config_from_dict
+from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 
 __all__ = ["SETS", "SimulatedStudy", "load_simulated_study", "name_of", "set_file", "weights_file"]
 
@@ -121,7 +121,6 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
         draft = replace(draft, model=model)
     _check_diagnostics(simulation, draft, where)
     _check_robust(simulation, draft, where)
-    check_participation(draft, where, silos=simulation.split.silos)
     start_with = tables.get("study", {}).get("start_with", 1)
     if start_with > simulation.split.silos:
         raise BadConfiguration(f"{where}: [study]: start_with = {start_with}: there are only {simulation.split.silos}"

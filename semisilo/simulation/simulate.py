@@ -18,6 +18,7 @@ from semisilo.common.storage.durable import without_waiting
 from semisilo.common.text.cli_errors import Terminated
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.studies.study_file import check_participation
 from semisilo.simulation.dealing import Dealt, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
 from semisilo.simulation.folder import SimulationFolder, begin, holds
@@ -167,6 +168,9 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
                    labels_alone: Path | None = None) -> SimulationResult:
     """See `run`."""
     with folder.lock():
+        if not folder.record.exists():
+            # Only where one begins: what an earlier version has begun is gone on with, and read.
+            check_participation(study.draft, f"study {study.name}", silos=study.simulation.split.silos)
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
         dealt = deal_study(study)

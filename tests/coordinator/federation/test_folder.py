@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import multiprocessing
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,6 +206,18 @@ def test_two_serves_never_run_over_one_folder_and_a_killed_one_is_no_obstacle(fe
         assert "Stop it first" in line
     with federation.lock():  # the file is still there; the kernel forgot the lock with its holder
         pass
+
+
+def test_a_glance_at_the_lock_keeps_no_serve_from_starting(federation: Federation) -> None:
+    """A health check takes it shared for a moment; one at that moment ended `serve` as if another ran."""
+    with federation.lock():
+        pass
+    handle = os.open(federation.folder / ".lock", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    glance = threading.Timer(0.1, os.close, [handle])
+    glance.start()
+    with federation.lock():
+        glance.join()
 
 
 def test_a_serve_whose_folder_takes_nothing_is_told_from_one_that_hangs_or_has_ended(

@@ -219,16 +219,27 @@ def test_a_silo_that_is_set_aside_counts_for_no_quorum_that_a_study_states(tmp_p
     scenario(coordinator, work)
 
 
-def test_a_share_of_silos_that_is_below_the_quorum_waits_for_more_silos(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_LOOK_SECONDS", 0.05)
-    six = (*THREE, "delta", "epsilon", "zeta")
-    coordinator = open_study(tmp_path, *six, silos_per_round="50%", quorum=3)
+@pytest.mark.parametrize("silos_per_round", ["50%", 2])
+def test_a_begun_study_whose_quorum_is_above_what_a_round_asks_goes_on(tmp_path: Path,
+                                                                       silos_per_round: int | str) -> None:
+    """Its file cannot be changed, and no silo that joined would make a number more: it waited for ever."""
+    four = (*THREE, "delta")
+    coordinator = open_study(tmp_path, *four, silos_per_round=silos_per_round, quorum=3)
 
     async def work() -> None:
-        await call(coordinator, *six[:4])
-        await waits_for(coordinator, "a round asks 2 of 4 silos, and the quorum needs 3: more silos have to join")
+        await call(coordinator, *four)
+        assert len(await is_open(coordinator, 1)) == 2
+        assert coordinator.ledger.phase("s", 1, 0).quorum == 2
+    scenario(coordinator, work)
+
+
+def test_a_begun_study_waits_for_the_number_that_a_round_asks_where_its_quorum_is_above(tmp_path: Path) -> None:
+    coordinator = open_study(tmp_path, *THREE, silos_per_round=2, quorum=3)
+
+    async def work() -> None:
+        await call(coordinator, *THREE[:1])
+        await waits_for(coordinator, "1 of 2 silos have joined, and the quorum needs so many")
         assert rounds_opened(coordinator) == 0
-        await call(coordinator, *six[4:])
-        assert len(await is_open(coordinator, 1)) == 3
+        await call(coordinator, *THREE[1:])
+        assert len(await is_open(coordinator, 1)) == 2
     scenario(coordinator, work)

@@ -328,6 +328,7 @@ def test_a_new_study_whose_rounds_could_not_do_what_it_says_is_refused(participa
 
 def test_where_no_silo_can_join_a_quorum_must_be_reached_by_those_there_are() -> None:
     check_participation(study_of({"quorum": 4}), "x.toml", silos=4)
+    check_participation(study_of({"round_limit": "10m"}), "x.toml", silos=4)  # no deadline is waited for
     with pytest.raises(BadConfiguration, match="quorum = 4: a round asks 3 silos"):
         check_participation(study_of({"quorum": 4}), "x.toml", silos=3)
     with pytest.raises(BadConfiguration, match="quorum = 4: a round asks 2 silos"):
@@ -346,6 +347,17 @@ def study_of(participation: dict[str, Any]) -> StudyConfig:
 def test_no_round_is_opened_that_asks_fewer_than_the_quorum_but_for_silos_that_are_set_aside(
         quorum: int, asked: int, aside: int, needed: int) -> None:
     assert ParticipationSettings(quorum=quorum).fewest_asked(asked, num_aside=aside) == needed
+
+
+@each_of(("silos_per_round", "quorum", "members", "aside", "needed"), [
+    (5, 8, 10, 0, 5), (5, 8, 5, 0, 5), (5, 8, 3, 0, 5), (5, 8, 4, 1, 4), (5, 8, 100, 0, 5), (5, 3, 2, 0, 3),
+    ("20%", 5, 10, 0, 2), ("20%", 5, 3, 0, 1), ("20%", 5, 25, 0, 5), ("20%", 5, 100, 0, 5), ("20%", 5, 10, 1, 2),
+    ("50%", 3, 5, 0, 2), ("100%", 8, 5, 0, 8), ("100.0 %", 8, 5, 0, 8), ("100%", 8, 5, 3, 5)])
+def test_a_quorum_above_what_a_round_ever_asks_keeps_no_study_waiting(
+        silos_per_round: int | str, quorum: int, members: int, aside: int, needed: int) -> None:
+    """A begun study may state one, and its file cannot be changed. 20 % of 25 silos are the first five."""
+    participation = ParticipationSettings(silos_per_round=silos_per_round, quorum=quorum)
+    assert participation.fewest_asked(participation.sample_size(members), num_aside=aside) == needed
 
 
 @each_of(("quorum", "asked", "needed"), [

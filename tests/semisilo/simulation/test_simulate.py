@@ -28,7 +28,11 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.strategies.scaffold import ScaffoldState
 from semisilo.coordinator.studies.study_file import load_study
 from semisilo.simulation import SimulationResult, run
+from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.display import ConsoleWatcher, show_result
+from semisilo.simulation.folder import SimulationFolder, begin
+from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.source_stamp import source_stamp
 from tests.processes import CRASHING, run_command
 from tests.semisilo.studies import study
 
@@ -294,7 +298,6 @@ def test_a_silo_whose_folder_is_lost_after_its_update_counted_ends_the_simulatio
 
 def test_only_silos_that_can_be_reached_are_asked(tmp_path: Path) -> None:
     from semisilo.simulation.availability import reachable
-    from semisilo.simulation.settings import load_simulated_study
 
     tables = study("semifl", rounds=4, simulation={"availability": "skewed", "reachable": 0.6})
     result = run(tables, out=tmp_path, device="cpu")
@@ -347,6 +350,30 @@ def test_a_round_without_its_quorum_fails_and_the_model_stays(tmp_path: Path) ->
                 assert row.state_digest == row.start_digest
     finally:
         ledger.close()
+
+
+@pytest.mark.parametrize("participation", [{"silos_per_round": 1, "quorum": 2},
+                                           {"silos_per_round": "50%", "quorum": 2}])
+def test_a_simulation_of_an_earlier_version_is_gone_on_with_whatever_its_quorum(
+        tmp_path: Path, participation: dict[str, Any]) -> None:
+    """A new one is refused before images are dealt; of one that was begun, the file cannot be changed."""
+    tables = study("semifl", rounds=1, silos=2, participation=participation)
+    with pytest.raises(BadConfiguration, match="quorum = 2: a round asks 1 silo"):
+        run(tables, out=tmp_path / "new", device="cpu", engine="process")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["lock"]
+
+    begun = load_simulated_study(tables)
+    folder = SimulationFolder(tmp_path / "begun")
+    folder.folder.mkdir()
+    begin(folder, deal_study(begun), stamp=source_stamp(begun))
+    result = run(tables, out=folder.folder, device="cpu", engine="process")
+    assert [each.state for each in result.rounds if each.round] == ["completed"]
+    assert run(tables, out=folder.folder, device="cpu", engine="process").digest == result.digest
+
+
+def test_a_simulation_waits_for_no_deadline_so_its_limit_may_be_below_it(tmp_path: Path) -> None:
+    tables = study("semifl", rounds=1, silos=2, participation={"round_limit": "10m"})
+    assert run(tables, out=tmp_path, device="cpu", engine="process").rounds[-1].state == "completed"
 
 
 # Mistakes -------------------------------------------------------------------------------------------------------------
