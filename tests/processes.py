@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import os
+import secrets
 import signal
 import socket
 import sqlite3
@@ -59,14 +60,16 @@ round_timeout = "{timeout}"
 
 
 def free_ports() -> int:
-    """A port that is free together with the next one."""
+    """A port that is free together with the next one.
+
+    Below those that systems give to outgoing connections: one of another test would take it before it is listened on.
+    """
     for _ in range(100):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        port = secrets.randbelow(8_000) * 2 + 16_000
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
     raise RuntimeError("no two free ports in a row")
 
 

@@ -193,7 +193,8 @@ def test_sixteen_hundred_calls_of_one_silo_hold_up_nobody(tmp_path: Path) -> Non
                 await made.silos["beta"].AwaitTask(hello(), timeout=300)
                 waited.append(time.monotonic() - began)
             print(f"an honest call waits {sorted(waited)[10]:.3f} s, at most {max(waited):.3f} s")
-            assert max(waited) < 5.0
+            assert sorted(waited)[10] < 1.0
+            assert max(waited) < 15.0, "the first may wait behind the handshakes; without limits it was 17 s"
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
