@@ -35,8 +35,8 @@ _PIECE_BYTES = 2**20
 _MOST_MANIFEST_BYTES = 64 * 2**20
 _LONGEST_PATH = 4096
 _LONGEST_NAME = 255
-_LEVEL = 3
-"""Weights hardly get smaller, and ledgers do at any level."""
+_ENCODING: dict[int, int] = {zstd.CompressionParameter.compression_level: 3, zstd.CompressionParameter.checksum_flag: 1}
+"""Weights hardly get smaller, and ledgers do at any level. A byte that changes is found also where it is padding."""
 _DECODING: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 27}
 """128 MiB: more memory a stream may not ask for."""
 
@@ -99,7 +99,7 @@ def write_archive(path: Path, manifest: BackupManifest, sources: Mapping[str, Pa
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                with zstd.ZstdFile(file, "w", level=_LEVEL) as stream:
+                with zstd.ZstdFile(file, "w", options=_ENCODING) as stream:
                     text = json.dumps(to_dict(manifest), indent=1).encode()  # ASCII: names may be no UTF-8
                     _header(stream, MANIFEST, len(text), manifest.made_unix)
                     stream.write(text)
