@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import re
 import shlex
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
+from semisilo.common.storage.lock_file import is_locked, lock_soon
 from semisilo.common.text.names import nearest_name
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.alerts_table import AlertSettings
@@ -34,8 +33,6 @@ _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 GIB = 2**30
 _LONGEST_INVITATION_SECONDS = 30 * 86400.0
-_LOCK_SECONDS = 0.5
-"""How long `serve` tries for the lock of its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,18 +263,14 @@ class Federation(CoordinatorFolder):
                                 remedy="This user must be able to write there, and the disk must have free space."
                                 ) from None
         with opened as file:
-            try:
-                _lock_soon(file)
-            except OSError:
+            if not lock_soon(file.fileno()):
                 file.seek(0)
                 raise SemisiloError(f"Another 'coordinator serve' runs over {self.folder} (process "
-                                    f"{file.read().decode().strip() or 'unknown'}).",
-                                    remedy="Stop it first.") from None
+                                    f"{file.read().decode().strip() or 'unknown'}).", remedy="Stop it first.")
             with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
                 file.truncate(0)
                 file.write(str(os.getpid()).encode())
             yield
-
 
     def silenced(self) -> str:
         """What keeps a `serve` that runs from writing `live`: what the system says of its folder, "/hub: Read-only file
@@ -285,7 +278,7 @@ class Federation(CoordinatorFolder):
 
         So a disk that refuses everything, on which the work waits, is told from a `serve` that hangs or has ended.
         """
-        if not self._is_locked():
+        if not is_locked(self.folder / ".lock"):
             return ""
         probe = self.folder / ".writable.tmp"
         try:
@@ -297,34 +290,6 @@ class Federation(CoordinatorFolder):
             trouble = explained(error)
             return "" if trouble is None else trouble.line()
         return ""
-
-    def _is_locked(self) -> bool:
-        try:
-            handle = os.open(self.folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
-
-
-def _lock_soon(file: IO[bytes]) -> None:
-    """Takes a lock. Tries for a moment: `status` and health checks hold it for as long as a glance takes.
-
-    Raises: OSError when another process has it.
-    """
-    until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-        time.sleep(_LOCK_SECONDS / 10)
 
 
 def open_federation(folder: Path) -> Federation:

@@ -22,11 +22,9 @@ Tests: tests/silo/cli/test_main.py.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -38,6 +36,7 @@ from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selectio
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
 from semisilo.common.storage.durable import write_durably
+from semisilo.common.storage.lock_file import is_locked, lock_soon
 from semisilo.common.storage.shown_file import ShownFile
 
 __all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "check_apart", "default_home",
@@ -190,7 +189,7 @@ class SiloHome:
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not _locked(handle):
+            if not lock_soon(handle):
                 holder = os.read(handle, 20).decode(errors="replace").strip()
                 who = f" (process {holder})" if holder.isdigit() else ""
                 raise AlreadyRunning(f"Another `silo join`{who} is running in {self.folder}.",
@@ -219,17 +218,7 @@ class SiloHome:
 
     def is_running(self) -> bool:
         """Whether an agent holds the lock."""
-        try:
-            handle = os.open(self.folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_locked(self.folder / "agent.lock")
 
     def agent_began(self) -> float | None:
         """When the agent that runs, or the last that ran, has begun, Unix seconds; None when none ever did."""
@@ -237,19 +226,6 @@ class SiloHome:
             return (self.folder / "agent.lock").stat().st_mtime
         except OSError:
             return None
-
-
-def _locked(handle: int) -> bool:
-    """Takes the lock. Tries for a moment: `silo status` holds it for as long as a glance takes."""
-    for attempt in range(3):
-        if attempt:
-            time.sleep(0.05)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        return True
-    return False
 
 
 def default_home() -> Path:
