@@ -45,6 +45,8 @@ _FEDMIX = {**_BATCHES, **_ALL_COUNT, "lr": 0.01}
 _FEDRGD = {**_BATCHES, **_ALL_COUNT, "warmup_rounds": 0}
 _SHVR = {**_BATCHES, "local_epochs": 1, "lr": 0.05, "alpha0_ramp": "none"}
 _QUIET = {"coordinator_epochs": 0}
+_STILL = {"lr": 1e-60}
+"""FedAvg and its kin train at least one epoch; of so small a learning rate nothing is left in float32."""
 _UNMIXED = {**_QUIET, "mix_alpha": 1.0, "mix_beta": 0.0, "mix_gamma": 0.0}
 """FedMix mixes in such rounds as well (fedmix.md section 5); here only what came from silos, which is nothing new."""
 
@@ -59,9 +61,9 @@ STUDIES: tuple[MethodStudy, ...] = (
     MethodStudy("semifl", AT_COORDINATOR, _SEMIFL, quiet=_QUIET),
     MethodStudy("semifl", AT_COORDINATOR, {**_SEMIFL, "sbn_source": "coordinator+silos"}, "statistics of silos",
                 quiet=_QUIET),
-    MethodStudy("fedmatch", AT_COORDINATOR, _FEDMATCH),
+    MethodStudy("fedmatch", AT_COORDINATOR, _FEDMATCH, quiet=_QUIET),
     MethodStudy("fedmatch", AT_COORDINATOR, {**_FEDMATCH, "preset": "paper_v3", "helper_interval": 1,
-                                             "keep_helpers": True, "sbn_source": "silos"}, "v3"),
+                                             "keep_helpers": True, "sbn_source": "silos"}, "v3", quiet=_QUIET),
     MethodStudy("fedmatch", AT_SILO, {**_FEDMATCH, "sbn_source": "silos"}),
     MethodStudy("fedmatch", AT_SILO, {**_FEDMATCH, "preset": "paper_v3", "helper_interval": 2, "l1_update": "proximal",
                                       "aggregation": "fedfreq"}, "v3"),
@@ -75,15 +77,15 @@ STUDIES: tuple[MethodStudy, ...] = (
     MethodStudy("fedavg", AT_SILO, {**_OBJECTIVE, "objective": "pseudo_label", "steps_rule": "fed_shvr"}, "pseudo"),
     MethodStudy("fedavg", AT_SILO, {**_OBJECTIVE, "objective": "mean_teacher", "teacher": "local"}, "teacher"),
     MethodStudy("fedavg", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch",
-                                           "global_momentum": 0.5}),
+                                           "global_momentum": 0.5}, quiet=_STILL),
     MethodStudy("fedprox", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "mu": 0.5}),
-    MethodStudy("fedprox", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "uda", "mu": 0.5}),
+    MethodStudy("fedprox", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "uda", "mu": 0.5}, quiet=_STILL),
     MethodStudy("fednova", AT_SILO, {**_OBJECTIVE, "objective": "pseudo_label", "momentum": 0.9}),
-    MethodStudy("fednova", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch"}),
+    MethodStudy("fednova", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch"}, quiet=_STILL),
     MethodStudy("scaffold", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "lambda_s": 1.0}),
     MethodStudy("scaffold", AT_SILO, {**_OBJECTIVE, "objective": "mean_teacher", "teacher": "local",
                                       "steps_rule": "fed_shvr", "sbn_source": "silos"}, "teacher"),
-    MethodStudy("scaffold", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "eta_g": 0.5}),
+    MethodStudy("scaffold", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "eta_g": 0.5}, quiet=_STILL),
     MethodStudy("local", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "momentum": 0.9},
                 has_statistics=False),
     MethodStudy("fedrgd", AT_COORDINATOR, _FEDRGD),

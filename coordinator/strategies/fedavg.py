@@ -10,7 +10,8 @@ Source: McMahan et al., AISTATS 2017; labels at the coordinator as FedMatch (Jeo
 |                       | each round | send; average to w, the round's model; train a copy of w for the next sending  |
 
 So with labels at the coordinator a round's model is what the silos have made of the trained one, as FedMatch evaluates
-it: unlabelled training that forgets the labels shows.
+it: unlabelled training that forgets the labels shows. Where no silo made anything of it, it is the trained one itself,
+and is trained once more.
 """
 
 from __future__ import annotations
@@ -122,11 +123,17 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
     def train_finish(self, state: S, tally: AverageTally, *, round: int) -> S:
         """Average, server momentum, statistics, labelled training.
 
-        Without an update all stays as it was; the next round sends the same model again.
+        Without an update all stays as it was, and the next round sends the same model again. With labels at the
+        coordinator it goes on from what was sent, as if nobody had changed it: silos that abstain while they are not
+        confident about any image, as FedNova's and SCAFFOLD's, would never become so if nothing was learnt meanwhile.
         """
-        if tally.delta is None:
-            return replace(state, round=round)
         (sent, _), delta = state.sent, tally.delta
+        if delta is None:
+            if self._labelled is None:
+                return replace(state, round=round)
+            after = replace(state, round=round, w=sent, trained=None, trained_batch_norm={})
+            del state, tally, sent  # several models, not needed while the next is trained
+            return self.closed(after, round=round)
         if self._private is not None:
             delta = self._private.mean(delta, w=sent, silos=len(tally.weights), round=round)
         if self._settings.global_momentum:

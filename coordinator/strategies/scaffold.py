@@ -161,7 +161,7 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
         return replace(tally, c_sum=c_sum, members={**tally.members, header.silo: tally.round}), None
 
     def train_finish(self, state: ScaffoldState, tally: ScaffoldTally, *, round: int) -> ScaffoldState:
-        """As FedAvg's, with the new sum. Without an update all stays as it was."""
+        """As FedAvg's, with the new sum. Without an update the sum stays as it was."""
         if tally.delta is not None:
             if tally.renew:
                 _LOG.warning("round %d: %s; all control variates are 0 again, and the next round has no"

@@ -263,11 +263,16 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
     def train_finish(self, state: FedMatchState, tally: FedMatchTally, *, round: int) -> FedMatchState:
         """The means, then sigma's pass over the labels; where no silo measures, validation loss and learning rate too.
 
-        Without an accepted update nothing changes but the number of the round.
+        Without an accepted update psi stays, and sigma learns all the same: silos that abstain while they are not
+        confident about any image would never become so if nothing was learnt meanwhile. Where the coordinator trains
+        nothing, nothing changes then but the number of the round.
         """
-        if not tally.folded:
+        if tally.folded:
+            averaged = self._averaged(state, tally)
+        elif self._settings.coordinator_epochs:
+            averaged = replace(state, round=round, unjudged=True, numbers={})
+        else:
             return replace(state, round=round, numbers={"lr": state.lr})
-        averaged = self._averaged(state, tally)
         del state, tally  # what silos were sent of the state goes with it
         after = self._prepared(averaged, round=round)
         asks_silos = STATISTICS in self._statistics.phases(TRAIN, round=round)

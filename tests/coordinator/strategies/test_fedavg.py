@@ -137,9 +137,8 @@ def test_without_server_momentum_no_buffer_is_kept_and_one_silo_gives_its_model(
     assert all(torch.equal(after.w[name], state.w[name] + 0.25) for name in state.w)
 
 
-@pytest.mark.parametrize("settings", [{"global_momentum": 0.5}, {**AT_COORDINATOR, "global_momentum": 0.5}])
-def test_a_round_without_updates_changes_no_bit_and_sends_the_same_again(settings: dict[str, Any]) -> None:
-    strategy = _strategy(**settings)
+def test_a_round_without_updates_changes_no_bit_and_sends_the_same_again() -> None:
+    strategy = _strategy(global_momentum=0.5)
     state = _round(strategy, _started(strategy), {"a": 0.1})
     empty = _round(strategy, state, {}, round=2)
     assert empty.round == 2
@@ -147,6 +146,31 @@ def test_a_round_without_updates_changes_no_bit_and_sends_the_same_again(setting
         assert _same(getattr(empty, name), getattr(state, name)), name
     assert empty.participation == state.participation
     assert _same(_sent(strategy, empty, 3), _sent(strategy, state, 2))
+
+
+def test_a_round_without_updates_goes_on_learning_from_the_labels() -> None:
+    """As if silos had left what they were sent as it is, but for the server momentum, which stands still: silos that
+    abstain while they are not confident would never be sent a model that is."""
+    strategy = _strategy(**AT_COORDINATOR, momentum=0.9)
+    state = _round(strategy, _started(strategy), {"a": 0.1})
+    empty, unchanged = (_round(strategy, state, silos, round=2) for silos in ({}, {"a": 0.0}))
+    assert _same(empty.w, _sent(strategy, state, 2))
+    assert not _same(_sent(strategy, empty, 3), empty.w)
+    for name in ("w", "trained", "opt_buf", "batch_norm", "own_statistics", "trained_batch_norm"):
+        assert _same(getattr(empty, name), getattr(unchanged, name)), name
+    assert empty.labelled_loss == unchanged.labelled_loss != state.labelled_loss
+    assert empty.participation == state.participation
+    strategy = _strategy(**AT_COORDINATOR, global_momentum=0.5)
+    state = _round(strategy, _started(strategy), {"a": 0.1})
+    assert _same(_round(strategy, state, {}, round=2).global_buf, state.global_buf)
+
+
+def test_without_updates_the_last_rounds_model_is_what_was_sent() -> None:
+    strategy = _strategy(**AT_COORDINATOR, rounds=1)
+    state = _started(strategy)
+    after = _round(strategy, state, {})
+    assert _same(after.w, _sent(strategy, state))
+    assert after.trained is None
 
 
 def test_labels_at_the_coordinator_are_trained_before_sending_and_the_average_is_the_rounds_model() -> None:

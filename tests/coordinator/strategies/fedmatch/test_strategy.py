@@ -352,14 +352,33 @@ def test_one_silo_alone_gives_its_own_model() -> None:
         assert silos.helpers("a") == [], "nobody else is there to help"
 
 
-@pytest.mark.parametrize("scenario", [SILO, COORDINATOR])
-def test_without_accepted_updates_nothing_changes_to_the_bit(scenario: str) -> None:
-    silos = _silos(scenario, momentum=0.5, lr=0.1)
+@pytest.mark.parametrize("settings", [{"scenario": SILO}, {"scenario": COORDINATOR, "coordinator_epochs": 0}])
+def test_without_accepted_updates_nothing_changes_to_the_bit(settings: dict[str, Any]) -> None:
+    silos = _silos(**settings, momentum=0.5, lr=0.1)
     before = silos.step({"a": {"psi": 0.1}, "b": {"psi": 0.2}})
     after = silos.step({})
     assert after.round == 2
     assert replace(after, round=1, numbers=before.numbers) == before
     assert silos.strategy.diagnostics(after) == {"lr": before.lr}
+
+
+def test_without_accepted_updates_sigma_goes_on_learning_from_the_labels() -> None:
+    """Or silos that abstain while they are not confident about any image would never be sent a model that is. As if the
+    one silo had sent back what it was sent."""
+    results = []
+    for answers in ({}, {"a": {}}):
+        silos = _silos(COORDINATOR, momentum=0.5, lr=0.1)
+        before = silos.step({"a": {"psi": 0.1}, "b": {"psi": 0.2}})
+        results.append(silos.step(answers))
+    empty, unchanged = results
+    assert not _same(empty.sigma, before.sigma)
+    for name in ("sigma", "psi", "sigma_buf", "batch_norm"):
+        assert _same(getattr(empty, name), getattr(unchanged, name)), name
+    assert (empty.lr, empty.best_loss, empty.patience_left) == (
+        unchanged.lr, unchanged.best_loss, unchanged.patience_left)
+    assert _same(empty.pool, before.pool)
+    assert (empty.last_round, empty.participation) == (before.last_round, before.participation)
+    assert set(empty.numbers) == {"sigma_loss", "psi_density", "plateau_loss", "lr"}
 
 
 def test_the_model_is_sigma_plus_the_thresholded_psi() -> None:
