@@ -101,6 +101,12 @@ class FedSHVRSettings(ImbalanceSettings):
         return (STEPS,) if self.variant == "fed_sh" else (STEPS, JOINS, LOST)
 
     @property
+    def keeps_weights(self) -> bool:
+        """See `semisilo.common.methods.parts.secure_sum.keeps_weights`: a control variate is in the sum of all with its
+        silo's weight, and is taken out with it."""
+        return self.variant != "fed_sh"
+
+    @property
     def needs_exact_updates(self) -> bool:
         """A silo that keeps its own control variate must keep what the coordinator decodes, or the sum drifts."""
         return self.variant != "fed_sh" and self.correction_at == "silo"

@@ -527,7 +527,7 @@ class Operations:
         counts = capped_counts([update.header.num_examples for update in updates],
                                study.config.participation.largest_share,
                                together=study.config.robust.capped_together)
-        headers = tuple(replace(update.header, num_examples=count)
+        headers = tuple(replace(update.header, num_examples=count, uncut_examples=update.header.num_examples)
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         with _guarded():

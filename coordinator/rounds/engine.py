@@ -21,7 +21,7 @@ from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec, task_id_of
 from semisilo.common.methods.parts.privacy import contribution_of
-from semisilo.common.methods.parts.secure_sum import totals_of
+from semisilo.common.methods.parts.secure_sum import keeps_weights, totals_of
 from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
@@ -494,9 +494,9 @@ class Engine:
             by_size = measures or getattr(settings, "weighting", "uniform") == "size"
             # As in the clear no silo has more than its share, nor as many as may lie together, whatever they announce:
             # the others would weigh next to nothing beside them.
-            counts = capped_counts([self._roster.announced(silo) for silo in asked],
-                                   study.config.participation.largest_share,
-                                   together=study.config.robust.capped_together)
+            counts = capped_counts([self._roster.announced(silo) for silo in (
+                asked if measures or not keeps_weights(settings) else self._weighed_together(study))],
+                study.config.participation.largest_share, together=study.config.robust.capped_together)
             reference = max(counts, default=0) if by_size else 0
             images, contribution = _of_one_step(study, written)
             form = self._sums.form_of_moments(row, phase, asked, tensors=len(written.largest), reference=reference) \
@@ -505,6 +505,12 @@ class Engine:
                     reference=reference, totals=totals_of(settings), images=images, contribution=contribution)
             return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
                 row, phase, asked, form=form)
+
+    def _weighed_together(self, study: RunningStudy) -> list[str]:
+        """Silos by whose images those of every round weigh, whoever is asked in it: members that permit the method and
+        are not set aside."""
+        aside = self._roster.aside()
+        return [silo for silo in self._roster.members_permitting(study.config.method.name) if silo not in aside]
 
     def _quorum(self, study: RunningStudy, row: RoundRow, phase: Phase, num_asked: int | None = None) -> int:
         """Answers that a phase of a round needs: silos that are set aside do not count. At least one, but for phases

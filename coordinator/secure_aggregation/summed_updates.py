@@ -83,7 +83,7 @@ class SummedUpdates:
         return UpdateHeader(
             ALL_SILOS if len(self._outcomes) == 1 else f"group-{index + 1}",
             max(1, round(outcome.weight * form.weight_reference)) if form.weight_reference else outcome.silos,
-            dict(zip(form.totals, outcome.totals, strict=True)))
+            dict(zip(form.totals, outcome.totals, strict=True)), weight_reference=form.weight_reference)
 
     def read(self, index: int) -> Mapping[str, TensorGroup]:
         """The mean of a group; of normalised updates times the mean number of steps.

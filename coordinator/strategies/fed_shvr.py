@@ -10,13 +10,16 @@ Symbols and rules are in `semisilo.common.learning.averaging.normalised`.
 | fed_svr  | plain, w = sum p_k w_k       | d_k = C / tau_k - c_k, with n_k tau_k c_k in C   |
 
 n_k = N_k + M_k is a silo's number of images; p_k is n_k over the sum of the accepted silos'. The sums of C go over the
-silos in `members`, those that have contributed since the sum was last begun. A member that stays away leaves its last
-c_k in the sum, so that C stays the mean over all who ever took part, as in SAGA; its own d_k is made of it on return.
-Where a member is set aside, revoked or gone the sum is begun anew.
+silos in `members`, those that have contributed since the sum was last begun. Where `largest_weight` cuts n_k by the
+counts of who else answers, p_k changes with them, and in C a member keeps the n_k that it came with. A member that
+stays away leaves its last c_k in the sum, so that C stays the mean over all who ever took part, as in SAGA; its own d_k
+is made of it on return. Where a member is set aside, revoked or gone the sum is begun anew.
 
 **Who keeps c_k.** At the silo: c_k never crosses; the coordinator follows it by the difference it makes to the sum.
 What it cannot do is to take out a c_k that a silo has lost, or whose weight has changed (the silo has more images now):
-then it raises `correction_epoch` and begins the sum anew, and one round goes without correction. At the coordinator:
+then it raises `correction_epoch` and begins the sum anew, and one round goes without correction. Behind masks a silo
+weighs min(n_k, r) images, with an r that follows from all members' counts, not from those of the silos that a round
+asks; where r changes, for example with a silo that joins, the sum is begun anew as well. At the coordinator:
 one file for each silo; d_k is sent, and an old c_k can always be taken out.
 
 **Exactness.** Sum and c_k change by the same increments in float64 at both ends, so sum n_k s_k d_k = 0 holds to the
@@ -49,6 +52,7 @@ from semisilo.common.learning.training import check_finite
 from semisilo.common.methods.contract import Environment, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.fed_shvr import JOINS, LOST, FedSHVRSettings
 from semisilo.common.methods.parts.secure_sum import STEPS
+from semisilo.common.storage.checkpoint import YOUNGER
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
 from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
@@ -92,15 +96,19 @@ class FedSHVRState(ServedState):
     mass: float
     """sum n_k over the members; whole but where updates are added up behind masks."""
     members: dict[str, dict[str, int]]
-    """By silo in the sum: {"examples": n_k, "steps": tau_k, "round": of its c_k}."""
+    """By silo in the sum: {"examples": n_k in the sum, "said": as the silo says, "steps": tau_k, "round": of its c_k}.
+    States of earlier versions have no "said"."""
     sizes: dict[str, int]
-    """n_k of every silo that was ever accepted, as it said last."""
+    """n_k of every silo that was ever accepted, a member's as it is in the sum."""
     correction_since: int = 1
     """The first round of that sum."""
     correction_epoch: int
     """Rises when the sum is begun anew."""
     tau_bar: float
     """sum p_k tau_k of the last round that accepted somebody; 0 before."""
+    weight_reference: int = field(default=0, metadata=YOUNGER)
+    """Where updates are added up behind masks: what n_k is cut to in the sum; 0 before, and in a sum of an earlier
+    version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +123,7 @@ class FedSHVRTally(AverageTally):
     members: dict[str, dict[str, int]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     """n_k of the accepted silos."""
+    weight_reference: int = 0
     renew: str = ""
     """Why the sum of control variates must be begun anew; empty when it need not."""
 
@@ -177,10 +186,10 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         plain = self._settings.variant == "fed_svr"
         counted = steps if plain else counted_steps(self._environment.robust, headers, steps, round=round)
         factors = size_weights(sizes) if plain else normalised_factors(sizes, steps, counted=counted)
-        silos = [header.silo for header in headers]
         return FedSHVRTally(
-            round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, counted),
-            c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
+            round=round, weights={header.silo: factor for header, factor in zip(headers, factors, strict=True)},
+            tau_bar=mean_steps(sizes, counted), c_sum=state.c_sum, mass=state.mass, members=state.members,
+            sizes={header.silo: _weight_in_sum(state, header) for header in headers},
             renew=self._reason_to_renew(state, headers))
 
     def leave(self, phase: Phase, tally: FedSHVRTally | StatisticsTally, silos: tuple[str, ...]
@@ -219,11 +228,11 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         followed = mean_gradient(delta, lr=self._settings.lr, steps=_steps(header))
         if self._settings.correction_at == "coordinator":
             return self._fold_kept(state, tally, header, followed, kept)
-        member, examples = header.silo in state.members, _examples(header)
+        member, examples = header.silo in state.members, _weight_in_sum(state, header)
         increment = control_increment(followed, _mean_control(state).tensors if member else None,
                                       share=self._share(_steps(header)))
         c_sum = tensors.add(_or_zeros(tally.c_sum, increment), increment, factor=examples)
-        return _with_member(tally, header, c_sum, mass=0 if member else examples), kept
+        return _with_member(tally, header, c_sum, examples=examples, mass=0 if member else examples), kept
 
     def train_finish(self, state: FedSHVRState, tally: FedSHVRTally, *, round: int) -> FedSHVRState:
         """The new model and sum. With no update accepted nothing changes."""
@@ -240,7 +249,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         return FedSHVRState(
             round=round, w=w, batch_norm=self._statistics.used(own) if own else state.batch_norm, own_statistics=own,
             c_sum=c_sum, mass=mass, members=members, sizes={**state.sizes, **tally.sizes}, correction_epoch=epoch,
-            correction_since=round + 1 if tally.renew else state.correction_since, tau_bar=tally.tau_bar)
+            correction_since=round + 1 if tally.renew else state.correction_since, tau_bar=tally.tau_bar,
+            weight_reference=tally.weight_reference)
 
     def model(self, state: FedSHVRState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The global model and its statistics."""
@@ -287,8 +297,9 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
                 continue
             if header.metrics.get("correction_lost", 0.0) > 0:
                 return f"silo {header.silo} has lost its control variate"
-            if before["examples"] != _examples(header):
-                return f"silo {header.silo} has {_examples(header)} images, no longer {before['examples']}"
+            if _has_other_images(before, header):
+                images = before.get("said", before["examples"])
+                return f"silo {header.silo} has {_said(header)} images, no longer {images}"
             if self._share(before["steps"]) != self._share(_steps(header)):
                 return f"silo {header.silo} took {_steps(header)} steps, no longer {before['steps']}"
         return ""
@@ -300,11 +311,15 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             self._environment.robust, headers, steps, round=round)
         factors = (normalised_factors(sizes, steps, counted=counted) if self._settings.sums_per_step
                    else size_weights(sizes))
-        lost = any(header.metrics.get(LOST, 0.0) > 0 for header in headers)
+        renew, reference = "", headers[0].weight_reference
+        if any(header.metrics.get(LOST, 0.0) > 0 for header in headers):
+            renew = "a silo has lost its control variate, or its images have changed"
+        elif state.c_sum is not None and state.weight_reference not in (0, reference):
+            renew = f"the count of images that none weighs more than is {reference}, no longer {state.weight_reference}"
         return FedSHVRTally(
             round=round, weights=dict(zip([header.silo for header in headers], factors, strict=True)),
             tau_bar=mean_steps(sizes, counted), c_sum=state.c_sum, mass=state.mass, members=state.members,
-            renew="a silo has lost its control variate, or its images have changed" if lost else "")
+            weight_reference=reference, renew=renew)
 
     def _fold_sum(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,
                   delta: Mapping[str, Tensor]) -> FedSHVRTally:
@@ -347,13 +362,13 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             mean, old = _mean_control(state).tensors, kept.c
         new = next_control(followed, mean, old, share=1 if before is None else self._share(before["steps"]))
         c = {name: tensor.to(state.w[name].dtype) for name, tensor in new.items()}
-        examples, share = _examples(header), self._share(_steps(header))
+        examples, share = _weight_in_sum(state, header), self._share(_steps(header))
         c_sum, mass = _or_zeros(tally.c_sum, new), examples
         if before is not None and kept is not None:
             c_sum = _add(c_sum, kept.c, factor=-before["examples"] * self._share(before["steps"]))
             mass -= before["examples"]
         c_sum = _add(c_sum, c, factor=examples * share)
-        return (_with_member(tally, header, c_sum, mass=mass),
+        return (_with_member(tally, header, c_sum, examples=examples, mass=mass),
                 FedSHVRSiloState(c=c, epoch=state.correction_epoch, round=tally.round))
 
     def _own_statistics(self, w: Mapping[str, Tensor], *, round: int) -> dict[str, Tensor]:
@@ -376,6 +391,23 @@ def _examples(header: UpdateHeader) -> int:
     return max(header.num_examples, 1)
 
 
+def _said(header: UpdateHeader) -> int:
+    """`_examples` before it was cut."""
+    return max(header.said_examples, 1)
+
+
+def _has_other_images(member: Mapping[str, int], header: UpdateHeader) -> bool:
+    """Whether a silo says another number of images than when it came into the sum. Of a member that an earlier version
+    has written only the cut number is known."""
+    return member["said"] != _said(header) if "said" in member else member["examples"] != _examples(header)
+
+
+def _weight_in_sum(state: FedSHVRState, header: UpdateHeader) -> int:
+    """n_k in the sum of control variates: a member's stays, whoever else answers, as long as it has the same images."""
+    member = state.members.get(header.silo)
+    return _examples(header) if member is None or _has_other_images(member, header) else member["examples"]
+
+
 def _steps(header: UpdateHeader) -> int:
     """tau_k, a whole number from 1: `MethodSpec.counts`."""
     return int(header.metrics["steps"])
@@ -389,6 +421,8 @@ def _or_zeros(c_sum: Mapping[str, Tensor] | None, like: Mapping[str, Tensor]) ->
     return tensors.zeros_like(like) if c_sum is None else dict(c_sum)
 
 
-def _with_member(tally: FedSHVRTally, header: UpdateHeader, c_sum: dict[str, Tensor], *, mass: float) -> FedSHVRTally:
-    entry = {"examples": _examples(header), "steps": _steps(header), "round": tally.round}
+def _with_member(tally: FedSHVRTally, header: UpdateHeader, c_sum: dict[str, Tensor], *, examples: int,
+                 mass: float) -> FedSHVRTally:
+    """The tally with a silo in its sum, `examples` its weight there, and `mass` by how much the sum's grows."""
+    entry = {"examples": examples, "said": _said(header), "steps": _steps(header), "round": tally.round}
     return replace(tally, c_sum=c_sum, mass=tally.mass + mass, members={**tally.members, header.silo: entry})

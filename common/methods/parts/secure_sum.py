@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from semisilo.common.methods.uplink import Uplink
 
-__all__ = ["MAX_SILOS", "MIN_SILOS", "STEPS", "WORD_BITS", "divisor_of", "sums_per_step", "threshold_of", "totals_of",
+__all__ = ["MAX_SILOS", "MIN_SILOS", "STEPS", "WORD_BITS", "divisor_of", "keeps_weights", "sums_per_step", "threshold_of", "totals_of",
            "why_not_summed"]
 
 MAX_SILOS = 32
@@ -42,6 +42,12 @@ def sums_per_step(settings: object) -> bool:
         sum_k p_k (tau_bar / tau_k) d_k = tau_bar sum_k p_k (d_k / tau_k)        (FedNova Eq. 6; Fed-SHVR Eq. 14)
     """
     return bool(getattr(settings, "sums_per_step", False))
+
+
+def keeps_weights(settings: object) -> bool:
+    """Whether what a silo weighs in a sum must be the same in every round, since something of it stays with that
+    weight: the property `keeps_weights` of a method's settings."""
+    return bool(getattr(settings, "keeps_weights", False))
 
 
 def divisor_of(settings: object, totals: Mapping[str, float]) -> float:

@@ -28,6 +28,7 @@ from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.fed_shvr import FedSHVRSiloState, FedSHVRState, FedSHVRStrategy, FedSHVRTally
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.silo.trainers.fed_shvr import FedSHVRMemory, control_to_keep, received_correction
 from tests.each_of import each_of
@@ -70,6 +71,10 @@ class Quadratics:
     dtype: torch.dtype = torch.float64
     summed: Sequence[Sequence[int]] = ()
     """Groups of silos whose updates are added up before the coordinator sees them; none where it sees each."""
+    largest_share: float = 1.0
+    """To which counts are cut before the coordinator's half sees them."""
+    reference: int = 0
+    """By which silos weigh in sums; 0: that of no sum."""
 
     def __post_init__(self) -> None:
         self.strategy = FedSHVRStrategy(self.settings, _environment(summed=bool(self.summed)))
@@ -118,6 +123,9 @@ class Quadratics:
             self.memories |= {k: memory for k, (_, _, memory) in answers.items()}
             self._fold_sums({k: (answers[k][1], asked[k][1].totals(self.tau[k])) for k in answers})
             return float(self.state.w["w"]), used, ends
+        cut = capped_counts([self.sizes[k] for k in answers], self.largest_share)
+        answers = {k: (replace(header, num_examples=count, uncut_examples=header.num_examples), *others)
+                   for (k, (header, *others)), count in zip(answers.items(), cut, strict=True)}
         tally: Any = self.strategy.begin(self.state, TRAIN, tuple(answers[k][0] for k in answers),
                                          round=self.round_number)
         tally = self.strategy.leave(TRAIN, tally, gone)
@@ -142,7 +150,7 @@ class Quadratics:
             per_step = self.settings.sums_per_step
             mean = sum((self.sizes[k] / images * answers[k][0]["w"] / (self.tau[k] if per_step else 1)
                         for k in there), start=ZERO) * (means["steps"] if per_step else 1.0)
-            sums.append((UpdateHeader(f"group-{number}", images, means), {"w": mean}))
+            sums.append((UpdateHeader(f"group-{number}", images, means, weight_reference=self.reference), {"w": mean}))
         tally = self.strategy.begin(self.state, TRAIN, tuple(header for header, _ in sums), round=self.round_number)
         for header, mean in sums:
             tally, _ = self.strategy.fold(self.state, tally, header,
@@ -152,8 +160,8 @@ class Quadratics:
     def zero_sum(self) -> float:
         """sum p_k s_k d_k over the silos that are in the sum, of the corrections of the next round."""
         svr = self.settings.variant == "fed_svr"
-        total = sum(self.sizes[int(silo)] for silo in self.state.members)
-        return sum(self.sizes[k] / total * (self.tau[k] if svr else 1) * float(corrected.d["w"])
+        weights = {int(silo): member["examples"] for silo, member in self.state.members.items()}
+        return sum(weights[k] / sum(weights.values()) * (self.tau[k] if svr else 1) * float(corrected.d["w"])
                    for k, (_, corrected) in self.corrections().items() if corrected.d is not None)
 
 
@@ -322,6 +330,34 @@ def test_the_coordinator_sees_a_changed_weight_even_if_the_silo_says_nothing() -
         assert bool(tally.renew) is renewed, (variant, steps, sizes)
 
 
+@AT
+def test_a_count_that_is_cut_by_who_else_answers_is_no_other_number_of_images(at: Any) -> None:
+    """Silo 0 weighs 90, 20 and 30 in the average of these rounds, and in the sum of control variates 90 in all."""
+    world = Quadratics([1.0, 2.0, 0.5, 1.5], [0.0, 3.0, -2.0, 1.0], [1, 3, 2, 2], sizes=(500, 20, 30, 40),
+                       settings=FedSHVRSettings(lr=0.1, correction_at=at), largest_share=0.5)
+    for silos in (None, [0, 1], [0, 2], [0, 3], None):
+        world.round(silos)
+        assert world.lost == []
+        assert world.zero_sum() == pytest.approx(0.0, abs=1e-9)
+    assert (world.state.correction_epoch, world.state.mass) == (1, 180)
+    assert world.state.members["0"]["examples"] == world.state.sizes["0"] == 90
+    assert world.strategy.diagnostics(world.state)["correction_mass"] == 1.0
+    world.sizes = (400, 20, 30, 40)
+    world.round()
+    assert world.state.correction_epoch == (2 if at == "silo" else 1)
+
+
+def test_why_the_sum_is_begun_anew_is_told_in_what_the_silo_says() -> None:
+    world = Quadratics([1.0, 2.0], [0.0, 3.0], [1, 3], sizes=(500, 20), largest_share=0.5)
+    world.round()
+    header = UpdateHeader("0", 20, {"steps": 1.0, "correction_lost": 0.0}, uncut_examples=501)
+    assert world.strategy.begin(world.state, TRAIN, (header,), round=2).renew == "silo 0 has 501 images, no longer 500"
+    before = {silo: {key: value for key, value in member.items() if key != "said"}
+              for silo, member in world.state.members.items()}
+    older = replace(world.state, members=before)
+    assert not world.strategy.begin(older, TRAIN, (header,), round=2).renew, "an earlier version kept 20 alone"
+
+
 def test_a_newcomer_cannot_have_lost_anything() -> None:
     """Only a silo in the sum can have it begun anew: what one says that is not in it is ignored."""
     world = Quadratics([1.0, 2.0, 0.5], [0.0, 3.0, -2.0], [1, 3, 2], sizes=(50, 30, 20))
@@ -391,6 +427,21 @@ def test_added_up_behind_masks_every_round_is_what_it_is_in_the_clear(variant: A
     assert sums.state.correction_epoch == clear.state.correction_epoch == (1 if variant == "fed_sh" else 2)
     assert sums.state.mass == pytest.approx(clear.state.mass)
     assert not sums.state.members, "nobody knows who is in the sum"
+
+
+def test_behind_masks_another_count_to_which_all_are_cut_begins_the_sum_anew() -> None:
+    """What a silo has in the sum has its weight then, and would be taken out with another one."""
+    world = Quadratics([1.0, 2.0, 0.5], [0.0, 3.0, -1.0], [1, 3, 2], [50, 20, 30], summed=((0, 1, 2),))
+    for reference, epoch in ((50, 1), (50, 1), (40, 2), (40, 2), (45, 3)):
+        world.reference = reference
+        world.round()
+        assert (world.state.correction_epoch, world.state.weight_reference) == (epoch, reference)
+    world.round()
+    header = UpdateHeader("all", 100, {"steps": 2.0, "joins": 0.0, "lost": 0.0}, weight_reference=46)
+    earlier = replace(world.state, weight_reference=0)
+    assert not world.strategy.begin(earlier, TRAIN, (header,), round=9).renew, "an earlier version kept none"
+    assert world.strategy.begin(world.state, TRAIN, (header,), round=9).renew == (
+        "the count of images that none weighs more than is 46, no longer 45")
 
 
 def test_behind_masks_all_silos_are_told_alike() -> None:
