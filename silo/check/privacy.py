@@ -43,7 +43,7 @@ def look_at_privacy(home: SiloHome, policy: Policy, needs: StudyNeeds | None, *,
 
 def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: int, unlabelled: int) -> Finding:
     """Raises: SemisiloError."""
-    from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+    from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of, within_target
     from semisilo.silo.objectives.steps import noisy_steps_of
 
     task, dp = needs.task, needs.task.dp
@@ -59,13 +59,23 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
     ledger = PrivacyLedger(home.privacy).lines()
     before, delta, limit = [line.noisy_steps for line in ledger], policy.privacy.delta, policy.privacy.max_epsilon
 
-    def after(rounds: int) -> float:
-        more = NoisySteps(noise_multiplier=each.noise_multiplier, sampling_rate=each.sampling_rate,
+    def more(rounds: int) -> NoisySteps:
+        return NoisySteps(noise_multiplier=each.noise_multiplier, sampling_rate=each.sampling_rate,
                           steps=each.steps * rounds)
-        return epsilon_of([*before, more], delta)
+
+    def after(rounds: int) -> float:
+        return epsilon_of([*before, more(rounds)], delta)
+
+    def on_target(rounds: int) -> bool:
+        return not dp.target_epsilon or within_target(epsilon_of(
+            [*(line.noisy_steps for line in ledger if line.study == task.study), more(rounds)], dp.delta),
+            dp.target_epsilon)
 
     left = max(0, task.rounds - needs.round)
     fit = left if not limit or after(left) <= limit else _most(left, lambda rounds: after(rounds) <= limit)
+    permitted = fit
+    if not on_target(fit):
+        fit = _most(fit, on_target)
     now, end = spent(ledger, delta), after(left)
     facts: dict[str, object] = {
         "epsilon": now, "delta": delta, "max_epsilon": limit or None, "epsilon_after_study": end, "rounds_left": left,
@@ -77,6 +87,12 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
     if fit == left:
         return Finding(what="privacy", state="ok", facts=facts, text=text + (
             f"; silo.toml permits {limit:g}" if limit else "; silo.toml sets no limit ([privacy] max_epsilon)"))
+    if fit < permitted:
+        return Finding(
+            what="privacy", state="warning" if fit else "bad", facts=facts,
+            text=f"{text}; the study promises no more than target_epsilon = {dp.target_epsilon:g}, and has done rounds"
+                 f" more than once: {counted(fit, 'round')} of them",
+            remedy="This silo refuses the others: the study must end there, or go on as one of another name.")
     return Finding(
         what="privacy", state="warning" if fit else "bad", facts=facts,
         text=f"{text}; silo.toml permits {limit:g}: {counted(fit, 'round')} of them",

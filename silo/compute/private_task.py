@@ -26,7 +26,7 @@ from semisilo.common import __version__
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import NotPermitted
-from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of, within_target
 from semisilo.common.learning.privacy.example_gradients import mixes_images
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec
@@ -133,7 +133,8 @@ def _check_delta(dp: DifferentialPrivacy, policy: PrivacyPolicy, images: int) ->
 
 def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before: tuple[Spending, ...], *,
              policy: PrivacyPolicy, fingerprint: str, images: int) -> Spending:
-    """The line of the ledger. Raises: NotPermitted when the site's budget does not allow it."""
+    """The line of the ledger. Raises: NotPermitted when the site's budget does not allow it, or the study has spent
+    what it has promised: it was told to do rounds again, or has other images than it had."""
     delta = policy.delta
     after = epsilon_of([*(line.noisy_steps for line in before), each], delta)
     if policy.max_epsilon and after > policy.max_epsilon:
@@ -143,11 +144,19 @@ def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before:
             f" {delta:g}); silo.toml permits [privacy] max_epsilon = {policy.max_epsilon:g}.",
             remedy="The study continues without this silo. Whoever answers for the budget may raise it in silo.toml.")
     of_study = [line.noisy_steps for line in before if line.study == order.study]
+    study_epsilon = epsilon_of([*of_study, each], dp.delta)
+    if dp.target_epsilon and not within_target(study_epsilon, dp.target_epsilon):
+        raise NotPermitted(
+            f"This round would bring what the study '{order.study}' has spent of this site's images from epsilon"
+            f" {epsilon_of(of_study, dp.delta):.3g} to {study_epsilon:.3g} (delta {dp.delta:g}); its [privacy.dp] says"
+            f" target_epsilon = {dp.target_epsilon:g}.",
+            remedy="Rounds that are done again, as after a rollback, spend again. The study ends here, or goes on as one"
+                   " of another name.")
     return Spending(
         time=now_text(), study=order.study, round=order.round, phase=order.phase, task_id=order.task_id,
         fingerprint=fingerprint, images=images, noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm,
         sampling_rate=each.sampling_rate, steps=each.steps, study_delta=dp.delta,
-        study_epsilon=epsilon_of([*of_study, each], dp.delta), delta=delta, epsilon=after)
+        study_epsilon=study_epsilon, delta=delta, epsilon=after)
 
 
 def _fingerprint(asked: Requested, labelled: ImageSet | None, unlabelled: ImageSet | None, each: NoisySteps,

@@ -22,7 +22,8 @@ from semisilo.common.errors import BadConfiguration, NotPermitted
 from semisilo.common.methods.parts.privacy import MAX_NOISE, MIN_NOISE
 from semisilo.common.text.installing import how_to_install
 
-__all__ = ["MAX_STEPS", "MOST_EPSILON", "NoisySteps", "epsilon_of", "noise_for", "require_accountant"]
+__all__ = ["MAX_STEPS", "MOST_EPSILON", "NoisySteps", "epsilon_of", "noise_for", "require_accountant",
+           "within_target"]
 
 MOST_EPSILON = 1e12
 """What a larger one is told as: it means nothing either, and can be written."""
@@ -36,6 +37,8 @@ _MEANINGLESS = 1000.0
 """Where a bound by Renyi differential privacy, which is up to a third above, is beyond it, that bound will do: of an
 epsilon of thousands the distribution of losses takes minutes and memory, which a coordinator could ask for."""
 _ORDERS = (*range(2, 65), 96, 128, 256, 512, 1024)
+_PRECISION = 1e-2
+"""By how much more than the truth may be told, relatively."""
 _FINEST_NOISE = 1e-3
 """Relative step in which a noise multiplier is searched."""
 
@@ -76,6 +79,11 @@ def epsilon_of(spent: Iterable[NoisySteps], delta: float) -> float:
     if sum(counts.values()) > MAX_STEPS:
         raise ValueError(f"{sum(counts.values())} noisy steps are more than the {MAX_STEPS} that are counted.")
     return _epsilon(tuple(sorted((noise, rate, steps) for (noise, rate), steps in counts.items())), delta)
+
+
+def within_target(epsilon: float, target_epsilon: float) -> bool:
+    """Whether what is told to be spent is no more than a target, to the precision with which it is told."""
+    return epsilon <= target_epsilon * (1 + _PRECISION)
 
 
 def noise_for(target_epsilon: float, delta: float, *, sampling_rate: float, steps: int) -> float:

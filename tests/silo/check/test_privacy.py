@@ -54,6 +54,19 @@ def test_it_says_how_many_rounds_fit(tmp_path: Path, limit: float, fit: int, sta
     assert ("[privacy] max_epsilon" in found.remedy) is (fit < 8)
 
 
+def test_it_says_how_many_rounds_the_studys_own_promise_leaves(tmp_path: Path) -> None:
+    """Of eight rounds five are done and three of them again, after the study went back to the second."""
+    home, promised = SiloHome(tmp_path), needs(DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5), round=2)
+    found, = look_at_privacy(home, policy(0.0), promised, labelled=40, unlabelled=60)
+    assert (found.state, found.facts["rounds_that_fit"]) == ("ok", 6)
+    noise = found.facts["noise_multiplier"]
+    assert isinstance(noise, float)
+    PrivacyLedger(home.privacy).append(replace(LINE, study=promised.task.study, noise_multiplier=noise, steps=10))
+    found, = look_at_privacy(home, policy(0.0), promised, labelled=40, unlabelled=60)
+    assert (found.state, found.facts["rounds_that_fit"]) == ("warning", 3)
+    assert "target_epsilon = 2" in found.text
+
+
 def test_what_was_spent_before_and_rounds_that_are_over_count(tmp_path: Path) -> None:
     PrivacyLedger(tmp_path / "privacy").append(LINE)
     found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), needs(round=3), labelled=0, unlabelled=100)

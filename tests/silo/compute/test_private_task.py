@@ -133,6 +133,27 @@ def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, chan
     assert float((first.sign() == other.sign())[moved].double().mean()) < 0.6
 
 
+def test_a_study_spends_no_more_than_it_promises_when_it_goes_back(site: Site) -> None:
+    """Its noise is for four rounds; after a rollback a round of other weights is a fifth. One that is done again with
+    the same weights spends nothing, and is not refused."""
+    promised = DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5)
+    others = {name: each + 0.001 for name, each in site.model.items()}
+    for round in range(1, 5):
+        site.train(dp=promised, round=round)
+    assert 1.9 < site.ledger.lines()[-1].study_epsilon <= 2.0
+    with pytest.raises(NotPermitted) as caught:
+        site.train(dp=promised, round=4, weights=others)
+    assert str(caught.value).startswith(
+        "This round would bring what the study 's' has spent of this site's images from epsilon 2 to 2.")
+    assert "[privacy.dp] says target_epsilon = 2." in caught.value.text
+    assert "another name" in caught.value.remedy
+    site.train(dp=promised, round=4)
+    assert len(site.ledger.lines()) == 4
+    site.train(dp=promised, round=4, study="t", weights=others)
+    site.train(dp=DP, round=4, weights=others)
+    assert len(site.ledger.lines()) == 6, "another study, and one that promises nothing"
+
+
 def test_numerics_that_give_other_bits_each_time_count_each_time(site: Site) -> None:
     for _ in range(2):
         site.train(numerics=Numerics(threads=1, deterministic=False))
