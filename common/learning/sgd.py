@@ -107,12 +107,12 @@ def _clipping(gradients: list[Tensor], max_norm: float) -> Tensor:
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-def step(optimiser: SGD, loss: Tensor) -> None:
-    """Gradient of the scalar `loss`, clipping, one update of the parameters in place.
+def step(optimiser: SGD, loss: Tensor) -> Gradients:
+    """Gradient of the scalar `loss`, clipping, one update of the parameters in place; none where it overflows (fp16).
 
     A parameter that the loss does not reach stays as it is, without weight decay, as in PyTorch.
     """
-    learn(optimiser, [Term(1.0, lambda: loss)])
+    return learn(optimiser, [Term(1.0, lambda: loss)])
 
 
 def learn(optimiser: SGD, terms: Sequence[Term], *, without_pass: Callable[[], Tensor] | None = None) -> Gradients:

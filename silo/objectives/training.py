@@ -45,7 +45,7 @@ class LocalTraining:
     steps: int
     """Changes of the model."""
     skipped: int
-    """Steps left out because a batch-norm layer saw one value per channel."""
+    """Steps left out because a batch-norm layer saw one value per channel, or because gradients overflowed (fp16)."""
     metrics: Mapping[str, float]
     """`semisilo.common.methods.parts.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
     exact: Mapping[str, Tensor] | None = None
@@ -89,7 +89,7 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
         report.add(objective.labels.hard_label_B, objective.labels.keep_B, truth_N)
     first_reported = plan.last_pass(plan.unlabelled_batch, 0 if unlabelled is None else len(unlabelled))
     total, labelled_mean, unlabelled_mean = RunningMean(), RunningMean(), RunningMean()
-    steps = skipped = 0
+    steps = skipped = overflows = 0
     text = f"training on {sum(len(each) for each in (labelled, unlabelled) if each is not None)} images"
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
@@ -105,6 +105,9 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
             if (found := terms.found) is not None and objective.labels is None and number >= first_reported:
                 truth_B = None if truth_N is None else truth_N[now.index_B]
                 report.add(found.labels.hard_label_B, found.labels.keep_B, truth_B, soft_BK=found.soft_BK)
+            if gradients.overflow:
+                overflows += 1
+                continue
             losses = terms.losses(gradients)
             for mean, loss in ((labelled_mean, losses.labelled), (unlabelled_mean, losses.unlabelled)):
                 if loss is not None:
@@ -117,9 +120,11 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
     task.report(1.0, text)
     if skipped:
         _LOG.warning("%d of %d steps were skipped: one value per channel at a batch-norm layer", skipped, plan.steps)
+    if overflows:
+        _LOG.warning("%d of %d steps were skipped: gradients that overflow in fp16", overflows, plan.steps)
     metrics = {**report.metrics(), **total.named("loss"), **labelled_mean.named("labelled_loss"),
                **unlabelled_mean.named("unlabelled_loss"), "steps": float(steps)}
-    return LocalTraining(steps=steps, skipped=skipped, metrics=metrics)
+    return LocalTraining(steps=steps, skipped=skipped + overflows, metrics=metrics)
 
 
 def _steps(task: SiloTask, plan: StepPlan, views: tuple[View, ...], labelled: ImageSet | None,

@@ -50,7 +50,7 @@ class FedAvgTrainer:
         """Phase "train": train, return the difference. Phase "statistics": measure batch-norm statistics.
 
         Abstains with "no_data", "no_labelled_data" where the objective has no use for unlabelled images alone, or
-        "no_usable_batch" when batch-norm could use no batch; memory then stays as it is.
+        "no_usable_batch" when batch-norm could use no batch, or gradients of all overflowed (fp16); memory then stays.
         Raises: BadPayload for another phase; LayoutMismatch when the model is not the task's; ComputeFailed when
             training diverges.
         """

@@ -46,7 +46,7 @@ class FedMixTrainer:
         """Phase "train": label and train, return psi_k - w_t. Phase "statistics": measure batch-norm statistics.
 
         An update is returned even if no image reached the threshold: psi is then pulled to sigma alone. Abstains with
-        "no_data", or "no_usable_batch" when batch-norm could use no batch.
+        "no_data", or "no_usable_batch" when batch-norm could use no batch, or gradients of all overflowed (fp16).
         Raises: BadPayload for another phase; LayoutMismatch when a model is not the task's; ComputeFailed when training
             diverges.
         """
@@ -111,9 +111,8 @@ def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Step
                 found = fedmix_client_loss(logits_BK, labels.hard_label_B, labels.keep_B, psi=psi, sigma=sigma,
                                            lambda_1=settings.lambda_1, lambda_2=settings.lambda_2,
                                            lambda_l1=settings.lambda_l1)
-                if found.loss.requires_grad:
-                    step(optimiser, found.loss)
-                sums.add(loss=found.loss, unlabelled_loss=found.ce, sigma_distance=found.l2)
+                gradients = step(optimiser, found.loss) if found.loss.requires_grad else None
+                sums.add(gradients, loss=found.loss, unlabelled_loss=found.ce, sigma_distance=found.l2)
             task.report(done / total, f"training on {len(unlabelled)} images")
     sums.tell_skipped()
     return sums, report

@@ -53,8 +53,8 @@ class SemiFLTrainer:
     def train(self, task: SiloTask, data: SiloData, memory: SemiFLMemory | None) -> tuple[Update, SemiFLMemory | None]:
         """Phase "train": label, train, return the difference. Phase "statistics": measure batch-norm statistics.
 
-        Abstains with "no_data", "no_confident_example", or "no_usable_batch" when batch-norm could use no batch;
-        memory then stays as it is.
+        Abstains with "no_data", "no_confident_example", or "no_usable_batch" when batch-norm could use no batch or
+        gradients of all overflowed (fp16); memory then stays as it is.
         Raises: BadPayload for another phase; LayoutMismatch when the model is not the task's; ComputeFailed when
             training diverges.
         """
@@ -133,6 +133,7 @@ def _train_batchwise(task: SiloTask, model: nn.Module, optimiser: SGD, unlabelle
                     if bool(labels.keep_B.any()):
                         kept_BCHW = augment.to_input(strong_BCHW[labels.keep_B], task.image)
                         loss = cross_entropy(model(kept_BCHW), labels.hard_label_B[labels.keep_B])
-                        step(optimiser, settings.fix_weight * loss)
-                        sums.add(loss=loss, fix_loss=loss, mix_loss=torch.zeros(()))
+                        sums.add(step(optimiser, settings.fix_weight * loss), loss=loss, fix_loss=loss,
+                                 mix_loss=torch.zeros(()))
                 task.report(done / total, f"training on {len(images_NCHW)} images")
+    sums.tell_skipped()

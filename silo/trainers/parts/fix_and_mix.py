@@ -23,7 +23,7 @@ from semisilo.common.learning.seeds import numpy_generator, torch_generator
 from semisilo.common.learning.sgd import SGD, learn, step
 from semisilo.common.learning.training import named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloTask
-from semisilo.common.numerics.passes import Term
+from semisilo.common.numerics.passes import Gradients, Term
 from semisilo.silo.trainers.parts.model import load_received_statistics
 from semisilo.silo.trainers.parts.step_sums import StepSums
 
@@ -111,15 +111,16 @@ def train_fix_and_mix(task: SiloTask, model: nn.Module, optimiser: SGD, images_N
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
             with sums.batch():
                 found = train_step(task, model, optimiser, batch, lam, priors)
-                sums.add(loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
+                sums.add(found.gradients, loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
     sums.tell_skipped()
 
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """Of a step, scalars (), detached; None for a term of weight 0."""
+    """Of a step, and its gradients. Losses are scalars (), detached; None for a term of weight 0."""
 
+    gradients: Gradients
     loss: Tensor
     fix: Tensor | None
     mix: Tensor | None
@@ -140,7 +141,7 @@ def _step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: 
     weighted = (task.settings.fix_weight, fix), (task.settings.mix_weight, mixed)
     found = learn(optimiser, [Term(weight, loss) for weight, loss in weighted if weight])
     losses = iter(found.losses)
-    return _Losses(found.total, *(next(losses) if weight else None for weight, _ in weighted))
+    return _Losses(found, found.total, *(next(losses) if weight else None for weight, _ in weighted))
 
 
 def _joined_step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float,
@@ -151,8 +152,7 @@ def _joined_step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch
     fix = _fix_loss(strong_logits_BK, batch, priors)
     mixed = _mix_loss(mix_logits_BK, batch, lam, priors)
     loss = task.settings.fix_weight * fix + task.settings.mix_weight * mixed
-    step(optimiser, loss)
-    return _Losses(loss.detach(), fix.detach(), mixed.detach())
+    return _Losses(step(optimiser, loss), loss.detach(), fix.detach(), mixed.detach())
 
 
 def _fix_loss(logits_BK: Tensor, batch: _Batch, priors: LogPriors | None) -> Tensor:

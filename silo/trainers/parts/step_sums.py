@@ -11,6 +11,7 @@ from torch import Tensor
 
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.running_mean import RunningMean
+from semisilo.common.numerics.passes import Gradients
 
 __all__ = ["StepSums"]
 
@@ -23,6 +24,7 @@ class StepSums:
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0
+        self._overflows = 0
         self._means: dict[str, RunningMean] = {}
 
     @contextmanager
@@ -33,8 +35,16 @@ class StepSums:
         except OneValuePerChannel:
             self.skipped += 1
 
-    def add(self, **losses: Tensor | None) -> None:
-        """A step, and its losses: scalars (), in the names under which their means are told; None counts as 0."""
+    def add(self, found: Gradients | None = None, /, **losses: Tensor | None) -> None:
+        """A step, and its losses: scalars (), in the names under which their means are told; None counts as 0.
+
+        Args:
+            found: what the optimiser went by; where that overflowed there was no step, and the batch was passed over.
+        """
+        if found is not None and found.overflow:
+            self.skipped += 1
+            self._overflows += 1
+            return
         self.steps += 1
         for name, loss in losses.items():
             self._means.setdefault(name, RunningMean()).add(_NOTHING if loss is None else loss)
@@ -45,6 +55,9 @@ class StepSums:
 
     def tell_skipped(self) -> None:
         """A line in the silo's log when batches were passed over."""
-        if self.skipped:
+        if alone := self.skipped - self._overflows:
             _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
-                         self.skipped, self.skipped + self.steps)
+                         alone, self.skipped + self.steps)
+        if self._overflows:
+            _LOG.warning("%d of %d batches were skipped: gradients that overflow in fp16",
+                         self._overflows, self.skipped + self.steps)

@@ -21,8 +21,10 @@ from semisilo.common.methods import METHODS, is_declared
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.fedmix import FedMixSettings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.numerics.passes import Descent
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.fedmix import FedMixTrainer
+from tests.overflows import overflowing
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -215,6 +217,13 @@ def test_a_batch_of_one_value_per_channel_is_skipped_and_alone_means_abstaining(
     assert lonely.abstention == "no_usable_batch"
     assert not lonely.groups
     assert lonely.metrics["label_ratio"] == 1.0
+
+
+def test_a_batch_that_overflows_is_no_step_and_alone_means_abstaining(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Descent, "gradients", overflowing(2))
+    assert _train(_task()).metrics["steps"] == 4
+    monkeypatch.setattr(Descent, "gradients", overflowing(6))
+    assert _train(_task()).abstention == "no_usable_batch"
 
 
 def test_the_statistics_phase_measures_the_model() -> None:

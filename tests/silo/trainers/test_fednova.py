@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,8 +15,10 @@ from semisilo.common.methods import METHODS, check_metrics
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.fednova import FedNovaSettings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.numerics.passes import Descent
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.fednova import FedNovaTrainer
+from tests.overflows import overflowing
 
 
 def _net() -> nn.Module:
@@ -48,3 +51,24 @@ def test_a_silo_without_a_step_abstains_where_fedavgs_returns_its_zero() -> None
     check_metrics(METHODS["fednova"], ours.metrics, update=False)
     assert not theirs.abstention
     assert not any(tensor.any() for tensor in theirs.groups["model"].tensors.values())
+
+
+def test_a_step_that_overflows_is_none_of_those_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _train(FedNovaTrainer(), confidence_threshold=0.0, momentum=0.9)
+    assert whole.metrics["steps"] == 4
+    monkeypatch.setattr(Descent, "gradients", overflowing(3))
+    update = _train(FedNovaTrainer(), confidence_threshold=0.0, momentum=0.9)
+    assert update.metrics["steps"] == update.totals["steps"] == 1
+    assert update.metrics["loss"] != whole.metrics["loss"]
+
+
+def test_a_silo_of_which_all_steps_overflow_abstains_and_its_teacher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Descent, "gradients", overflowing(4))
+    moved: list[int] = []
+    monkeypatch.setattr("semisilo.silo.objectives.mean_teacher.MeanTeacher.after_step",
+                        lambda self, model: moved.append(1))
+    for settings in ({"confidence_threshold": 0.0}, {"objective": "mean_teacher", "mask_mean": "batch"}):
+        for trainer in (FedNovaTrainer(), FedAvgTrainer()):
+            update = _train(trainer, **settings)
+            assert (update.abstention, update.num_examples) == ("no_usable_batch", 20)
+    assert not moved

@@ -23,9 +23,11 @@ from semisilo.common.methods import METHODS, check_metrics
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.numerics.passes import Descent
 from semisilo.common.storage import checkpoint
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
+from tests.overflows import overflowing
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTED = "semifl_official"
@@ -66,6 +68,18 @@ def _task(build: Any = _net, *, round: int = 1, silo: str = "a", policy: Any = "
 
 def _train(task: SiloTask, memory: SemiFLMemory | None = None, images: ImageSet | None = None) -> Any:
     return SemiFLTrainer().train(task, SiloData(unlabelled=_images() if images is None else images), memory)
+
+
+@pytest.mark.parametrize("settings", [{}, {"joined_passes": True}, {"labelling": "batch", "mix_weight": 0.0}])
+def test_a_batch_that_overflows_is_no_step_and_alone_means_abstaining(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: dict[str, Any]) -> None:
+    """23 images in batches of 10, twice."""
+    monkeypatch.setattr(Descent, "gradients", overflowing(2))
+    assert _train(_task(**settings))[0].metrics["steps"] == 4
+    assert "2 of 6 batches were skipped: gradients that overflow in fp16" in caplog.messages
+    monkeypatch.setattr(Descent, "gradients", overflowing(6))
+    update, memory = _train(_task(**settings))
+    assert (update.abstention, memory) == ("no_usable_batch", None)
 
 
 def _median_threshold(task: SiloTask) -> float:
