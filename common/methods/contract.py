@@ -316,8 +316,8 @@ class UpdateHeader:
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     uncut_examples: int | None = None
-    """What the silo said, where `num_examples` may be less: a count is cut by the counts of who else answered, so of two
-    rounds only this tells whether the silo has other images. None: `num_examples` is what it said."""
+    """What the silo said, where `num_examples` may be less: a count is cut by the counts of who else answered, so only
+    this tells of two rounds whether the silo has other images. None: `num_examples` is what it said."""
     weight_reference: int = 0
     """Of the mean of several silos' updates, where they weigh by their images: what a silo's count is cut to, the same
     for all."""

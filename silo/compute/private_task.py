@@ -150,8 +150,8 @@ def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before:
             f"This round would bring what the study '{order.study}' has spent of this site's images from epsilon"
             f" {epsilon_of(of_study, dp.delta):.3g} to {study_epsilon:.3g} (delta {dp.delta:g}); its [privacy.dp] says"
             f" target_epsilon = {dp.target_epsilon:g}.",
-            remedy="Rounds that are done again, as after a rollback, spend again. The study ends here, or goes on as one"
-                   " of another name.")
+            remedy="Rounds that are done again, as after a rollback, spend again. The study ends here, or goes on as"
+                   " one of another name.")
     return Spending(
         time=now_text(), study=order.study, round=order.round, phase=order.phase, task_id=order.task_id,
         fingerprint=fingerprint, images=images, noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm,

@@ -844,7 +844,7 @@ _INSIDERS = _mutants(
      "if declaration.example_count <= announced:", "if True:",
      f"{_OVER_SILOS}::test_an_update_counts_as_from_no_more_images_than_its_silo_has_announced"),
     ("weights-are-not-capped", "coordinator/compute/operations.py",
-     "headers = tuple(replace(update.header, num_examples=count)", "headers = tuple(replace(update.header)",
+     "headers = tuple(replace(update.header, num_examples=count,", "headers = tuple(replace(update.header,",
      f"{_OPERATIONS}::test_no_silo_weighs_more_than_the_study_lets_it"),
     ("many-weigh-as-much-as-they-like-together", "coordinator/compute/operations.py",
      "together=study.config.robust.capped_together", "together=1",
