@@ -78,7 +78,8 @@ class FedMatchSettings(ImbalanceSettings):
     steps_by: Literal["unlabelled", "labelled"] = _OF_PRESET
     """Steps of an epoch. "unlabelled" (v1): every unlabelled image once, labelled batches repeat as needed. "labelled"
     (v3): round(N_k / labelled_batch), so that every labelled image comes about once; without labels at the silo
-    round(M_k / unlabelled_batch). Images beyond steps x batch are not used in that epoch."""
+    round(M_k / unlabelled_batch). Images beyond steps x batch are not used in that epoch. By "labelled" a silo with few
+    labels takes all its other images in a step or two."""
     augment_train: bool = _OF_PRESET
     """Whether training images, labelled and unlabelled, are weak views (v1) or as they are (v3)."""
     lambda_s: float = 10.0

@@ -52,6 +52,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     from semisilo.silo.check.link import look_at_link
     from semisilo.silo.check.needs import needs_of
     from semisilo.silo.check.privacy import look_at_privacy
+    from semisilo.silo.check.round_steps import look_at_batch
     from semisilo.silo.check.site import (
         images_on_disk,
         look_at_disk,
@@ -92,6 +93,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         if needs is not None:
             findings += look_at_study(policy, needs)
             findings += look_at_likeness(home, policy, needs)
+            findings += look_at_batch(needs, labelled=counted[0], unlabelled=counted[1])
         findings += look_at_privacy(home, policy, needs, labelled=counted[0], unlabelled=counted[1])
         if needs is not None:
             measured = None

@@ -20,9 +20,12 @@ from semisilo.common.methods.contract import SiloTask
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 
-__all__ = ["StepPlan", "StepsRule", "epoch_of", "image_batches", "noisy_steps_of", "one_step", "plan_of", "plan_steps"]
+__all__ = ["MORE_STEPS", "StepPlan", "StepsRule", "epoch_of", "image_batches", "noisy_steps_of", "one_step",
+           "plan_of", "plan_steps"]
 
 StepsRule = Literal["fedmatch", "fed_shvr"]
+MORE_STEPS = 'The study can set [method] steps_rule = "fed_shvr", by which a step has unlabelled_batch images.'
+"""What mends a batch that is too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ def plan_steps(rule: StepsRule, *, num_labelled: int, num_unlabelled: int, epoch
         fedmatch: n = max(1, round(N_k / B_l)) per epoch, B_u = ceil(M_k / n); N_k = 0: n = max(1, round(M_k / B_u))
         fed_shvr: tau_k = max(1, floor(E M_k / B_u), floor(E N_k / B_l))
 
-    `round` is Python's, half to even. Images beyond n batches are not used in that epoch.
+    `round` is Python's, half to even. Images beyond n batches are not used in that epoch. By "fedmatch" a silo with few
+    labels has few steps, with all its unlabelled images in them: see `semisilo.silo.objectives.batch_room`.
     Source: FedMatch's official code; Fed-SHVR (Wang et al.) section V, the floor and the maximum with 1 as
         fedshvr.md reconstructs them.
     """

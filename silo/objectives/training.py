@@ -23,11 +23,12 @@ from semisilo.common.learning.sgd import SGD, descend
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
+from semisilo.silo.objectives.batch_room import check_batch_fits
 from semisilo.silo.objectives.labelling import balance_of
 from semisilo.silo.objectives.private_training import train_privately
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.step import Objective, Step, StepTerms
-from semisilo.silo.objectives.steps import StepPlan, epoch_of, image_batches, plan_of
+from semisilo.silo.objectives.steps import MORE_STEPS, StepPlan, epoch_of, image_batches, plan_of
 from semisilo.silo.objectives.views import View, viewed
 
 __all__ = ["LocalTraining", "Penalty", "train_locally", "usable_data"]
@@ -75,7 +76,7 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
     Args:
         optimiser: over the model's parameters, at the round's learning rate.
         penalty: added to the loss of every step; not in the losses that are reported.
-    Raises: what `task.report` raises to abort.
+    Raises: what `task.report` raises to abort; ComputeFailed where a step cannot fit into memory.
     """
     settings: ObjectiveSettings = task.settings
     if task.private is not None:
@@ -83,6 +84,8 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
         return LocalTraining(steps=done.steps, skipped=0, metrics=done.metrics, exact=done.exact)
     plan = plan_of(settings, num_labelled=0 if labelled is None else len(labelled),
                    num_unlabelled=0 if unlabelled is None else len(unlabelled))
+    if unlabelled is not None:
+        check_batch_fits(task, plan.unlabelled_batch, settings.unlabelled_batch, remedy=MORE_STEPS)
     report = PseudoLabelReport()
     truth_N = None if unlabelled is None else unlabelled.labels_N
     if objective.labels is not None:

@@ -42,6 +42,7 @@ from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.sparse_transfer import sparse_delta
 from semisilo.common.learning.training import check_finite, named_randomness, unloaded_model
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.silo.objectives.batch_room import warn_of_large_batch
 from semisilo.silo.objectives.labelling import alignment_of, balance_of, threshold_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
@@ -50,9 +51,11 @@ from semisilo.silo.trainers.parts.model import load_received_statistics
 if TYPE_CHECKING:
     from semisilo.common.methods.fedmatch import FedMatchSettings
 
-__all__ = ["EpochPlan", "FedMatchMemory", "FedMatchTrainer", "epoch_plan"]
+__all__ = ["MORE_STEPS", "EpochPlan", "FedMatchMemory", "FedMatchTrainer", "epoch_plan"]
 
 _LOG = logging.getLogger("semisilo.silo")
+MORE_STEPS = 'The study can set [method] steps_by = "unlabelled", by which a step has unlabelled_batch images.'
+"""What mends a batch that is too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +214,8 @@ class _Work:
         num_labelled, num_unlabelled = (len(each) if each is not None else 0
                                         for each in (self._labelled, self._unlabelled))
         plan = epoch_plan(settings, num_labelled, num_unlabelled)
+        if num_unlabelled:
+            warn_of_large_batch(task, plan.unlabelled_batch, settings.unlabelled_batch, remedy=MORE_STEPS)
         with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
             for epoch in range(settings.local_epochs):
                 with_labels = _cycle(num_labelled, settings.labelled_batch, self._labelled_order, self._balance_N)

@@ -55,7 +55,8 @@ class ObjectiveSettings(ImbalanceSettings):
     """Steps of a silo in a round, from its N_k labelled and M_k unlabelled images. "fedmatch": E times max(1, round(N_k
     / labelled_batch)), each with ceil(M_k / steps) unlabelled images; without labels at the silo E times max(1,
     round(M_k / unlabelled_batch)). "fed_shvr": max(1, floor(E M_k / unlabelled_batch), floor(E N_k / labelled_batch)),
-    both sets cycled."""
+    both sets cycled. Where a silo may have few labels and thousands of other images, choose the latter: "fedmatch"
+    takes all of them in a step or two."""
     labelled_batch: int = 10
     """Labelled images in a step, at a silo or, with labels-at-coordinator, there (FedMatch has 10 and 100)."""
     unlabelled_batch: int = 100

@@ -29,7 +29,6 @@ from semisilo.silo.agent.task_times import TaskTook, note_task, read_tasks
 from semisilo.silo.check.agent import look_at_tasks
 from semisilo.silo.check.finding import Finding
 from semisilo.silo.check.forecast import forecast, line_of
-from semisilo.silo.check.measure import steps_per_round
 from semisilo.silo.check.needs import OwnRound, StudyNeeds, needs_of
 from semisilo.silo.check.report import CheckReport, check
 from semisilo.silo.check.site import images_on_disk, look_at_disk, look_at_gpu, look_at_images, look_at_memory
@@ -588,15 +587,3 @@ def test_check_loads_no_torch_and_no_grpc_before_it_connects(tmp_path: Path) -> 
     loaded = set(done.stdout.partition("LOADED")[2].split())
     assert "semisilo.silo.check.site" in loaded
     assert not loaded & {"torch", "grpc", "rich.console", "matplotlib"}
-
-
-@each_of(("method", "settings", "labelled", "steps"), [
-    ("semifl", {"local_epochs": 3, "unlabelled_batch": 10}, 20, 3 * 12),
-    ("self_training", {"local_epochs": 3, "unlabelled_batch": 10}, 20, 3 * 12),
-    ("self_training", {"local_epochs": 3, "unlabelled_batch": 10, "scenario": "labels-at-both"}, 20, 3 * 10 + 40),
-    ("self_training", {"local_epochs": 3, "unlabelled_batch": 10, "scenario": "labels-at-both"}, 0, 3 * 10),
-])
-def test_the_steps_of_a_round_are_passes_over_the_images_and_the_steps_that_labels_get(
-        method: str, settings: dict[str, object], labelled: int, steps: int) -> None:
-    task = replace(needs().task, method=method, settings=settings)
-    assert steps_per_round(needs(task=task), labelled=labelled, unlabelled=100) == (10, steps)
