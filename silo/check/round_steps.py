@@ -15,7 +15,7 @@ from semisilo.common.methods.fed_shvr import FedSHVRSettings
 from semisilo.common.methods.fedmatch import FedMatchSettings
 from semisilo.common.methods.fedsgd import FedSGDSettings
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
-from semisilo.silo.check.finding import Finding, bad
+from semisilo.silo.check.finding import Finding
 from semisilo.silo.check.needs import StudyNeeds
 
 __all__ = ["RoundSteps", "look_at_batch", "steps_of_round"]
@@ -59,8 +59,8 @@ def look_at_batch(needs: StudyNeeds, *, labelled: int, unlabelled: int) -> list[
         if not (labelled and by_labels and _has_labels(settings)):  # what follows imports torch
             return []
         plan = steps_of_round(needs, labelled=labelled, unlabelled=unlabelled)
-    except SemisiloError as error:
-        return [bad("batch", error)]
+    except SemisiloError:
+        return []  # `look_at_study` says what is wrong with the study
     from semisilo.silo.objectives.batch_room import large_batch_text
 
     if not (text := large_batch_text(plan.unlabelled_batch, plan.usual)):
