@@ -135,8 +135,9 @@ class Database:
             self._db.execute("ROLLBACK")
         self._written = []
 
-    def _lose_power(self) -> None:
-        self._fewest = self._machine.draw.choice(range(self._fewest, len(self._commits) + 1))
+    def _lose_power(self, everything: bool = False) -> None:
+        if not everything:  # that was not made to last
+            self._fewest = self._machine.draw.choice(range(self._fewest, len(self._commits) + 1))
         del self._commits[self._fewest:]
         self._db.close()
         self._db = _opened(self._first)

@@ -69,12 +69,12 @@ class File:
     def sync(self) -> None:
         self.synced, self.since = bytes(self.data), []
 
-    def lose(self, draw: random.Random) -> None:
+    def lose(self, draw: random.Random, *, everything: bool = False) -> None:
         """The power goes."""
         if not self.since:
             return
         changes, self.since, self.data = self.since, [], bytearray(self.synced)
-        for change in changes:
+        for change in () if everything else changes:
             fate = draw.random()
             if fate < 0.4:
                 continue
@@ -108,9 +108,9 @@ class Folder:
             self.names[name] = value
         self.since.append((name, before, move))
 
-    def lose(self, draw: random.Random) -> None:
+    def lose(self, draw: random.Random, *, everything: bool = False) -> None:
         """The power goes."""
-        keep = draw.randrange(len(self.since) + 1) if self.since else 0
+        keep = draw.randrange(len(self.since) + 1) if self.since and not everything else 0
         lost, self.since = self.since[keep:], []
         for name, before, move in reversed(lost):
             if before is None:
@@ -441,8 +441,8 @@ class Disk:
         """The process that had them open is gone."""
         self._open.clear()
 
-    def lose_power(self) -> None:
-        """What was not synchronised is lost, or torn."""
+    def lose_power(self, *, everything: bool = False) -> None:
+        """What was not synchronised is lost, or torn; or all of it is lost."""
         files: list[File] = []
         folders: list[Folder] = []
         waiting = [self.root]
@@ -455,23 +455,27 @@ class Disk:
         draw = self._machine.draw
         moves = {id(move): move for folder in folders for _, _, move in folder.since if move is not None}
         for folder in folders:
-            folder.lose(draw)
+            folder.lose(draw, everything=everything)
         for move in moves.values():
             if move.target in move.lost and len(move.lost) == 1 and \
                     not any(each is move.file for folder in folders for each in folder.names.values()):
                 move.target.names[move.target_name] = move.file  # a move is never lost by both folders
         for file in dict.fromkeys(files):
-            file.lose(draw)
+            file.lose(draw, everything=everything)
 
     def rot(self) -> None:
         """A byte of every file changes that its owner could make or fetch again, and whose digest it knows: answers of
-        a silo that are to be sent, and what it holds of the payloads that came."""
-        for name in ("outgoing", "cache"):
-            folder = self.root.names.get(name)
-            for each in dict.fromkeys(folder.names.values()) if isinstance(folder, Folder) else ():
-                if isinstance(each, File) and each.data:
-                    each.data[-1] ^= 1
-                    each.sync()
+        a silo that are to be sent, and what it holds of the payloads that came and of the tensors in them."""
+        waiting, files = [self.root.names.get(name) for name in ("outgoing", "cache")], list[File]()
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, Folder):
+                waiting += found.names.values()
+            elif found is not None and found.data:
+                files.append(found)
+        for file in dict.fromkeys(files):  # a file may have several names
+            file.data[-1] ^= 1
+            file.sync()
 
     def sync_all(self) -> None:
         """What is there now, stays."""
