@@ -143,13 +143,14 @@ MESSAGES = (
     Mark("SubmitUpdate up", 39, 0.9), Mark("SubmitUpdate down", 26, 0.9), Mark("DescribeStudyCard up", 5, 0.05),
     Mark("DescribeStudyCard down", 5, 0.05), Mark("SignStudyCard up", 5, 0.05), Mark("SignStudyCard down", 5, 0.05))
 """Of which call, and which way. Reports are missing: some studies have none, and nothing follows from one."""
+_REQUESTS = tuple(mark for mark in MESSAGES if mark.text.endswith(" up"))
 _ENDS = tuple(mark for mark in (*STATEMENTS, *NAMES[COORDINATOR]) if mark.text.startswith("unlink") or mark.text in (
     "UPDATE phase SET closed_unix", "UPDATE round SET closed_unix", "UPDATE study SET state", "replace s"))
 """A phase, a round or a study is over, and what it needed goes."""
-_AIMED_SHARE, _ENDS_SHARE = 0.5, 0.5
-"""Of what befalls lines so much befalls a message of a drawn call, of which there may be few; of late messages so many
-come when something is over."""
-_KINDS = {"line": 0.26, "death": 0.14, "aimed": 0.24, "relapse": 0.17, "late": 0.07, "clock": 0.04, "full": 0.03,
+_AIMED_SHARE, _ENDS_SHARE = (0.5, 0.8), 0.6
+"""Of what befalls lines so much befalls a message of a drawn call, of which there may be few, and of what makes
+messages late; of late messages so many come when something is over."""
+_KINDS = {"line": 0.26, "death": 0.14, "aimed": 0.24, "relapse": 0.17, "late": 0.09, "clock": 0.04, "full": 0.03,
           "compute": 0.03, "outage": 0.02}
 """Of faults, with their shares where all are on."""
 _NAMED = {machine: tuple(mark for mark in marks if not mark.text.startswith("unlink"))
@@ -378,7 +379,8 @@ class _Stretches:
 
     def _line_fault(self, kind: str) -> LineFault:
         draw = self._draw
-        call = self._mark(MESSAGES) if draw.random() < _AIMED_SHARE else None
+        calls = MESSAGES if kind != "late" else _REQUESTS  # only these meet what the coordinator does meanwhile
+        call = self._mark(calls) if draw.random() < _AIMED_SHARE[kind == "late"] else None
         fault = LineFault(
             number=_moment(draw, self._messages()) if call is None else self._occurrence(call), kind=kind,
             call="" if call is None else call.text, seconds=draw.choice(_LINE_SECONDS) * (0.5 + draw.random()))
