@@ -40,7 +40,7 @@ class PointOfDeath:
 
     kind: str
     """"callback": between two awaits; "disk": within a change of a file; "commit": around a commit of the ledger;
-    "message": when a message reaches the machine."""
+    "message": when a message reaches the machine; "message a": one of that silo's line."""
     number: int
     after: bool = False
     """Whether the event still happens."""

@@ -191,12 +191,15 @@ class Network:
                 self.loop.call_at(call.line.stalled_until, arrive, context=life.context)
                 return
             arrived = True
-            life.machine.event("message")
-            if not life.alive:
-                return
+            kinds = ("message", f"message {call.line.silo}") if life.machine.deaths else ("message",)
+            for kind in kinds:
+                life.machine.event(kind)
+                if not life.alive:
+                    return
             deliver(message)
-            if life.alive:
-                life.machine.event("message", done=True)
+            for kind in kinds:
+                if life.alive:
+                    life.machine.event(kind, done=True)
             if fault is not None and fault.kind == "cut after":
                 self.cut(call.line, notice=self.soon())
 

@@ -438,6 +438,8 @@ class _Stretches:
         other = COORDINATOR if name != COORDINATOR and draw.random() < 0.8 else draw.choice(self._schedule.silos)
         where = name if draw.random() < 0.6 else other
         rare = "commit" if where == COORDINATOR else "message"
+        if where == COORDINATOR != name:  # what it does for who comes again
+            rare = draw.choice((rare, f"message {name}", f"message {name}"))
         return AimedDeath(
             mark=mark.text, occurrence=self._occurrence(mark), kind="disk",
             later=draw.choice((0, 0, 0, 0, 1)), after=draw.random() < 0.7, power=draw.random() < 0.25,
