@@ -98,8 +98,8 @@ class FileError:
 
 
 _EVERYTHING_SHARE = 0.3
-"""Of the losses of power: nothing lasts that was not made to last, on the disk or in the ledger. Else chance decides for
-each folder, file and commit, and what needs several of them lost would come too seldom."""
+"""Of the losses of power: nothing lasts that was not made to last, on the disk or in the ledger. Else chance decides
+for each folder, file and commit, and what needs several of them lost would come too seldom."""
 
 
 class Life:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from tests.simulator.machine import AimedDeath, FileError, PointOfDeath, Relapse
 from tests.simulator.network import LineFault
 
-__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "MESSAGES", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath",
-           "FullDisk", "Mark", "Schedule", "Stretch", "StudyStop", "draw_schedule", "family_of", "path_of"]
+__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "MESSAGES", "NAMES", "SILOS", "STATEMENTS", "ClockStep",
+           "ComputeDeath", "FullDisk", "Mark", "Schedule", "Stretch", "StudyStop", "draw_schedule", "family_of",
+           "path_of"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")

@@ -116,7 +116,10 @@ def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
 
 @each_of("bug", [*PLANTED, *FILE_ERROR_BUGS], ids=lambda bug: bug.name)
 def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
-    assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
+    assert bug.places
+    for file, old, new in bug.places:
+        assert old != new
+        assert (ROOT / file).read_text(encoding="utf-8").count(old) == 1
 
 
 def test_every_schedule_has_at_least_two_faults_and_follows_from_its_seed() -> None:
