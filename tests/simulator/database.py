@@ -31,6 +31,10 @@ _SAYS = {
 """What SQLite makes of an error of the system."""
 
 
+_SETTLE_COMMITS = 32
+"""After so many the file is copied: to write them again is more work than that, at every loss of power."""
+
+
 class _Statement(NamedTuple):
     sql: str
     values: Any
@@ -52,7 +56,7 @@ class Database:
         self._first = content
         self._commits: list[list[_Statement]] = []
         """What each commit since then has written, to write it again up to one of them: a copy of the file at every
-        commit took more time than all statements together."""
+        commit takes more time than all statements together."""
         self._fewest = 0
         """So many of them are on the disk for sure."""
         self._written: list[_Statement] = []
@@ -90,6 +94,8 @@ class Database:
             self._written = []
             if self._lasting:
                 self._fewest = len(self._commits)
+                if self._fewest >= _SETTLE_COMMITS:
+                    self.settle()
         self._machine.event("commit", done=True)
         _check()
         return found
@@ -135,8 +141,9 @@ class Database:
             self._db.execute("ROLLBACK")
         self._written = []
 
-    def _lose_power(self) -> None:
-        self._fewest = self._machine.draw.choice(range(self._fewest, len(self._commits) + 1))
+    def _lose_power(self, everything: bool = False) -> None:
+        if not everything:  # that was not made to last
+            self._fewest = self._machine.draw.choice(range(self._fewest, len(self._commits) + 1))
         del self._commits[self._fewest:]
         self._db.close()
         self._db = _opened(self._first)

@@ -41,7 +41,8 @@ class File:
     """An inode."""
 
     now: int
-    data: bytearray = field(default_factory=bytearray)
+    data: bytes | bytearray = b""
+    """Bytes as long as they were written at once, which most files are: those are shared and not copied."""
     synced: bytes = b""
     since: list[tuple[int, bytes] | int] = field(default_factory=list)
     """(offset, bytes) of a write, or the length of a truncation, since the last fsync."""
@@ -54,27 +55,42 @@ class File:
         self.changed = self.now
 
     def write(self, offset: int, data: bytes) -> None:
-        if len(self.data) < offset:
-            self.data.extend(bytes(offset - len(self.data)))
-        self.data[offset:offset + len(data)] = data
+        if not offset and len(data) >= len(self.data):
+            self.data = data
+        else:
+            content = self._changeable()
+            if len(content) < offset:
+                content.extend(bytes(offset - len(content)))
+            content[offset:offset + len(data)] = data
         self.since.append((offset, data))
 
     def truncate(self, length: int) -> None:
-        if length < len(self.data):
-            del self.data[length:]
+        content = self._changeable()
+        if length < len(content):
+            del content[length:]
         else:
-            self.data.extend(bytes(length - len(self.data)))
+            content.extend(bytes(length - len(content)))
         self.since.append(length)
+
+    def _changeable(self) -> bytearray:
+        if type(self.data) is not bytearray:
+            self.data = bytearray(self.data)
+        return self.data  # type: ignore[return-value]
+
+    def rot(self) -> None:
+        """Its last byte is another one, for good."""
+        self._changeable()[-1] ^= 1
+        self.sync()
 
     def sync(self) -> None:
         self.synced, self.since = bytes(self.data), []
 
-    def lose(self, draw: random.Random) -> None:
+    def lose(self, draw: random.Random, *, everything: bool = False) -> None:
         """The power goes."""
         if not self.since:
             return
-        changes, self.since, self.data = self.since, [], bytearray(self.synced)
-        for change in changes:
+        changes, self.since, self.data = self.since, [], self.synced
+        for change in () if everything else changes:
             fate = draw.random()
             if fate < 0.4:
                 continue
@@ -108,9 +124,9 @@ class Folder:
             self.names[name] = value
         self.since.append((name, before, move))
 
-    def lose(self, draw: random.Random) -> None:
+    def lose(self, draw: random.Random, *, everything: bool = False) -> None:
         """The power goes."""
-        keep = draw.randrange(len(self.since) + 1) if self.since else 0
+        keep = draw.randrange(len(self.since) + 1) if self.since and not everything else 0
         lost, self.since = self.since[keep:], []
         for name, before, move in reversed(lost):
             if before is None:
@@ -150,6 +166,8 @@ class Disk:
         self._machine = machine
         self.root = Folder(0)
         self._open: dict[int, Handle] = {}
+        self._folders: dict[str, Folder] = {}
+        """By path, those that were asked for: none is ever removed, and who renames one forgets them."""
         self._next = FIRST_DESCRIPTOR + index * DESCRIPTORS
         self.full = False
         """Whether nothing more can be written."""
@@ -187,7 +205,7 @@ class Disk:
     def _mark(self, what: str, path: str) -> None:
         """Something is done to a name in a folder: a death may be aimed at that."""
         if self._machine.aims or self._machine.awaited:
-            folders, _ = _split(path)
+            _, folders, _ = _split(path)
             self._machine.mark(f"{what} {folders[-1] if folders else 'home'}")
 
     def _room(self) -> None:
@@ -200,25 +218,26 @@ class Disk:
     # Names ------------------------------------------------------------------------------------------------------------
 
     def _find(self, path: str) -> File | Folder:
-        here: File | Folder = self.root
-        for name in _parts(path):
-            if not isinstance(here, Folder):
-                raise _error(errno.ENOTDIR, path)
-            found = here.names.get(name)
-            if found is None:
-                raise _error(errno.ENOENT, path)
-            here = found
-        return here
+        folder, name = self._parent(path)
+        if not name:
+            return folder
+        found = folder.names.get(name)
+        if found is None:
+            raise _error(errno.ENOENT, path)
+        return found
 
     def _parent(self, path: str) -> tuple[Folder, str]:
         """The folder and the name in it; an empty name for the disk itself."""
-        folders, name = _split(path)
-        here = self.root
-        for each in folders:
-            found = here.names.get(each)
-            if type(found) is not Folder:
-                raise _error(errno.ENOENT if found is None else errno.ENOTDIR, path)
-            here = found
+        above, folders, name = _split(path)
+        here = self._folders.get(above)
+        if here is None:
+            here = self.root
+            for each in folders:
+                found = here.names.get(each)
+                if type(found) is not Folder:
+                    raise _error(errno.ENOENT if found is None else errno.ENOTDIR, path)
+                here = found
+            self._folders[above] = here
         return here, name
 
     def stat(self, path: str) -> Any:
@@ -273,6 +292,8 @@ class Disk:
         self._changing()
         if before is found:
             return
+        if isinstance(found, Folder):
+            self._folders.clear()
         if isinstance(before, File):
             before.links -= 1
         move = Move(found, other, other_name)
@@ -408,14 +429,15 @@ class Disk:
 
     def read_file(self, path: str) -> bytes:
         """All of a file, as who opens it, reads to its end and closes it: most files are read so."""
-        descriptor = self.open(path, os.O_RDONLY)
-        try:
-            _, file = self._file(descriptor)
-            for _ in range(0, len(file.data) + _BUFFER_BYTES, _BUFFER_BYTES):  # the last piece is empty
+        self._operate("open", path)
+        found = self._find(path)
+        self._next += 1
+        if type(found) is not File:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if self._machine.has_errors:
+            for _ in range(0, len(found.data) + _BUFFER_BYTES, _BUFFER_BYTES):  # the last piece is empty
                 self._operate("read")
-            return bytes(file.data)
-        finally:
-            self._open.pop(descriptor, None)
+        return bytes(found.data)
 
     def write_file(self, path: str, data: Any) -> int:
         """Makes a file of these bytes, as who opens it, writes them in one piece and closes it."""
@@ -441,8 +463,9 @@ class Disk:
         """The process that had them open is gone."""
         self._open.clear()
 
-    def lose_power(self) -> None:
-        """What was not synchronised is lost, or torn."""
+    def lose_power(self, *, everything: bool = False) -> None:
+        """What was not synchronised is lost, or torn; or all of it is lost."""
+        self._folders.clear()
         files: list[File] = []
         folders: list[Folder] = []
         waiting = [self.root]
@@ -455,23 +478,26 @@ class Disk:
         draw = self._machine.draw
         moves = {id(move): move for folder in folders for _, _, move in folder.since if move is not None}
         for folder in folders:
-            folder.lose(draw)
+            folder.lose(draw, everything=everything)
         for move in moves.values():
             if move.target in move.lost and len(move.lost) == 1 and \
                     not any(each is move.file for folder in folders for each in folder.names.values()):
                 move.target.names[move.target_name] = move.file  # a move is never lost by both folders
         for file in dict.fromkeys(files):
-            file.lose(draw)
+            file.lose(draw, everything=everything)
 
     def rot(self) -> None:
         """A byte of every file changes that its owner could make or fetch again, and whose digest it knows: answers of
-        a silo that are to be sent, and what it holds of the payloads that came."""
-        for name in ("outgoing", "cache"):
-            folder = self.root.names.get(name)
-            for each in dict.fromkeys(folder.names.values()) if isinstance(folder, Folder) else ():
-                if isinstance(each, File) and each.data:
-                    each.data[-1] ^= 1
-                    each.sync()
+        a silo that are to be sent, and what it holds of the payloads that came and of the tensors in them."""
+        waiting, files = [self.root.names.get(name) for name in ("outgoing", "cache")], list[File]()
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, Folder):
+                waiting += found.names.values()
+            elif found is not None and found.data:
+                files.append(found)
+        for file in dict.fromkeys(files):  # a file may have several names
+            file.rot()
 
     def sync_all(self) -> None:
         """What is there now, stays."""
@@ -543,10 +569,11 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=16_384)
-def _split(path: str) -> tuple[tuple[str, ...], str]:
-    """The folders on the way, and the name in the last of them; an empty one for the disk itself."""
+def _split(path: str) -> tuple[str, tuple[str, ...], str]:
+    """The folders on the way, as one text and each, and the name in the last of them; an empty one for the disk
+    itself."""
     parts = _parts(path)
-    return parts[:-1], parts[-1] if parts else ""
+    return "/".join(parts[:-1]), parts[:-1], parts[-1] if parts else ""
 
 
 def _error(number: int, path: str) -> OSError:

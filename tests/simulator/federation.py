@@ -394,7 +394,10 @@ class SimulatedFederation:
                     self.violations.append(f"{silo}: its memory holds what the refused update of"
                                            f" {kept.pending.task_id} has left")
             unwanted.clear()
-            return await await_task(hello)
+            answer = await await_task(hello)
+            if self.schedule.studies > 1 and self.completed_at is not None and not answer.HasField("task"):
+                self.ended.add(silo)  # it has heard of it, and calls on and on: another study might come
+            return answer
 
         link.upload, link.await_task = watched_upload, watched_await  # type: ignore[method-assign]
 

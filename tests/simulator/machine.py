@@ -40,7 +40,7 @@ class PointOfDeath:
 
     kind: str
     """"callback": between two awaits; "disk": within a change of a file; "commit": around a commit of the ledger;
-    "message": when a message reaches the machine."""
+    "message": when a message reaches the machine; "message a": one of that silo's line."""
     number: int
     after: bool = False
     """Whether the event still happens."""
@@ -95,6 +95,11 @@ class FileError:
     errno: int
     for_seconds: float = 0.0
     """So long all that it can befall fail from then on; 0: that one alone."""
+
+
+_EVERYTHING_SHARE = 0.3
+"""Of the losses of power: nothing lasts that was not made to last, on the disk or in the ledger. Else chance decides
+for each folder, file and commit, and what needs several of them lost would come too seldom."""
 
 
 class Life:
@@ -169,7 +174,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.disk = Disk(self, self.index)
-        self.on_power_loss: list[Callable[[], None]] = []
+        self.on_power_loss: list[Callable[[bool], None]] = []
+        """Told whether all is lost that was not made to last."""
         self.on_kill: list[Callable[[], None]] = []
 
     def begin(self) -> Life:
@@ -248,9 +254,10 @@ class Machine:
         for act in self.on_kill:
             act()
         if death.power:
-            self.disk.lose_power()
+            everything = self.draw.random() < _EVERYTHING_SHARE
+            self.disk.lose_power(everything=everything)
             for act in self.on_power_loss:
-                act()
+                act(everything)
         if death.rots:
             self.disk.rot()
         self.disk.close_all()

@@ -33,7 +33,7 @@ _LONGEST_CALL_SECONDS = 1000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineFault:
-    """What happens to a line when the so-manieth message of all, from the beginning of a stretch, is handed to it."""
+    """What happens to a line when the so-manieth message, from the beginning of a stretch, is handed to it."""
 
     number: int
     kind: str
@@ -46,6 +46,8 @@ class LineFault:
     seconds: float = 0.0
     mark: str = ""
     """Of "late"; see `AimedDeath`. The message comes after `seconds` at the latest."""
+    call: str = ""
+    """The messages that are counted, "SubmitUpdate up" for example: of most calls there are few. All where empty."""
 
 
 @dataclass
@@ -96,7 +98,10 @@ class Network:
     def __init__(self, loop: SeededLoop, draw: random.Random) -> None:
         self.loop = loop
         self._draw = draw
-        self._faults: dict[int, LineFault] = {}
+        self._faults: dict[tuple[str, int], LineFault] = {}
+        """By the call ("" for all) and the number of its message."""
+        self._handed: Counter[str] = Counter()
+        """By call: messages so far."""
         self.lines: dict[str, Line] = {}
         self.server: Server | None = None
         self.messages = 0
@@ -110,10 +115,10 @@ class Network:
 
     def expect(self, fault: LineFault) -> None:
         """Messages are counted from now on."""
-        number = self.messages + fault.number
-        while number in self._faults:
+        number = (self._handed[fault.call] if fault.call else self.messages) + fault.number
+        while (fault.call, number) in self._faults:
             number += 1
-        self._faults[number] = fault
+        self._faults[fault.call, number] = fault
 
     def add_line(self, silo: str) -> Line:
         self.lines[silo] = Line(silo, len(self.lines) + 1)
@@ -137,7 +142,9 @@ class Network:
         self.messages += 1
         if self.trace is not None:
             self.trace(f"{self.loop.time():.6f} {direction} {call.line.silo} {call.rpc} {_size(message)}")
-        fault = self._faults.pop(self.messages, None)
+        which = f"{call.rpc} {direction}"
+        self._handed[which] += 1
+        fault = self._faults.pop(("", self.messages), None) or self._faults.pop((which, self._handed[which]), None)
         extra = 0.0
         if fault is not None:
             if self.trace is not None:
@@ -184,12 +191,15 @@ class Network:
                 self.loop.call_at(call.line.stalled_until, arrive, context=life.context)
                 return
             arrived = True
-            life.machine.event("message")
-            if not life.alive:
-                return
+            kinds = ("message", f"message {call.line.silo}") if life.machine.deaths else ("message",)
+            for kind in kinds:
+                life.machine.event(kind)
+                if not life.alive:
+                    return
             deliver(message)
-            if life.alive:
-                life.machine.event("message", done=True)
+            for kind in kinds:
+                if life.alive:
+                    life.machine.event(kind, done=True)
             if fault is not None and fault.kind == "cut after":
                 self.cut(call.line, notice=self.soon())
 

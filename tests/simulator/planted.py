@@ -36,6 +36,13 @@ class PlantedBug:
     old: str
     """Occurs exactly once in the file."""
     new: str
+    also: tuple[tuple[str, str, str], ...] = ()
+    """(file, old, new) of other places, where a mistake was mended in each and one mend would hide it."""
+
+    @property
+    def places(self) -> tuple[tuple[str, str, str], ...]:
+        """(file, old, new) of all."""
+        return ((self.file, self.old, self.new), *self.also)
 
 
 PLANTED = (
@@ -85,7 +92,9 @@ PLANTED = (
                "coordinator/ledger/ledger.py",
                "        spec = replace(task.spec, payloads=tuple(payloads))\n        with self.transaction() as db:",
                "        spec = replace(task.spec, payloads=tuple(payloads))\n"
-               "        with self.transaction(lasting=False) as db:"),
+               "        with self.transaction(lasting=False) as db:",
+               (("common/errors.py", '"PAYLOAD_NOT_SERVED", "NOT_FOUND", True',
+                 '"PAYLOAD_NOT_SERVED", "NOT_FOUND", False'),)),
     PlantedBug("a-late-update-stays-in-the-spool", "found by a schedule; decision 0063",
                "coordinator/rounds/task_service.py",
                "if not self._ledger.may_be_folded(update.digest):", "if False:"),
@@ -150,15 +159,17 @@ FILE_ERROR_BUGS = (
 def plant(name: str) -> None:
     """From now on the bug is in what is imported. Raises: AssertionError when its place is not there."""
     bug = next(each for each in (*PLANTED, *FILE_ERROR_BUGS) if each.name == name)
-    place = (_ROOT / bug.file).resolve()
+    places = {(_ROOT / file).resolve(): (file, old, new) for file, old, new in bug.places}
     load: Any = SourceFileLoader.get_code
 
     def get_code(loader: Any, fullname: str) -> Any:
-        if Path(loader.path).resolve() != place:
+        path = Path(loader.path).resolve()
+        if path not in places:
             return load(loader, fullname)
-        source = place.read_text(encoding="utf-8")
-        assert source.count(bug.old) == 1, f"{bug.file} has {source.count(bug.old)} times {bug.old!r}"
-        return compile(source.replace(bug.old, bug.new), loader.path, "exec", dont_inherit=True)
+        file, old, new = places[path]
+        source = path.read_text(encoding="utf-8")
+        assert source.count(old) == 1, f"{file} has {source.count(old)} times {old!r}"
+        return compile(source.replace(old, new), loader.path, "exec", dont_inherit=True)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 

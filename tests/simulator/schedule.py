@@ -15,8 +15,9 @@ from typing import NamedTuple
 from tests.simulator.machine import AimedDeath, FileError, PointOfDeath, Relapse
 from tests.simulator.network import LineFault
 
-__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "NAMES", "SILOS", "STATEMENTS", "ClockStep", "ComputeDeath",
-           "FullDisk", "Mark", "Schedule", "Stretch", "StudyStop", "draw_schedule", "family_of", "path_of"]
+__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "MESSAGES", "NAMES", "SILOS", "STATEMENTS", "ClockStep",
+           "ComputeDeath", "FullDisk", "Mark", "Schedule", "Stretch", "StudyStop", "draw_schedule", "family_of",
+           "path_of"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")
@@ -137,7 +138,20 @@ NAMES = {
              Mark("unlink cache", 5, 0.8), Mark("link tensors", 7, 0.85), Mark("unlink tensors", 9, 0.85),
              Mark("unlink incoming", 14, 0.8), Mark("overwrite cards", 2, 0.1),
              Mark("overwrite secure", 19, 0.95, "masks"), Mark("replace home", 4, 0.25), Mark("overwrite home", 17))}
-_KINDS = {"line": 0.26, "death": 0.14, "aimed": 0.24, "relapse": 0.17, "late": 0.07, "clock": 0.04, "full": 0.03,
+MESSAGES = (
+    Mark("AwaitTask up", 25), Mark("AwaitTask down", 25), Mark("BeginUpdate up", 15, 0.9),
+    Mark("BeginUpdate down", 15, 0.9), Mark("DownloadPayload up", 34, 0.8), Mark("DownloadPayload down", 68, 0.8),
+    Mark("SubmitUpdate up", 39, 0.9), Mark("SubmitUpdate down", 26, 0.9), Mark("DescribeStudyCard up", 5, 0.05),
+    Mark("DescribeStudyCard down", 5, 0.05), Mark("SignStudyCard up", 5, 0.05), Mark("SignStudyCard down", 5, 0.05))
+"""Of which call, and which way. Reports are missing: some studies have none, and nothing follows from one."""
+_REQUESTS = tuple(mark for mark in MESSAGES if mark.text.endswith(" up"))
+_ENDS = tuple(mark for mark in (*STATEMENTS, *NAMES[COORDINATOR]) if mark.text.startswith("unlink") or mark.text in (
+    "UPDATE phase SET closed_unix", "UPDATE round SET closed_unix", "UPDATE study SET state", "replace s"))
+"""A phase, a round or a study is over, and what it needed goes."""
+_AIMED_SHARE, _ENDS_SHARE = (0.5, 0.8), 0.6
+"""Of what befalls lines so much befalls a message of a drawn call, of which there may be few, and of what makes
+messages late; of late messages so many come when something is over."""
+_KINDS = {"line": 0.26, "death": 0.14, "aimed": 0.24, "relapse": 0.17, "late": 0.09, "clock": 0.04, "full": 0.03,
           "compute": 0.03, "outage": 0.02}
 """Of faults, with their shares where all are on."""
 _NAMED = {machine: tuple(mark for mark in marks if not mark.text.startswith("unlink"))
@@ -356,18 +370,29 @@ class _Stretches:
                 computes[name] = ComputeDeath(machine=name, number=_moment(
                     draw, self._share * schedule.phases * _OPERATIONS[_kind_of(name)]))
             else:
-                kind = what if what in ("outage", "late") else draw.choice(kinds_of_line)
-                lines.append(LineFault(
-                    number=_moment(draw, self._messages()), kind=kind,
-                    seconds=draw.choice(_LINE_SECONDS) * (0.5 + draw.random()) if kind != "late" else _HELD_SECONDS,
-                    mark="" if kind != "late" else self._mark(
-                        STATEMENTS if draw.random() < 0.5 else NAMES[COORDINATOR]).text))
+                lines.append(self._line_fault(what if what in ("outage", "late") else draw.choice(kinds_of_line)))
         failures, stops = self._ends_of_studies(seconds) if schedule.studies > 1 else ((), ())
         turns = _TURNS[schedule.phases, schedule.masked] * (4 / 3 if schedule.studies > 1 else 1)
         return Stretch(seed=self._seed, at_turn=max(int(self._begin > 0), int(self._begin * turns)),
                        line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
                        aims={name: tuple(each) for name, each in aims.items()}, clock_steps=tuple(steps),
                        full_disks=tuple(full), compute_deaths=tuple(computes.values()), failures=failures, stops=stops)
+
+    def _line_fault(self, kind: str) -> LineFault:
+        draw = self._draw
+        calls = MESSAGES if kind != "late" else _REQUESTS  # only these meet what the coordinator does meanwhile
+        call = self._mark(calls) if draw.random() < _AIMED_SHARE[kind == "late"] else None
+        fault = LineFault(
+            number=_moment(draw, self._messages()) if call is None else self._occurrence(call), kind=kind,
+            call="" if call is None else call.text, seconds=draw.choice(_LINE_SECONDS) * (0.5 + draw.random()))
+        if kind != "late":
+            return fault
+        marks = _ENDS if draw.random() < _ENDS_SHARE else draw.choice((STATEMENTS, NAMES[COORDINATOR]))
+        return replace(fault, seconds=_HELD_SECONDS, mark=self._mark(marks).text)
+
+    def _occurrence(self, mark: Mark) -> int:
+        """Which one of those that the stretch has; one of the first more often."""
+        return int(max(1.0, mark.times * self._share) ** self._draw.random())
 
     def _ends_of_studies(self, seconds: float) -> tuple[tuple[int, ...], tuple[StudyStop, ...]]:
         """What ends a study before its time."""
@@ -401,7 +426,7 @@ class _Stretches:
         mark = self._mark(STATEMENTS if statement else NAMES[_kind_of(name)])
         rare = "commit" if name == COORDINATOR else "message"
         return AimedDeath(
-            mark=mark.text, occurrence=int(max(1.0, mark.times * self._share) ** draw.random()),
+            mark=mark.text, occurrence=self._occurrence(mark),
             kind=draw.choice((rare, rare, "disk", "callback") if statement else ("disk", "disk", rare, "callback")),
             later=int(12 ** draw.random()) - 1, after=draw.random() < 0.5, power=draw.random() < 0.6,
             down_seconds=self._down_seconds(), rots=self._rots(name))
@@ -414,8 +439,10 @@ class _Stretches:
         other = COORDINATOR if name != COORDINATOR and draw.random() < 0.8 else draw.choice(self._schedule.silos)
         where = name if draw.random() < 0.6 else other
         rare = "commit" if where == COORDINATOR else "message"
+        if where == COORDINATOR != name:  # what it does for who comes again
+            rare = draw.choice((rare, f"message {name}", f"message {name}"))
         return AimedDeath(
-            mark=mark.text, occurrence=int(max(1.0, mark.times * self._share) ** draw.random()), kind="disk",
+            mark=mark.text, occurrence=self._occurrence(mark), kind="disk",
             later=draw.choice((0, 0, 0, 0, 1)), after=draw.random() < 0.7, power=draw.random() < 0.25,
             down_seconds=self._down_seconds(), rots=self._rots(name, 2 * _ROT_SHARE),
             then=Relapse(machine=where, death=PointOfDeath(

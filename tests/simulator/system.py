@@ -33,6 +33,8 @@ __all__ = ["simulated", "use_small_pieces"]
 _machines: list[Machine] = []
 _by_name: dict[str, Machine] = {}
 _disks: dict[str, Disk] = {}
+_by_path: dict[str, Disk] = {}
+"""Where each path lies that was asked for before: some hundreds, thousands of times."""
 _draw = random.Random(0)
 _over = False
 
@@ -45,12 +47,14 @@ def simulated(machines: list[Machine], draw: random.Random) -> Iterator[None]:
     _by_name.clear()
     _by_name.update({machine.name: machine for machine in machines})
     _disks.clear()
+    _by_path.clear()
     _disks.update({machine.name: machine.disk for machine in machines})
     _draw, _over = draw, False
     _install()
     try:
         yield
     finally:
+        _by_path.clear()
         _over = True  # what dead processes do when they are collected has no effect
 
 
@@ -60,10 +64,14 @@ def _machine() -> Machine | None:
 
 
 def _disk_of(path: str) -> Disk:
+    found = _by_path.get(path)
+    if found is not None:
+        return found
     if _over:
         raise Killed
     end = path.find("/", 2)
-    return _disks[path[2:] if end < 0 else path[2:end]]
+    found = _by_path[path] = _disks[path[2:] if end < 0 else path[2:end]]
+    return found
 
 
 def _disk_with(descriptor: int) -> Disk:
@@ -100,10 +108,13 @@ def _install() -> None:
 
 
 def _simulated_path(path: Any) -> str | None:
-    if type(path) is not str:
+    kind = type(path)
+    if kind is PosixPath:
+        path = str(path)
+    elif kind is not str:
         if not hasattr(path, "__fspath__"):
             return None
-        path = str(path) if type(path) is PosixPath else path.__fspath__()
+        path = path.__fspath__()
     return path if path[:2] == "/~" else None
 
 
