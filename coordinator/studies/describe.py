@@ -171,7 +171,8 @@ def _typical_update(ledger: Ledger, study: str, committed: int) -> int:
 
 
 def _typical_round(ledger: Ledger, study: str, *, last: int) -> float | None:
-    lengths = [entry.closed_unix - entry.opened_unix for entry in round_heads(ledger, study, first=last - _OWN_ROUNDS + 1)
+    lengths = [entry.closed_unix - entry.opened_unix
+               for entry in round_heads(ledger, study, first=last - _OWN_ROUNDS + 1)
                if entry.number > 0 and entry.state is RoundState.COMPLETED and entry.closed_unix is not None]
     return statistics.median(lengths) if lengths else None
 
