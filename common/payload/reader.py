@@ -70,7 +70,7 @@ class PayloadReader:
         self._require_finite = require_finite
         self._file = path.open("rb", buffering=0)
         try:
-            size = os.fstat(self._file.fileno()).st_size
+            self.size_bytes = size = os.fstat(self._file.fileno()).st_size
             self.groups, end = self._read_manifest(size)
             if (expected := len(MAGIC) + sum(group.encoded_bytes for group in self.groups)) != end:
                 raise BadPayload(f"The payload has {end} bytes before its manifest, which says {expected}.")

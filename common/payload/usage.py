@@ -15,8 +15,8 @@ from semisilo.common.payload.codec import BlockHeader, IndexEncoding, ValueEncod
 from semisilo.common.payload.manifest import ReferenceForm
 from semisilo.common.payload.reader import PayloadReader
 
-__all__ = ["FRAMING", "HELD", "UNKNOWN", "Encoded", "Part", "carried", "describe_encoding", "encodings_of_payload",
-           "parts_of"]
+__all__ = ["FRAMING", "HELD", "UNKNOWN", "Encoded", "Part", "carried", "describe_encoding", "encodings_in",
+           "encodings_of_payload", "parts_of"]
 
 FRAMING = "framing"
 """Not a block: the magic and the manifest of a payload."""
@@ -66,20 +66,23 @@ class Part:
 
 def parts_of(path: Path) -> tuple[Part, ...]:
     """All parts of a payload file in order, without a gap. Raises: BadPayload, FileNotFoundError."""
-    parts = []
     with PayloadReader(path) as reader:
-        at = reader.first_block
-        parts.append(Part(FRAMING, 0, at, 0, 0))
-        for group in reader.groups:
-            prefix = "" if group.reference_form is ReferenceForm.ALONE else f"{group.reference_form}:"
-            if not group.encoded_bytes:  # all of it is zero, and takes no byte
-                parts.append(Part(f"{prefix}zeros", at, at, group.dense_bytes, 0))
-                continue
-            for header, kind in reader.headers(group.name):
-                end = at + header.all_bytes
-                parts.append(Part(prefix + _name(header), at, end, header.elements * kind.size_bytes))
-                at = end
-        parts.append(Part(FRAMING, at, path.stat().st_size, 0, 0))
+        return _parts(reader)
+
+
+def _parts(reader: PayloadReader) -> tuple[Part, ...]:
+    at = reader.first_block
+    parts = [Part(FRAMING, 0, at, 0, 0)]
+    for group in reader.groups:
+        prefix = "" if group.reference_form is ReferenceForm.ALONE else f"{group.reference_form}:"
+        if not group.encoded_bytes:  # all of it is zero, and takes no byte
+            parts.append(Part(f"{prefix}zeros", at, at, group.dense_bytes, 0))
+            continue
+        for header, kind in reader.headers(group.name):
+            end = at + header.all_bytes
+            parts.append(Part(prefix + _name(header), at, end, header.elements * kind.size_bytes))
+            at = end
+    parts.append(Part(FRAMING, at, reader.size_bytes, 0, 0))
     return tuple(parts)
 
 
@@ -113,8 +116,13 @@ def carried(parts: Sequence[Part], start: int, end: int) -> tuple[Encoded, ...]:
 
 def encodings_of_payload(path: Path) -> tuple[Encoded, ...]:
     """What a whole payload file holds, by encoding. Raises: BadPayload, FileNotFoundError."""
-    parts = parts_of(path)
-    return carried(parts, 0, parts[-1].end)
+    with PayloadReader(path) as reader:
+        return encodings_in(reader)
+
+
+def encodings_in(reader: PayloadReader) -> tuple[Encoded, ...]:
+    """What a whole payload file that is open holds, by encoding. Raises: BadPayload."""
+    return carried(_parts(reader), 0, reader.size_bytes)
 
 
 def describe_encoding(name: str) -> str:

@@ -367,7 +367,7 @@ class Operations:
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
         found = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
         self._sound.note(update.path, found.norms)
-        return CheckedUpdate(held=found.held, encoded=tuple(encodings_of_payload(update.path)))
+        return CheckedUpdate(held=found.held, encoded=found.encoded)
 
     def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.

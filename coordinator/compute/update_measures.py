@@ -13,6 +13,7 @@ Tests: tests/coordinator/compute/test_update_measures.py.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -60,7 +61,7 @@ class UpdateMeasures:
         """What the strategy multiplies each update by, where it says so: set by who folds them."""
         self._norms: dict[str, float] = {}
         self._samples: dict[str, Tensor] = {}
-        self._index: Tensor | None = None
+        self._index: list[Tensor] | None = None
         self._scratch = torch.empty(0, dtype=torch.float64)
 
     def add(self, silo: str, change: list[Tensor]) -> None:
@@ -73,14 +74,18 @@ class UpdateMeasures:
             self._samples[silo] = torch.cat(change)
             return
         if self._index is None:
-            generator = torch_generator(self._seed, "update_sample", round=self._round)
-            self._index = torch.randint(total, (self._sampled,), generator=generator).sort().values
-        parts, start = [], 0
-        for tensor in change:
-            first, last = torch.searchsorted(self._index, torch.tensor([start, start + tensor.numel()])).tolist()
-            parts.append(tensor[self._index[first:last] - start])
-            start += tensor.numel()
-        self._samples[silo] = torch.cat(parts)
+            self._index = self._drawn([tensor.numel() for tensor in change])
+        self._samples[silo] = torch.cat([tensor.index_select(0, index)
+                                         for tensor, index in zip(change, self._index, strict=True)])
+
+    def _drawn(self, lengths: list[int]) -> list[Tensor]:
+        """Of each tensor, which elements are in the sample; the same for every update."""
+        generator = torch_generator(self._seed, "update_sample", round=self._round)
+        drawn = torch.randint(sum(lengths), (self._sampled,), generator=generator).sort().values
+        ends = list(itertools.accumulate(lengths, initial=0))
+        at = torch.searchsorted(drawn, torch.tensor(ends)).tolist()
+        return [drawn[first:last] - start
+                for start, (first, last) in zip(ends, itertools.pairwise(at), strict=False)]
 
     def _sum_of_squares(self, tensor: Tensor) -> float:
         """In float64, in memory that is used for every tensor: fresh memory of that size costs more than the sum."""

@@ -9,18 +9,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from semisilo.common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
 from semisilo.common.learning.tensors import group_digest
-from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors
-from semisilo.common.payload.codec import ELEMENT_TYPES, exceeds
+from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors, TensorSpec
+from semisilo.common.payload.codec import ELEMENT_TYPES, Bits, exceeds
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest
 from semisilo.common.payload.reader import PayloadReader, check_finite
-from semisilo.common.payload.torch_tensors import bits_to_tensor, decode_group, decode_groups
+from semisilo.common.payload.torch_tensors import decode_group
+from semisilo.common.payload.usage import Encoded, encodings_in
 from semisilo.common.storage.store import hash_file
 
 __all__ = ["LARGEST_VALUE", "CheckedFile", "Expected", "SoundFiles", "check_file", "check_groups", "expected_of",
@@ -70,6 +72,8 @@ class CheckedFile:
     """Digests of the tensors of groups that overwrite: the silo holds them from now on."""
     norms: Mapping[str, float]
     """Euclidean norm of every other group: the file is read to its end anyway."""
+    encoded: tuple[Encoded, ...]
+    """What its blocks took: the file is open anyway."""
 
 
 def check_file(path: Path, expected: Expected) -> CheckedFile:
@@ -94,27 +98,32 @@ def check_file(path: Path, expected: Expected) -> CheckedFile:
                 if exceeds(bits, ELEMENT_TYPES[spec.dtype], LARGEST_VALUE):
                     check_finite(bits, spec, name)
                     raise _absurd(spec.name, name)
-                squares.append(_squares(bits_to_tensor(bits, spec)))
+                squares.append(_squares(_numbers(bits, spec)))
             norms[name] = math.sqrt(math.fsum(squares))
-    return CheckedFile(held=tuple(held), norms=norms)
+        return CheckedFile(held=tuple(held), norms=norms, encoded=encodings_in(reader))
 
 
 def group_norm(group: TensorGroup) -> float:
     """Euclidean norm of all elements; the same bits however the tensors are read."""
-    return math.sqrt(math.fsum(_squares(tensor) for tensor in group.tensors.values()))
+    return math.sqrt(math.fsum(_squares((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
+                               for tensor in group.tensors.values()))
 
 
-def _squares(tensor: Tensor) -> float:
+def _numbers(bits: Bits, spec: TensorSpec) -> NDArray[Any]:
+    """Elements as numpy has them; of bfloat16, which it lacks, the same numbers as float32."""
+    flat = bits.reshape(-1)
+    if spec.dtype == "bfloat16":
+        return (flat.astype("<u4") << 16).view("<f4")
+    return flat.view(np.dtype(spec.dtype).newbyteorder("<"))
+
+
+def _squares(values: NDArray[Any]) -> float:
     """Sum of squares, in float64 and in pieces of equal size, so that it depends on no number of threads."""
-    flat = tensor.reshape(-1)
-    pieces = torch.split(flat, _PIECE_ELEMENTS) if flat.numel() > _PIECE_ELEMENTS else (flat,)
-    return math.fsum(_sum_of_squares(piece) for piece in pieces)
-
-
-def _sum_of_squares(piece: Tensor) -> float:
-    values = piece.double().numpy()
-    scratch = values if piece.dtype is not torch.float64 else None  # else they are the tensor's own
-    return float(np.square(values, out=scratch).sum())
+    flat = values.reshape(-1)
+    squares = np.empty(min(flat.size, _PIECE_ELEMENTS), dtype=np.float64)
+    return math.fsum(
+        float(np.square(piece, out=squares[:piece.size], dtype=np.float64).sum())
+        for piece in (flat[start:start + _PIECE_ELEMENTS] for start in range(0, flat.size, _PIECE_ELEMENTS)))
 
 
 def _absurd(tensor: str, group: str) -> BadPayload:
@@ -160,10 +169,10 @@ class SoundFiles:
             if not sound and hash_file(path) != path.name:
                 raise StorageDamaged(f"{path}: the spooled update of silo {silo} is damaged.",
                                      remedy="Check the disk. Stop the study, or restore the file from a backup.")
-            with PayloadReader(path) as reader:
+            with PayloadReader(path, require_finite=not sound, max_bytes=_dense_bytes(expected.groups)) as reader:
                 check_groups(reader.groups, expected.groups)
-            groups = decode_groups(path, require_finite=not sound, max_bytes=_dense_bytes(expected.groups),
-                                   references=expected.bases.get)
+                groups = {group.name: decode_group(reader, group.name, references=expected.bases.get)
+                          for group in reader.groups}
         except FileNotFoundError:
             raise StorageDamaged(f"{path}: the spooled update of silo {silo} is missing.",
                                  remedy="Stop the study, or restore the file from a backup.") from None

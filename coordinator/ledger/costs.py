@@ -106,6 +106,8 @@ class CostSums:
         self._ledger = ledger
         self._rows: dict[tuple[str, int, str, str, str, str, str], int] = {}
         """Key -> number of the row; of the round that was last added to."""
+        self._rounds: set[tuple[str, int]] = set()
+        """(study, round) that these rows are of."""
 
     def add(self, costs: Sequence[Cost]) -> None:
         """Adds to the sums in one transaction; costs without bytes and count are left out."""
@@ -114,21 +116,26 @@ class CostSums:
             for cost in costs:
                 if not (cost.bytes or cost.count):
                     continue
-                number = made.get(cost.key) or self._rows.get(cost.key, 0)
+                key = cost.key
+                number = made.get(key) or self._rows.get(key, 0)
                 # Whose number it is, is looked at: a number may have gone to another row.
                 earlier = db.execute(
                     "SELECT bytes, count, estimated FROM cost WHERE rowid = ? AND study = ? AND round = ? AND phase = ?"
-                    " AND silo = ? AND direction = ? AND kind = ? AND item = ?", (number, *cost.key)).fetchone()
-                made[cost.key] = int(db.execute("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (
-                    *cost.key, cost.bytes, cost.count, int(cost.estimated))).lastrowid or 0)
+                    " AND silo = ? AND direction = ? AND kind = ? AND item = ?", (number, *key)).fetchone() \
+                    if number else None
+                made[key] = int(db.execute("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (
+                    *key, cost.bytes, cost.count, int(cost.estimated))).lastrowid or 0)
                 if earlier is not None:  # after the triggers have added what is new to the totals
                     db.execute("UPDATE cost SET bytes = bytes + ?, count = count + ?, estimated = max(estimated, ?)"
-                               " WHERE rowid = ?", (*earlier, made[cost.key]))
+                               " WHERE rowid = ?", (*earlier, made[key]))
                     db.execute("DELETE FROM cost WHERE rowid = ?", (number,))
         if not made:
             return
         rounds = {key[:2] for key in made}
-        self._rows = {key: number for key, number in self._rows.items() if key[:2] in rounds} | made
+        if rounds != self._rounds:  # of a thousand silos there are some ten thousand rows to look through
+            self._rounds = rounds
+            self._rows = {key: number for key, number in self._rows.items() if key[:2] in rounds}
+        self._rows.update(made)
 
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:

@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +39,7 @@ from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
 from semisilo.common.text.seldom_lines import SeldomLines
 from semisilo.common.wire.secure_aggregation_pb2 import SecureAnswer
-from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
+from semisilo.coordinator.compute.messages import CheckedUpdate, CheckUpdate, SpooledUpdate, Tasks
 from semisilo.coordinator.ledger.costs import Cost, add_costs, add_to_cost
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
 from semisilo.coordinator.ledger.events import note_late_answer
@@ -63,6 +63,10 @@ _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
 _REPLACED = "The silo has declared another update since."
+_FEW_SILOS = 50
+_GATHERING_SECONDS_PER_SILO, _LONGEST_GATHERING_SECONDS = 0.0001, 0.1
+"""Where more silos than these few are connected, an update that was checked waits so long for others, which are then
+written with one wait for the disk: of a thousand silos some ten at a time. The round is longer by one such moment."""
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
 
@@ -129,6 +133,17 @@ class _Acceptance:
     """By another update of its task, so that it need not wait for its turn."""
 
 
+@dataclass(slots=True, eq=False)
+class _Checked:
+    """An update that was checked and is to answer its task."""
+
+    silo: str
+    update: DeclaredUpdate
+    checked: CheckedUpdate
+    answered: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Whether the task was answered with it only now. Looked at only where it waits for others."""
+
+
 class TaskService:
     """Answers silos from the ledger, the payload store and the spool."""
 
@@ -167,6 +182,8 @@ class TaskService:
         """Task -> for what held tensors its payloads are being written anew."""
         self._offsets: dict[str, asyncio.Future[int]] = {}
         """By update_id: what is on disk of it is being looked at."""
+        self._checked: list[_Checked] = []
+        """That are answered together in a moment."""
         self._turn = asyncio.Lock()
         """Held by what silos have asked of the compute process: of that one request at a time is in its queue, and the
         engine waits for no more than that one."""
@@ -588,18 +605,63 @@ class TaskService:
                     self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
                     self._runtime.notify()
                 raise
-        task = self._task_of(silo, update.task_id)
-        if not self._is_awaited(update, task):  # while it was checked
+        if await self._answered(_Checked(silo, update, checked)):
+            self._note_held(task, made=checked.held)
+            self._runtime.notify()
+
+    async def _answered(self, found: _Checked) -> bool:
+        """Answers the task of an update that was checked; whether it did, on disk for good then.
+
+        To wait for the disk holds up all silos. Where there are many, those that come within a moment are answered with
+        one wait. Raises: TaskClosed; what the ledger raises.
+        """
+        silos = len(self._runtime.connected)
+        if silos <= _FEW_SILOS:
+            return self._answer_one(found)
+        if not self._checked:
+            asyncio.get_running_loop().call_later(min(_LONGEST_GATHERING_SECONDS, silos * _GATHERING_SECONDS_PER_SILO),
+                                                  self._answer_checked)
+        self._checked.append(found)
+        return await found.answered
+
+    def _answer_checked(self) -> None:
+        """Answers the tasks of all that wait for it, in the order in which they were checked."""
+        together, self._checked = [each for each in self._checked if not each.answered.done()], []
+        if not together:  # the coordinator ends, and its ledger may be closed
             return
+        try:
+            with self._ledger.transaction():
+                answers = [self._write_answer(each) for each in together]
+        except Exception:  # nothing of them is written: each by itself, so that one that cannot be hinders no other
+            for each in together:
+                try:
+                    each.answered.set_result(self._answer_one(each))
+                except Exception as error:
+                    each.answered.set_exception(error)
+        else:
+            for each, answer in zip(together, answers, strict=True):
+                each.answered.set_result(answer)
+
+    def _answer_one(self, found: _Checked) -> bool:
+        """See `_answered`."""
+        if not self._is_awaited(found.update, self._task_of(found.silo, found.update.task_id)):
+            return False
         with self._ledger.transaction():
-            self._ledger.accept_update(update, task)
-            sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
-            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
-                                          direction="up", kind="payload", item=item, bytes=size, count=1)
-                                     for item, size in sizes])
-            add_encoded(self._ledger, checked.encoded, study=task.study, round=task.round, direction="up")
-        self._note_held(task, made=checked.held)
-        self._runtime.notify()
+            return self._write_answer(found)
+
+    def _write_answer(self, found: _Checked) -> bool:
+        """Part of a transaction. False where the task has been answered with the update. Raises: TaskClosed."""
+        update = found.update
+        task = self._task_of(found.silo, update.task_id)
+        if not self._is_awaited(update, task):  # while it was checked, or has waited for others
+            return False
+        self._ledger.accept_update(update, task)
+        sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
+        add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=found.silo,
+                                      direction="up", kind="payload", item=item, bytes=size, count=1)
+                                 for item, size in sizes])
+        add_encoded(self._ledger, found.checked.encoded, study=task.study, round=task.round, direction="up")
+        return True
 
     @contextlib.asynccontextmanager
     async def _turn_to_check(self, update: DeclaredUpdate) -> AsyncIterator[None]:

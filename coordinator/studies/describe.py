@@ -6,9 +6,11 @@ Nothing here is about another silo by name: of others only the median size of an
 from __future__ import annotations
 
 import functools
+import json
 import statistics
 from dataclasses import dataclass, replace
 
+from semisilo.common.config import canonical_json
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, contribution_of, shares_noise
@@ -18,6 +20,7 @@ from semisilo.common.secure_aggregation.mask_form import MaskForm, share_count
 from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.coordinator.ledger.costs import rounds_with_payload, silo_round_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import RoundState
@@ -86,7 +89,7 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
     row = ledger.next_study()
     if row is None:
         return None
-    config = config_from_dict(row.config, where=f"study {row.name}")
+    config = _config(canonical_json(row.config), row.name)
     frozen = row.frozen
     last = ledger.last_round(row.name)
     model = config.model if frozen is None else _with_classes(config.model, frozen.classes)
@@ -103,6 +106,13 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         typical_update_bytes=_typical_update(ledger, row.name, ledger.committed_round(row.name)),
         typical_round_seconds=_typical_round(ledger, row.name, last=0 if last is None else last.number),
         round_timeout_seconds=config.participation.timeout_seconds)
+
+
+@functools.lru_cache(maxsize=4)
+def _config(text: str, study: str) -> StudyConfig:
+    """The settings of a study from the JSON of its tables: every silo asks for them, and to check them takes most of
+    the answer's time. Raises: as `config_from_dict`."""
+    return config_from_dict(json.loads(text), where=f"study {study}")
 
 
 def _normalisation_images(image: ImageSettings, frozen: FrozenStudy | None) -> int:
@@ -161,7 +171,8 @@ def _typical_update(ledger: Ledger, study: str, committed: int) -> int:
 
 
 def _typical_round(ledger: Ledger, study: str, *, last: int) -> float | None:
-    lengths = [entry.closed_unix - entry.opened_unix for entry in ledger.rounds(study, first=last - _OWN_ROUNDS + 1)
+    lengths = [entry.closed_unix - entry.opened_unix
+               for entry in round_heads(ledger, study, first=last - _OWN_ROUNDS + 1)
                if entry.number > 0 and entry.state is RoundState.COMPLETED and entry.closed_unix is not None]
     return statistics.median(lengths) if lengths else None
 

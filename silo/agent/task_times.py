@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -64,7 +65,27 @@ def _tasks_in(text: str) -> tuple[TaskTook, ...]:
 
 def note_task(path: Path, took: TaskTook) -> None:
     """Adds a task; the oldest go. Raises: OSError, for example on a full disk; the caller may ignore it."""
-    tasks = (*read_tasks(path), took)[-_KEPT:]
+    tasks = (*_kept_texts(path), _text(took))[-_KEPT:]
+    text = f'{{"tasks": [{", ".join(tasks)}]}}\n'
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(to_dict(_File(tasks))) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+    _written[path] = text, tasks
+
+
+_written: dict[Path, tuple[str, tuple[str, ...]]] = {}
+"""What this process has written last and the tasks in it: to read and write thirty of them anew takes longer than all
+else that is noted of a task."""
+
+
+def _kept_texts(path: Path) -> tuple[str, ...]:
+    """The tasks in a file, each as JSON."""
+    known, tasks = _written.get(path, ("", ()))
+    with contextlib.suppress(OSError, ValueError):
+        if known and path.read_text(encoding="utf-8") == known:
+            return tasks
+    return tuple(map(_text, read_tasks(path)))
+
+
+def _text(took: TaskTook) -> str:
+    return json.dumps(to_dict(took))

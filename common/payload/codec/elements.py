@@ -20,6 +20,10 @@ Bits = NDArray[Any]
 """Elements as unsigned integers of the element's width, little endian."""
 
 
+_BITS: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+"""Made once: it is asked for with every tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class ElementType:
     """How an element of one type lies in memory."""
@@ -33,7 +37,7 @@ class ElementType:
     @property
     def bits(self) -> np.dtype[Any]:
         """The unsigned integer of the same width, little endian."""
-        return np.dtype(f"<u{self.size_bytes}")
+        return _BITS[self.size_bytes]
 
     @property
     def is_float(self) -> bool:
@@ -86,6 +90,8 @@ def exceeds(bits: Bits, kind: ElementType, limit: float) -> bool:
     most = min(_pattern(kind, limit), kind.exponent_mask - 1)
     magnitude = bits.dtype.type(2 ** (8 * kind.size_bytes - 1) - 1)
     flat = bits.reshape(-1)
+    if flat.size <= _SCAN_ELEMENTS:  # most tensors of most networks
+        return bool(flat.size) and int((flat & magnitude).max()) > most
     return any(int((flat[start:start + _SCAN_ELEMENTS] & magnitude).max()) > most
                for start in range(0, flat.size, _SCAN_ELEMENTS))
 

@@ -10,7 +10,7 @@ import json
 import math
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.secure_sums.roster import roster_entries
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import site_evaluations
+from semisilo.coordinator.rounds import task_service
 from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.rounds.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import (
@@ -409,9 +410,8 @@ def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tm
                 await hang_up(call)
             beta = asyncio.ensure_future(coordinator.deliver(tasks["beta"], content_of(tasks["beta"])))
             # The first is being checked; of the others the last and beta's wait for that.
-            await until(coordinator, lambda: len(service._acceptances) == 3)
+            await until(coordinator, lambda: len(service._acceptances) == len(coordinator.spool.digests()) == 3)
             assert compute.waiting == 1
-            assert len(coordinator.spool.digests()) == 3
             compute.may.set()
             await beta
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
@@ -571,6 +571,70 @@ def test_an_update_whose_name_the_disk_did_not_keep_is_not_accepted_before_it_do
             assert (await coordinator.deliver(task, content)).resume_offset == len(content)
             assert coordinator.spool.lasts(hashlib.sha256(content).hexdigest())
             assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def gathering(coordinator: Coordinator, tasks: Mapping[str, TaskSpec],
+                    ) -> AsyncIterator[tuple[dict[str, asyncio.Future[None]], list[bool]]]:
+    """Both updates are checked among many silos, and wait to be answered together; the answers by silo, and lasting
+    transactions since."""
+    service, ledger = coordinator.task_service, coordinator.ledger
+    coordinator.runtime.connected.update({f"other-{number}": 1 for number in range(1000)})
+    commits, transaction = list[bool](), ledger.transaction
+
+    @contextlib.contextmanager
+    def counted(*, lasting: bool = True) -> Iterator[Any]:
+        if lasting and not ledger._inside:
+            commits.append(lasting)
+        with transaction(lasting=lasting) as db:
+            yield db
+    updates = {silo: await whole(coordinator, tasks[silo], content_of(tasks[silo]),
+                                 id_of(tasks[silo], content_of(tasks[silo]))) for silo in SILOS}
+    ledger.transaction = counted  # type: ignore[method-assign]
+    with mock.patch.object(task_service, "_LONGEST_GATHERING_SECONDS", 2 * PATIENCE_SECONDS), \
+            mock.patch.object(task_service, "_GATHERING_SECONDS_PER_SILO", PATIENCE_SECONDS):
+        calls = {silo: asyncio.ensure_future(service.accept(silo, update, None)) for silo, update in updates.items()}
+        await until(coordinator, lambda: len(service._checked) == len(SILOS))
+    assert not commits
+    assert not any(call.done() for call in calls.values())
+    yield calls, commits
+
+
+def test_updates_of_many_silos_are_answered_with_one_wait_for_the_disk(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            async with gathering(coordinator, tasks) as (calls, commits):
+                coordinator.task_service._answer_checked()
+                assert len(commits) == 1
+                await asyncio.gather(*calls.values())
+            assert [state_of(coordinator, tasks[silo]) for silo in SILOS] == [TaskState.UPDATED] * 2
+            ends = [event.kind for event in coordinator.ledger.events_after(0, limit=1000)]
+            assert ends.count("task_updated") == 2
+    asyncio.run(scenario())
+
+
+def test_an_update_alone_among_many_silos_is_answered_in_a_moment(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            coordinator.runtime.connected.update({f"other-{number}": 1 for number in range(1000)})
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            assert state_of(coordinator, tasks["alpha"]) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+def test_of_updates_that_wait_together_one_that_cannot_be_taken_hinders_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            async with gathering(coordinator, tasks) as (calls, _):
+                coordinator.ledger.cancel_tasks("alpha", reason="the operator has ended it")
+                coordinator.task_service._answer_checked()
+                await calls["beta"]
+                with pytest.raises(TaskClosed, match="the operator has ended it"):
+                    await calls["alpha"]
+            assert [state_of(coordinator, tasks[silo]) for silo in SILOS] == [TaskState.CANCELLED, TaskState.UPDATED]
+            assert [task.silo for task, _ in coordinator.ledger.accepted_updates("s", 1, 0)] == ["beta"]
     asyncio.run(scenario())
 
 

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import pytest
@@ -22,6 +23,7 @@ from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.records import StudyRow, study_row
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.secure_sums import Sums, masked_layout
+from semisilo.coordinator.studies import describe
 from semisilo.coordinator.studies.describe import describe_study
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.check.needs import needs_of
@@ -50,6 +52,22 @@ def test_a_silo_hears_what_the_study_asks_without_joining_or_being_seen(tmp_path
             assert (needs.begun, needs.task.image.size, needs.task.model.classes) == (True, 8, ("a", "b"))
             assert needs.task.settings["confidence_threshold"] == 0.95
     run(work())
+
+
+def test_the_settings_of_a_study_are_checked_once_however_many_silos_ask(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path)
+    coordinator.enroll("alpha", "beta")
+    coordinator.ledger.queue_study("settings-once", study_config())
+    with mock.patch.object(describe, "config_from_dict", wraps=config_from_dict) as checked:
+        first, second = (describe_study(coordinator.ledger, silo) for silo in ("alpha", "beta"))
+        assert first == second
+        assert checked.call_count == 1
+        coordinator.ledger.query("UPDATE study SET config_json = ? WHERE name = 'settings-once'",
+                                 canonical_json(study_config(round_timeout="7m")))
+        third = describe_study(coordinator.ledger, "alpha")
+        assert third is not None
+        assert third.round_timeout_seconds == 420, "other settings are another text"
+    coordinator.close()
 
 
 def test_a_stranger_and_a_silo_that_has_left_are_told_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,16 @@ def test_tasks_are_read_back_oldest_first_and_only_the_last_thirty_are_kept(tmp_
     assert [each.name for each in tmp_path.iterdir()] == ["rounds.json"], "nothing is left beside it"
 
 
+def test_a_file_that_another_process_has_written_since_is_gone_on_from(tmp_path: Path) -> None:
+    path, other = tmp_path / "rounds.json", tmp_path / "other.json"
+    note_task(path, TOOK)
+    for number in range(2, 4):
+        note_task(other, replace(TOOK, round=number))
+    path.write_text(other.read_text())
+    note_task(path, replace(TOOK, round=4))
+    assert [took.round for took in read_tasks(path)] == [2, 3, 4]
+
+
 def test_a_file_that_cannot_be_read_counts_as_none_and_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "rounds.json"
     for content in (b"", b"{", b"[]", b'{"tasks": [{"study": 1}]}', b'{"surprise": []}', b"\xff"):
