@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -19,8 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from semisilo.common import __version__
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
 from semisilo.common.models.own.model_file import file_of
+from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
 from semisilo.coordinator.federation.backup_archive import (
@@ -43,8 +46,10 @@ from semisilo.coordinator.ledger.records import (
 from semisilo.coordinator.ledger.snapshot import check_copy, copy_ledger, no_commits
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
+__all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "last_backup_unix", "named_files", "study_facts"]
 
+LAST_BACKUP = ".backup.json"
+"""In the federation's folder: which archive was made last, for those who watch."""
 _STAGING = ".backup"
 _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
@@ -132,6 +137,9 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
         finally:
             part.unlink(missing_ok=True)
         _sync(destination)
+        with contextlib.suppress(OSError):  # the archive is there, and that is what counts
+            write_durably(federation.folder / LAST_BACKUP, canonical_json(
+                {"archive": str(target), "made_unix": now}).encode() + b"\n", mode=0o600)
         archive_bytes = target.stat().st_size
         removed = _rotate(target, federation.name, keep, now=now) if keep else []
         return BackupFacts(archive=str(target), federation=federation.name, made_unix=now,
@@ -205,9 +213,10 @@ def _masked_updates(ledger: Ledger, row: RoundRow) -> dict[str, str]:
 def _alone(federation: Federation) -> Iterator[Path]:
     """An empty folder on the federation's disk; what an earlier backup has left when it was killed goes first."""
     staging = federation.folder / _STAGING
-    with open(federation.folder / _LOCK, "ab", buffering=0) as file:
+    handle = _open_lock(federation.folder / _LOCK)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise SemisiloError(f"Another 'coordinator backup' of {federation.folder} is running.",
                                 remedy="Wait for it to end.") from None
@@ -217,6 +226,26 @@ def _alone(federation: Federation) -> Iterator[Path]:
             yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    """One that another account has made can be locked as well, if only it can be read. To write first: network folders
+    lock nothing that was opened to read."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def last_backup_unix(federation: Federation) -> float | None:
+    """When the last archive was made whole, Unix seconds; None where nothing says so."""
+    try:
+        made = json.loads((federation.folder / LAST_BACKUP).read_bytes())["made_unix"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(made) if isinstance(made, int | float) else None
 
 
 def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[StudyRow]]:

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from semisilo.common import __version__
 from semisilo.common.errors import SemisiloError
 from semisilo.common.identity.certificates import load_certificate, not_after_unix
+from semisilo.coordinator.federation.backup import last_backup_unix
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, count_notices
@@ -133,6 +134,8 @@ class _Coordinator(Collector):
         yield _gauge("semisilo_disk_free_bytes", "Free on the disk of the federation folder.", float(disk.free))
         yield _gauge("semisilo_disk_size_bytes", "Size of that disk.", float(disk.total))
         yield _gauge("semisilo_ledger_bytes", "Size of the ledger.", float(_size(self._federation.ledger)))
+        if (made := last_backup_unix(self._federation)) is not None:
+            yield _gauge("semisilo_last_backup_timestamp_seconds", "When coordinator backup last made an archive.", made)
 
     def _certificate_ends(self) -> Iterator[Metric]:
         family = GaugeMetricFamily("semisilo_certificate_expiry_timestamp_seconds",

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.federation.backup import back_up
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.monitoring.ledger_metrics import OTHER_CODE
@@ -71,6 +73,14 @@ def test_rounds_accuracy_tasks_and_refusals_are_those_of_the_ledger(filled: Fill
     deadline = filled.ledger.phase("first", 8, 0).deadline_unix
     assert value(found, "semisilo_phase_deadline_timestamp_seconds") == pytest.approx(deadline)
     assert value(found, "semisilo_silo_label_ratio", silo=SILOS[0]) == 0.9
+
+
+def test_the_last_backup_is_there_once_there_is_one(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=2, done=2)
+    create_authority(filled.federation.authority, filled.federation.name, now=time.time())
+    assert not any(name.startswith("semisilo_last_backup") for name in scrape(filled))
+    back_up(filled.federation, tmp_path / "out", now=1_800_000_000.0)
+    assert value(scrape(filled), "semisilo_last_backup_timestamp_seconds") == 1_800_000_000.0
 
 
 def test_bytes_add_up_to_those_of_the_ledger_by_direction_kind_and_silo(filled: Filled) -> None:
