@@ -136,7 +136,8 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
         return renewed is not None
 
     def cause() -> SemisiloError:
-        return diagnose(home.folder, present.address, time.time())
+        return diagnose(home.folder, present.address, time.time(),
+                        was_known=agent.contact_unix >= present.not_before_unix)
 
     def judged(error: SemisiloError) -> SemisiloError:
         return by_own_clock(error, present, time.time())

@@ -572,6 +572,11 @@ class Agent:
             self._display.state(line if "again" in line else f"{line} Trying again.")
             self._save(last_error=line)
 
+    @property
+    def contact_unix(self) -> float:
+        """When the coordinator has answered last, also before a restart; 0 for never."""
+        return self._contact_unix
+
     def contact(self) -> None:
         """The coordinator has answered, or a chunk has come: called often."""
         self._contact_unix = self._clock()

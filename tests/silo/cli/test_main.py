@@ -437,6 +437,37 @@ def test_a_coordinator_of_another_authority_stops_join_with_the_reason(tmp_path:
     asyncio.run(run())
 
 
+def test_join_outlasts_a_stranger_at_an_address_where_the_coordinator_has_answered(tmp_path: Path) -> None:
+    """A firewall begins to inspect TLS, or a name is moved: that must not need a person at every hospital."""
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        impostor = identity_kit.make_federation(tmp_path / "impostor")
+        home, coordinator, output = SiloHome(tmp_path / "home"), FakeCoordinator(after=OVER), io.StringIO()
+        async with hub(federation, coordinator, identity):
+            async with asyncio.timeout(300):
+                running = asyncio.ensure_future(joining(home.folder, identity, output, FakeCompute()))
+                while not StatusFile.load(home.status).last_contact_unix:
+                    await asyncio.sleep(0.01)
+        stranger = FakeCoordinator()
+        async with hub(impostor, stranger, identity):
+            async with asyncio.timeout(300):
+                while "nothing is sent to what answers now" not in output.getvalue():
+                    assert not running.done()
+                    await asyncio.sleep(0.01)
+            assert "The coordinator has answered there before" in StatusFile.load(home.status).last_error
+        assert (stranger.hellos, running.done()) == ([], False)
+        async with hub(federation, coordinator, identity):
+            before = len(coordinator.hellos)
+            async with asyncio.timeout(300):
+                while len(coordinator.hellos) == before:
+                    await asyncio.sleep(0.01)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        assert output.getvalue().count("nothing is sent to what answers now") <= 2, "said, but not with every try"
+    asyncio.run(run())
+
+
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
