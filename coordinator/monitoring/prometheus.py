@@ -214,7 +214,7 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
 def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity], ends: Mapping[str, float],
               now: float) -> Iterator[Metric]:
     connected = GaugeMetricFamily("semisilo_silo_connected", "Whether a silo is connected now.", labels=["silo"])
-    seen = GaugeMetricFamily("semisilo_silo_last_seen_timestamp_seconds", "When a silo last asked for work.",
+    seen = GaugeMetricFamily("semisilo_silo_last_seen_timestamp_seconds", "When a silo last called.",
                              labels=["silo"])
     expiry = GaugeMetricFamily("semisilo_silo_certificate_expiry_timestamp_seconds",
                                "When the certificate of a silo expires.", labels=["silo"])
@@ -222,8 +222,8 @@ def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity]
                                labels=["silo", "labelled"])
     for silo in members:
         connected.add_metric([silo.name], float(activities[silo.name].present))
-        if silo.seen_unix is not None:
-            seen.add_metric([silo.name], silo.seen_unix)
+        if (heard := activities[silo.name].seen_unix) is not None:
+            seen.add_metric([silo.name], heard)
         if silo.name in ends:
             expiry.add_metric([silo.name], ends[silo.name])
         if silo.joined_unix is not None:

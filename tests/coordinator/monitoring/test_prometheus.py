@@ -137,7 +137,9 @@ def test_who_is_connected_and_works_comes_from_the_live_state(filled: Filled) ->
     assert value(nobody, "semisilo_silos", state="joined") == len(SILOS), "nobody knows more while serve is down"
     assert value(nobody, "semisilo_silos", state="away") == 0
     seen = {row.name: row.seen_unix for row in filled.roster.silos()}
-    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[0]) == pytest.approx(seen[SILOS[0]])
+    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[0]) == pytest.approx(now, abs=60)
+    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[1]) == pytest.approx(now)
+    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[2]) == pytest.approx(seen[SILOS[2]])
 
 
 def test_the_machine_and_the_certificates_are_watched(filled: Filled) -> None:
