@@ -41,6 +41,7 @@ from semisilo.silo.site.home import AlreadyRunning, JoinChoice, SiloHome, Status
 from semisilo.silo.site.identity_store import Identity, load_identity
 from semisilo.silo.site.images_choice import check_there
 from semisilo.silo.site.policy import DataPolicy, Policy
+from semisilo.silo.site.working_hours import Hours
 from tests import identity_kit
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes
 
@@ -406,6 +407,21 @@ def test_a_signal_stops_join_tidily_in_the_middle_of_training(tmp_path: Path, nu
                 assert await running == expected
         assert compute.aborted
         assert StatusFile.load(SiloHome(tmp_path / "home").status).pid == 0
+    asyncio.run(run())
+
+
+def test_join_says_that_hours_without_a_zone_are_utc_in_a_container(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.silo.site.working_hours.time.tzname", ("UTC", "UTC"))
+
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        output = io.StringIO()
+        async with hub(federation, FakeCoordinator(after=OVER), identity):
+            await work(SiloHome(tmp_path / "home"), identity, JoinChoice(source="/scans"),
+                       policy=Policy(hours=Hours(train=("00:00-12:00", "12:00-24:00"))), compute=FakeCompute(),
+                       display=PlainDisplay(output), settings=QUICK, poll_seconds=1.0, once_seconds=0.1)
+        assert "WARNING: [hours] of silo.toml are UTC" in output.getvalue()
     asyncio.run(run())
 
 
