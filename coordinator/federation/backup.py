@@ -34,7 +34,10 @@ from semisilo.coordinator.federation.backup_archive import (
     write_archive,
 )
 from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.cleanup import returnable, states_to_keep
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import kept_after
+from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import (
     LABELS_ALONE_FILE,
     LABELS_ALONE_MODEL,
@@ -97,7 +100,8 @@ class NamedFiles:
     """Of open rounds, too: what a study that has failed goes on with once it is queued again, and masked updates whose
     sum is not made yet. Archives and folders of earlier versions may lack them: neither is refused for that."""
     kept: dict[str, str] = field(default_factory=dict)
-    """States of earlier rounds that are still there, for a person to look at."""
+    """States of earlier rounds that are still there, for a person to look at; of a study that is over, what it is
+    exported, gone back in and extended from."""
 
 
 def back_up(federation: Federation, destination: Path, *, now: float, keep: int = 0,
@@ -155,15 +159,15 @@ def named_files(ledger: Ledger) -> NamedFiles:
     for study in ledger.studies():
         rounds = ledger.rounds(study.name)
         folder = f"studies/{study.name}/states"
-        states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
-        named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in states})
         is_open = bool(rounds) and rounds[-1].state not in ENDED_ROUND
         if study.state in ENDED_STUDY:
             if is_open and study.state is StudyState.FAILED:
                 named.awaited.update(_files_of_round(ledger, rounds[-1]) | _masked_updates(ledger, rounds[-1]))
-            named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest
-                               for digest in ledger.kept_digests(study.name)})
+            named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in _states_of_what_is_over(
+                ledger, study)})
             continue
+        states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
+        named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in states})
         needed = ledger.kept_digests(study.name) | {ledger.committed_digest(study.name)}
         if is_open:
             needed |= {rounds[-1].start_digest, rounds[-1].state_digest}
@@ -171,6 +175,21 @@ def named_files(ledger: Ledger) -> NamedFiles:
             named.awaited.update(_masked_updates(ledger, rounds[-1]))
         named.needed.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})
     return named
+
+
+def _states_of_what_is_over(ledger: Ledger, study: StudyRow) -> set[str]:
+    """Digests of what export, rollback, extend and another start of a study that is over begin with: the states of its
+    last rounds, the one that is handed over, the best one where labels alone may take that one's place; for each round
+    that it can go back to by these, what it would hand over then and what the strategy kept for silos; and what it
+    keeps for them now. Those of every so many rounds, which a hub keeps as long as it has room, stay out: archives
+    would hold them of every study there has ever been."""
+    heads = round_heads(ledger, study.name)
+    beyond = 1 + max((head.number for head in heads), default=0)
+    best = study.frozen is not None and study.frozen.keeps_best
+    found = states_to_keep(heads, every=beyond, best=best) | ledger.kept_digests(study.name)
+    for head in returnable(heads):
+        found |= {digest for _, digest in kept_after(ledger, study.name, head.number).values() if digest is not None}
+    return found
 
 
 def study_facts(ledger: Path) -> tuple[StudyFacts, ...]:

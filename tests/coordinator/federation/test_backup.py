@@ -29,6 +29,7 @@ from semisilo.common.payload.codec.zstd import zstd
 from semisilo.common.storage.store import SpareFiles
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.export.choose_model import choose_model
 from semisilo.coordinator.federation import backup_archive
 from semisilo.coordinator.federation.authority import create_authority
 from semisilo.coordinator.federation.backup import back_up, last_backup_unix, named_files
@@ -40,8 +41,10 @@ from semisilo.coordinator.federation.backup_archive import (
     write_archive,
 )
 from semisilo.coordinator.federation.folder import Federation, open_federation
+from semisilo.coordinator.federation.operate import returnable_rounds
 from semisilo.coordinator.federation.restore import restore
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import handed_over, handed_over_then
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.secure_sums import with_steps
@@ -229,6 +232,35 @@ def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> 
     filled.ledger.close()
     assert named_files_of(filled.federation) == set()
     assert back_up(filled.federation, tmp_path / "safe", now=NOW).studies[0].state == "completed"
+
+
+def test_of_a_study_that_is_over_goes_along_what_export_rollback_and_extend_need_and_no_more(tmp_path: Path) -> None:
+    """A hub keeps the state of every tenth round; archives would hold all of them of every study for ever."""
+    filled = fill_study(tmp_path / "hub", rounds=40)
+    create_authority(filled.federation.authority, "lung-federation", now=time.time())
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE round SET metrics_json = json_set(metrics_json, '$.selection_score', 0.5 + (number = 12))")
+    rows = filled.ledger.rounds("first")
+    chosen = handed_over(rows)
+    assert chosen is not None
+    assert chosen.number == 12
+    states = filled.federation.studies / "first" / "states"
+    for row in rows:
+        _put(states / f"{row.state_digest}.safetensors", str(row.number))
+    filled.ledger.close()
+    archive = Path(back_up(filled.federation, tmp_path / "safe", now=NOW).archive)
+    names = _names(archive)
+    gone_along = {row.number for row in rows if f"studies/first/states/{row.state_digest}.safetensors" in names}
+    assert gone_along == {0, 37, 38, 39, 40, chosen.number} | {
+        then.number for number, then in handed_over_then(rows).items() if number >= 37}
+    assert len(gone_along) < 10
+    restore(archive, tmp_path / "new")
+    federation = open_federation(tmp_path / "new")
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        folder = federation.studies / "first"
+        assert {37, 38, 39} <= set(returnable_rounds(ledger, "first", study_folder=folder))
+        assert choose_model(ledger, "first", rule="chosen", study_folder=folder).round.number == chosen.number
+        assert choose_model(ledger, "first", rule="last", study_folder=folder).round.number == 40
 
 
 def test_a_study_that_has_failed_takes_the_files_of_its_open_round_along_and_is_backed_up_without_them(
