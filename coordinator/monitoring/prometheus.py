@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from semisilo.common import __version__
-from semisilo.common.errors import SemisiloError
+from semisilo.common.errors import SemisiloError, known_codes
 from semisilo.common.identity.certificates import load_certificate, not_after_unix
 from semisilo.coordinator.federation.backup import last_backup_unix
 from semisilo.coordinator.federation.folder import Federation
@@ -28,10 +28,10 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, count_notices
 from semisilo.coordinator.ledger.progress import open_phase
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, certificate_ends, open_invitations
-from semisilo.coordinator.ledger.states import ENDED_ROUND, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import open_tasks
 from semisilo.coordinator.ledger.traffic import total_bytes_by_silo
-from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, StudyReading, StudyScrapes
+from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, OTHER_CODE, StudyReading, StudyScrapes
 from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.rounds.live_file import LiveStatus
@@ -190,7 +190,7 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
                 family.add_metric([study.name, study.measure], value)
         for each in StudyState:
             state.add_metric([study.name, each], float(study.state == each))
-        over = {entry.state: entry for entry in study.progress.rounds if entry.state in ENDED_ROUND}
+        over = {ended: entry for ended, entry in study.rounds.items() if ended in ENDED_ROUND}
         for ended in ENDED_ROUND:
             rounds.add_metric([study.name, ended], over[ended].count if ended in over else 0)
         seconds.add_metric([study.name], sum(entry.count for entry in over.values()),
@@ -200,7 +200,9 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
         rejected = study.refusals.get(NOT_ACCEPTED, 0)
         updates.add_metric([study.name, "accepted"], study.tasks.get(TaskState.UPDATED, 0))
         updates.add_metric([study.name, "refused"], rejected)
-        for code, count in sorted(study.refusals.items()):
+        # At 0 before the first one, for a series that begins at 1 has not increased. Only while there may be one.
+        nothing = () if study.state in ENDED_STUDY else (*known_codes(), NOT_ACCEPTED, OTHER_CODE)
+        for code, count in sorted({**dict.fromkeys(nothing, 0), **study.refusals}.items()):
             refusals.add_metric([study.name, code], count)
     yield from (state, rounds, seconds, tasks, updates, refusals, score, alone)
     for name, (text, value_of) in gauges.items():
