@@ -48,7 +48,8 @@ SILO_EVERYTHING: dict[str, Any] = {
     "networkPolicy": {"egress": [HUB], "metrics": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     "userId": 0, "podDisruptionBudget": {"enabled": True}, "persistence": {"existingClaim": "home"},
     "image": {"digest": f"sha256:{'0' * 64}"}, "runtimeClassName": "nvidia", "podAnnotations": {"a": "b"},
-    "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}], "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}}}
+    "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}],
+    "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}}}
 SILO_CASES = {"what is needed": SILO_NEEDED, "everything": SILO_EVERYTHING}
 CASES = {"what is needed": NEEDED, "everything": EVERYTHING,
          "disks that exist": {**NEEDED, "persistence": {"existingClaim": "mine"}, "networkPolicy": {"enabled": False},

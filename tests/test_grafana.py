@@ -201,4 +201,5 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path, alert: str, 
 
 def _values(text: str) -> str:
     """`5x100`: the value 5, a hundred times more, in promtool's notation; `_x85`: none, so many times."""
-    return " ".join(f"_x{times}" if value == "_" else f"{value}+0x{times}" for value, _, times in (part.partition("x") for part in text.split()))
+    return " ".join(f"_x{times}" if value == "_" else f"{value}+0x{times}"
+                    for value, _, times in (part.partition("x") for part in text.split()))

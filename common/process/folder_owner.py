@@ -1,5 +1,4 @@
-"""Commands given as root in the folder of another account: refused, before they leave files there that its owner can
-neither read nor replace.
+"""Root in the folder of another account: refused, before it leaves files there that the owner cannot use.
 
 Tests: tests/common/process/test_folder_owner.py.
 """

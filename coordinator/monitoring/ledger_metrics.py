@@ -102,7 +102,8 @@ def _read_study(ledger: Ledger, row: StudyRow) -> StudyReading:
         loss=metric_in(progress.metrics, "loss"),
         labelled_only=labelled_only_accuracy(row), rounds=_added(progress.rounds, past.rounds),
         tasks=dict(Counter(task_counts(ledger, row.name)) + Counter(past.answers)),
-        refusals=_refusals((*refusal_reasons(ledger, row.name), *past.refusals)), notices=count_notices(ledger, row.name),
+        refusals=_refusals((*refusal_reasons(ledger, row.name), *past.refusals)),
+        notices=count_notices(ledger, row.name),
         encodings=tuple(encodings_of(ledger, row.name)),
         label_ratio=label_ratios(ledger, row.name, progress.last_round or 0))
 

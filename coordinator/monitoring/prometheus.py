@@ -135,7 +135,8 @@ class _Coordinator(Collector):
         yield _gauge("semisilo_disk_size_bytes", "Size of that disk.", float(disk.total))
         yield _gauge("semisilo_ledger_bytes", "Size of the ledger.", float(_size(self._federation.ledger)))
         if (made := last_backup_unix(self._federation)) is not None:
-            yield _gauge("semisilo_last_backup_timestamp_seconds", "When coordinator backup last made an archive.", made)
+            yield _gauge("semisilo_last_backup_timestamp_seconds", "When coordinator backup last made an archive.",
+                         made)
 
     def _certificate_ends(self) -> Iterator[Metric]:
         family = GaugeMetricFamily("semisilo_certificate_expiry_timestamp_seconds",

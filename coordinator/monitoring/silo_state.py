@@ -151,4 +151,5 @@ def activities_of(members: Iterable[SiloRow], live: LiveStatus | None, tasks: Ma
     said, called = (live.silos, live.called) if live is not None else ({}, {})
     return {member.name: activity_of(SiloSigns(
         member=member, now_unix=now_unix, serving=live is not None, in_call=member.name in in_call,
-        called_unix=called.get(member.name, 0.0), said=said.get(member.name), open_task=tasks.get(member.name))) for member in members}
+        called_unix=called.get(member.name, 0.0), said=said.get(member.name),
+        open_task=tasks.get(member.name))) for member in members}

@@ -232,7 +232,8 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
     return tuple(SiloFacts(
         name=row.name, state=str(activities[row.name].state), present=activities[row.name].present,
         doing=doing(row.name), seen_unix=activities[row.name].seen_unix, version=row.version,
-        labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count, away_reason=row.away_reason if row.is_away(now) else "",
+        labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count,
+        away_reason=row.away_reason if row.is_away(now) else "",
         away_until_unix=row.away_until_unix if row.is_away(now) else None,
         silent_unix=row.silent_unix if activities[row.name].state is SiloState.SILENT else None,
         set_aside_reason=row.set_aside_reason,

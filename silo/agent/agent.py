@@ -254,8 +254,8 @@ class Agent:
         await asyncio.to_thread(self._memory.outgoing.clean)
         if self._heads is not None:
             # Two federations may both have a study `first`; what was kept for one is nothing to the other.
-            for store in (self._secure, self._memory, self._cards):
-                await asyncio.to_thread(store.belong_to, self._heads.authority)
+            for belong_to in (self._secure.belong_to, self._memory.belong_to, self._cards.belong_to):
+                await asyncio.to_thread(belong_to, self._heads.authority)
         await asyncio.to_thread(self._sites.clean)
         await asyncio.to_thread(forget_unfinished, self._home, now_unix=self._clock())
         await self._survey()

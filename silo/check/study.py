@@ -55,8 +55,8 @@ def look_at_hours(home: SiloHome, policy: Policy, needs: StudyNeeds | None, expe
                   now: float) -> list[Finding]:
     """Working hours, whether their zone is meant, and the budget of the day."""
     doubt = zone_doubt(policy.hours)
-    zone = [Finding(what="zone", state="warning", text=doubt, remedy='Write for example zone = "Europe/Berlin" there, or'
-                    ' zone = "UTC" if that is meant.')] if doubt else []
+    zone = [Finding(what="zone", state="warning", text=doubt, remedy='Write for example zone = "Europe/Berlin" there,'
+                    ' or zone = "UTC" if that is meant.')] if doubt else []
     return [_hours(policy, needs, now), *zone, _budget(home, policy, expected, now)]
 
 

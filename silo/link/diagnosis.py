@@ -86,8 +86,8 @@ def diagnose(home: Path, address: str, now: float, *, was_known: bool = False, u
     except SemisiloError as error:
         return error
     if was_known and isinstance(found, WrongAuthority):
-        return StrangerAnswers(f"{found.text} The coordinator has answered there before; nothing is sent to what answers"
-                               " now.", remedy=f"It is tried again. {found.remedy}")
+        return StrangerAnswers(f"{found.text} The coordinator has answered there before; nothing is sent to what"
+                               " answers now.", remedy=f"It is tried again. {found.remedy}")
     return found
 
 

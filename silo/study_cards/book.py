@@ -1,7 +1,7 @@
 """Study cards that this site has signed, has yet to approve, or has declined.
 
     home/cards/HASH.json      one file for each study: its present card, what became of it, and what was signed before
-    home/cards/AUTHORITY/     the same of another federation that this silo was in: kept, and there again when it returns
+    home/cards/AUTHORITY/     the same of another federation that this silo was in; there again when it returns
 
 A silo does no task of a study whose card it has not signed, and holds every task against that card. Where silo.toml
 says [require] approval = true, a person signs: `silo approve`.

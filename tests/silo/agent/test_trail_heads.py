@@ -12,8 +12,8 @@ from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.study_cards.book import CardBook
 from tests.audit_kit import audit_key, signed
-from tests.silo.agent.test_agent import OVER, agent_at, run
 from tests.secure_sums import a_total
+from tests.silo.agent.test_agent import OVER, agent_at, run
 from tests.silo.fake_coordinator import FakeCoordinator, make_task, random_bytes, serving
 from tests.study_cards import CARD
 

@@ -137,14 +137,13 @@ def test_a_kill_while_the_copied_folder_is_replaced_leaves_one_identity_whole(tm
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        if killed_at == "before the folder is aside":
-            patch.setattr("semisilo.silo.site.identity_store.os.symlink", killed)
-        elif killed_at == "between":
-            patch.setattr("semisilo.silo.site.identity_store.os.replace", _only_files_below(home, killed))
-        else:
-            patch.setattr("semisilo.silo.site.identity_store._sweep", killed)
-        _install(home, federation)
+    name, instead = {"before the folder is aside": ("os.symlink", killed),
+                     "between": ("os.replace", _only_files_below(home, killed)),
+                     "after": ("_sweep", killed)}[killed_at]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"semisilo.silo.site.identity_store.{name}", instead)
+        with pytest.raises(KeyboardInterrupt):
+            _install(home, federation)
     assert has_identity(home)
     found = load_identity(home)
     assert (found.credentials == old.credentials) == (killed_at != "after")
