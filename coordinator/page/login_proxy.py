@@ -53,8 +53,8 @@ class LoginProxy:
                       " counts")
         else:
             self._say("not a name", f"the proxy at {caller} has named {printable(names[0], limit=80)!r} in"
-                      f" {self.header}, which is not an operator's name: at most 64 letters, digits and . _ @ + -. Have it"
-                      " send another claim, such as the mail address")
+                      f" {self.header}, which is not an operator's name: at most 64 letters, digits and . _ @ + -. Have"
+                      " it send another claim, such as the mail address")
         return None
 
     def _say(self, kind: str, text: str) -> None:
