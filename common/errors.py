@@ -52,6 +52,7 @@ __all__ = [
     "WrongAuthority",
     "WrongBase",
     "by_code",
+    "known_codes",
 ]
 
 
@@ -343,6 +344,11 @@ def _subclasses(cls: type[SemisiloError]) -> list[type[SemisiloError]]:
 
 
 _BY_CODE = {cls.code: cls for cls in _subclasses(SemisiloError)}
+
+
+def known_codes() -> tuple[str, ...]:
+    """All codes of this version, in order."""
+    return tuple(sorted(_BY_CODE))
 
 
 def by_code(code: str) -> type[SemisiloError]:

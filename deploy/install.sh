@@ -16,12 +16,14 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
   upgrade     the same for a machine that has it: a hub is backed up first, and the service starts again
   rollback    points back at the version that was in use before this one; repeated, it goes further back or says that
               there is none, and never to a later one
+  A machine that has both roles has one program: an upgrade or rollback of either backs up the hub and restarts both.
+
   uninstall   stops the service and removes program and units; keys, studies and memory stay in /var/lib/semisilo
 
   --from WHAT       what pip is to install: a wheel, a folder with the source, or NAME==VERSION where the package index
                     has it; the source that this script lies in by default
   --extras LIST     formats and tools to install along, for example dicom,tiff; '' for none. By default dicom, and for a
-                    hub onnx as well, in which it hands over a model
+                    hub, or a silo on the same machine, onnx as well, in which a hub hands over a model
   --index URL       the package index to use; pip's own by default
   --torch-index URL the package index for torch and torchvision, for example one of builds for the CPU
   --pip-option OPT  an option for pip install; may be repeated
@@ -75,8 +77,8 @@ action=${action:-install}
 case $root in '') ;; /*) ;; *) wrong "--root needs a path that begins with /." ;; esac
 [ "$root" != / ] || root=''
 case $role in
-    hub) unit=semisilo-coordinator; [ "$extras" != default ] || extras=dicom,onnx ;;
-    silo) unit=semisilo-silo; [ "$extras" != default ] || extras=dicom ;;
+    hub) unit=semisilo-coordinator ;;
+    silo) unit=semisilo-silo ;;
 esac
 
 prefix=$root/opt/semisilo
@@ -97,6 +99,17 @@ do_it() {   # prints the command, and runs it
 
 systemd() { [ -z "$root" ] && command -v systemctl >/dev/null 2>&1 && [ -d /run/systemd/system ]; }
 other_role() { [ "$role" = hub ] && echo semisilo-silo.service || echo semisilo-coordinator.service; }
+# Both roles of a machine share the program: what changes it for one changes it for the other.
+both() { [ -f "$units/$(other_role)" ]; }
+has_hub() { [ "$role" = hub ] || both; }
+unit_files() {   # of the roles that this machine has
+    [ "$role" = hub ] && ! both || echo semisilo-silo.service
+    ! has_hub || echo semisilo-coordinator.service semisilo-backup.service semisilo-backup.timer
+}
+if [ "$extras" = default ]; then
+    extras=dicom
+    ! has_hub || extras=dicom,onnx
+fi
 
 installed_version() {   # of an environment; empty when there is none
     [ -x "$1/bin/coordinator" ] && "$1/bin/coordinator" --version 2>/dev/null || true
@@ -197,9 +210,7 @@ remove_old() {   # all but the one in use and the one before it
 
 put_units() {
     say "units"
-    set -- "$unit.service"
-    [ "$role" = silo ] || set -- "$@" semisilo-backup.service semisilo-backup.timer
-    for file in "$@"; do
+    for file in $(unit_files); do
         do_it install -m 0644 "$here/systemd/$file" "$units/$file"
     done
     for page in operations.md federation.md; do
@@ -212,10 +223,13 @@ start_again() {
     systemd && [ "$start" = yes ] || return 0
     say "the service, if it runs"
     do_it systemctl try-restart "$unit"
+    both || return 0
+    say "and $(other_role), which uses the same program"
+    do_it systemctl try-restart "$(other_role)"
 }
 
 backup_hub() {
-    [ "$role" = hub ] && [ -f "$state/federation/federation.toml" ] && [ -n "$(installed_version "$prefix")" ] || return 0
+    has_hub && [ -f "$state/federation/federation.toml" ] && [ -n "$(installed_version "$prefix")" ] || return 0
     say "a backup, with the version that is about to go"
     set -- "$prefix/bin/coordinator" backup "$backups" --folder "$state/federation"
     [ -n "$root" ] || set -- runuser -u semisilo -- "$@"
@@ -256,7 +270,8 @@ install|upgrade)
     make_user
     make_folders
     make_release
-    [ "$action" = install ] || backup_hub
+    # A hub that is installed again is no other version; a silo that is installed beside a hub may bring one.
+    [ "$action" = install ] && [ "$role" = hub ] || backup_hub
     note_before "$release"
     switch_to "$release"
     put_units

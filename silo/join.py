@@ -38,6 +38,7 @@ from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.identity_store import Identity, load_identity
 from semisilo.silo.site.images_choice import OnError, check_there, choose_data
 from semisilo.silo.site.policy import Policy, load_policy
+from semisilo.silo.site.working_hours import zone_doubt
 
 __all__ = ["NOTHING_TO_DO", "choose_data", "join", "work"]
 
@@ -136,7 +137,8 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
         return renewed is not None
 
     def cause() -> SemisiloError:
-        return diagnose(home.folder, present.address, time.time())
+        return diagnose(home.folder, present.address, time.time(),
+                        was_known=agent.contact_unix >= present.not_before_unix)
 
     def judged(error: SemisiloError) -> SemisiloError:
         return by_own_clock(error, present, time.time())
@@ -153,6 +155,8 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
                   exit_when_finished=exit_when_finished or once_seconds is not None,
                   idle_seconds=math.inf if once_seconds is None else once_seconds, poll_seconds=poll_seconds,
                   on_task=on_task)
+    if doubt := zone_doubt(policy.hours):
+        display.event(f'WARNING: {doubt} Write zone = "UTC" there if that is meant.')
     counting, tidying = asyncio.ensure_future(_count(agent)), asyncio.ensure_future(_tidy(home))
     try:
         status = await _until_signal(agent, on_end, terminated=0 if once_seconds is None else 128 + signal.SIGTERM)

@@ -344,3 +344,20 @@ def test_the_control_a_misspelt_option_is_noticed() -> None:
     assert "--fold" in problem_of(["coordinator", "serve", "--fold", "/federation"])
     assert problem_of(["silo", "join", "--home"]) != ""
     assert problem_of(["silo", "joyn"]) != ""
+
+
+def test_a_silo_in_a_container_can_be_told_its_time_zone() -> None:
+    assert "TZ" in _compose(DEPLOY / "compose.silo.yaml")["services"]["silo"]["environment"]
+    chart = DEPLOY / "helm" / "semisilo-silo"
+    assert "{{- with .Values.timeZone }}\n- {name: TZ, value:" in (chart / "templates" / "_helpers.tpl").read_text()
+    assert "timeZone" in json.loads((chart / "values.schema.json").read_text())["properties"]
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda path: path.name)
+def test_a_disk_is_gone_through_once_and_not_at_every_start_whoever_gives_the_group(chart: Path) -> None:
+    """Also where the platform gives the pod's group (userId 0): no template makes the policy hang on the user."""
+    text = "\n".join(path.read_text() for path in sorted((chart / "templates").iterdir()))
+    (before, _, after), lines = text.partition("fsGroupChangePolicy: OnRootMismatch"), text.splitlines()
+    assert after
+    assert before.rstrip().endswith("{{- end }}"), "outside of `with .Values.userId`"
+    assert sum("fsGroupChangePolicy" in line for line in lines) == 1

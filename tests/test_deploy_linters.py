@@ -44,10 +44,12 @@ SILO_NEEDED: dict[str, Any] = {"images": {"existingClaim": "scans"}}
 SILO_EVERYTHING: dict[str, Any] = {
     "images": {"existingClaim": "scans", "data": "/scans/ct"}, "invitation": {"existingSecret": "invitation"},
     "policy": '[permit]\nmethods = ["semifl"]\n', "proxy": "http://proxy.example:3128", "metrics": {"port": 9108},
+    "timeZone": "Europe/Berlin",
     "networkPolicy": {"egress": [HUB], "metrics": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     "userId": 0, "podDisruptionBudget": {"enabled": True}, "persistence": {"existingClaim": "home"},
     "image": {"digest": f"sha256:{'0' * 64}"}, "runtimeClassName": "nvidia", "podAnnotations": {"a": "b"},
-    "extraEnv": [{"name": "TZ", "value": "UTC"}], "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}}}
+    "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}],
+    "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}}}
 SILO_CASES = {"what is needed": SILO_NEEDED, "everything": SILO_EVERYTHING}
 CASES = {"what is needed": NEEDED, "everything": EVERYTHING,
          "disks that exist": {**NEEDED, "persistence": {"existingClaim": "mine"}, "networkPolicy": {"enabled": False},
@@ -214,7 +216,9 @@ def test_the_page_stays_in_the_pod_unless_a_service_is_asked_for() -> None:
 
 def test_without_a_user_id_the_platform_gives_one_and_a_budget_keeps_the_pod_where_it_is() -> None:
     pod = _of({**NEEDED, "userId": 0}, "StatefulSet")["spec"]["template"]["spec"]["securityContext"]
-    assert pod == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    # OpenShift gives the group as well: without the policy it would go through all files at every start.
+    assert pod == {"runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch",
+                   "seccompProfile": {"type": "RuntimeDefault"}}
     assert [each for each in _objects(NEEDED) if each["kind"] == "PodDisruptionBudget"] == []
     budget = _of(EVERYTHING, "PodDisruptionBudget")["spec"]
     assert budget["maxUnavailable"] == 0

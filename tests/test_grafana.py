@@ -14,6 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from semisilo.coordinator.federation.backup import LAST_BACKUP
 from semisilo.coordinator.monitoring.prometheus import Exposition
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import fill_study
@@ -46,6 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     create_authority(filled.federation.authority, "lung-federation", now=1.7e9)
     ensure_coordinator_certificate(filled.federation.authority, 1.7e9)
     add_encoded(filled.ledger, [Encoded("planes", 1, 10, 20)], study="first", round=1, direction="up")
+    (filled.federation.folder / LAST_BACKUP).write_text('{"archive": "a", "made_unix": 1.7e9}')
     text = Exposition(filled.federation, filled.ledger, live=lambda: LiveStatus(pid=1, unix=1.0)).text().decode()
     found: dict[str, set[str]] = {name: set(labels) for name, labels in _BY_PROMETHEUS.items()}
     for family in text_string_to_metric_families(text):
@@ -118,6 +120,13 @@ def test_every_alert_says_what_happened_and_what_to_do(served: dict[str, set[str
             assert label in known, (rule["alert"], label)
 
 
+def test_a_study_that_had_failed_before_its_first_scrape_is_told_of_as_well() -> None:
+    """promtool tells below; without it, that the rule does not ask for a sample of before."""
+    (rule,) = [each for each in RULES if each["alert"] == "SemisiloStudyFailed"]
+    assert "offset 10m == 0" not in rule["expr"]
+    assert " unless on (job, instance, study) " in rule["expr"]
+
+
 def test_every_expression_has_its_brackets_and_quotes() -> None:
     """What can be told without Prometheus; promtool tells the rest below."""
     for expression in (*queries(), *(rule["expr"] for rule in RULES)):
@@ -164,6 +173,12 @@ def test_prometheus_itself_reads_every_expression(tmp_path: Path) -> None:
      {'semisilo_silo_certificate_expiry_timestamp_seconds{silo="a"}': "5000000x100"}, False),
     ("SemisiloRoundFailed", {'semisilo_rounds_total{state="failed", study="s"}': "0x60 1x40"}, True),
     ("SemisiloRoundFailed", {'semisilo_rounds_total{state="failed", study="s"}': "1x100"}, False),
+    ("SemisiloStudyFailed", {'semisilo_study_state{state="failed", study="s"}': "0x85 1x15"}, True),
+    ("SemisiloStudyFailed", {'semisilo_study_state{state="failed", study="s"}': "_x85 1x15"}, True),
+    ("SemisiloStudyFailed", {'semisilo_study_state{state="failed", study="s"}': "1x100"}, False),
+    ("SemisiloTasksRefused", {'semisilo_task_refusals_total{code="BAD_DATA", study="s"}': "0x60 1x40"}, True),
+    ("SemisiloBackupOld", {"semisilo_last_backup_timestamp_seconds": "-200000x100"}, True),
+    ("SemisiloBackupOld", {"semisilo_last_backup_timestamp_seconds": "0x100"}, False),
     ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "5000000000x100", "semisilo_disk_size_bytes": "1e11x100"}, True),
     ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "5e10x100", "semisilo_disk_size_bytes": "1e11x100"}, False),
 ])
@@ -185,5 +200,6 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path, alert: str, 
 
 
 def _values(text: str) -> str:
-    """`5x100`: the value 5, a hundred times more, in promtool's notation."""
-    return " ".join(f"{value}+0x{times}" for value, _, times in (part.partition("x") for part in text.split()))
+    """`5x100`: the value 5, a hundred times more, in promtool's notation; `_x85`: none, so many times."""
+    return " ".join(f"_x{times}" if value == "_" else f"{value}+0x{times}"
+                    for value, _, times in (part.partition("x") for part in text.split()))

@@ -189,17 +189,19 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
-        self._python, self._version = folder / "python", folder / "version"
+        self._python, self._version, self.given = folder / "python", folder / "version", folder / "given"
         self._python.write_text(
             '#!/bin/sh\n[ "$1" = -m ] && [ "$2" = venv ] || exit 0\nmkdir -p "$3/bin"\n'
             'printf "#!/bin/sh\\nexit 0\\n" > "$3/bin/python"\n'
-            f'printf "#!/bin/sh\\necho semisilo %s\\n" "$(cat {self._version})" > "$3/bin/coordinator"\n'
+            f'printf "#!/bin/sh\\necho \\"\\$@\\" >> {self.given}\\necho semisilo %s\\n" "$(cat {self._version})"'
+            ' > "$3/bin/coordinator"\n'
             'chmod 755 "$3/bin/python" "$3/bin/coordinator"\n')
         self._python.chmod(0o755)
 
-    def __call__(self, action: str, version: str = "") -> subprocess.CompletedProcess[str]:
+    def __call__(self, action: str, version: str = "", *, role: str = "hub", script: Path = SCRIPT
+                 ) -> subprocess.CompletedProcess[str]:
         self._version.write_text(version)
-        return subprocess.run(["sh", str(SCRIPT), "hub", action, "--from", f"semisilo=={version}", "--root",
+        return subprocess.run(["sh", str(script), role, action, "--from", f"semisilo=={version}", "--root",
                                str(self.root), "--python", str(self._python)], capture_output=True, text=True,
                               timeout=300, stdin=subprocess.DEVNULL)
 
@@ -224,6 +226,41 @@ class Machine:
     def _said_by(self, release: Path) -> str:
         return subprocess.run([release / "bin" / "coordinator"], capture_output=True, text=True, timeout=300,
                               check=True).stdout.split()[1]
+
+
+def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> None:
+    """One program for both: another version of it is one for the hub as well."""
+    machine, log = Machine(tmp_path), tmp_path / "systemctl.log"
+    shutil.copytree(SCRIPT.parent, tmp_path / "deploy")
+    script = tmp_path / "deploy" / "install.sh"
+    text = script.read_text()
+    as_if = re.sub(r"^systemd\(\) .*$", f'systemd() {{ :; }}\nsystemctl() {{ echo "$@" >> {log}; }}', text, flags=re.M)
+    assert as_if != text
+    script.write_text(as_if)
+    assert machine("install", "1", script=script).returncode == 0
+    hub = machine.root / "var" / "lib" / "semisilo" / "federation"
+    hub.mkdir(parents=True)
+    (hub / "federation.toml").touch()
+    for action, version in (("install", "2"), ("upgrade", "3"), ("rollback", "")):
+        log.unlink(missing_ok=True)
+        machine.given.unlink(missing_ok=True)
+        done = machine(action, version, role="silo", script=script)
+        assert done.returncode == 0, done.stderr
+        assert ("backup " in machine.given.read_text()) == (action != "rollback")
+        assert "semisilo[dicom,onnx]==" in done.stdout or action == "rollback"
+        restarted = [line for line in log.read_text().splitlines() if line.startswith("try-restart")]
+        assert restarted == ["try-restart semisilo-silo", "try-restart semisilo-coordinator.service"]
+    assert {path.name for path in (machine.root / "etc" / "systemd" / "system").iterdir()} == {
+        "semisilo-coordinator.service", "semisilo-backup.service", "semisilo-backup.timer", "semisilo-silo.service"}
+
+
+def test_a_machine_with_one_role_keeps_to_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    assert machine("install", "1", role="silo").returncode == 0
+    done = machine("upgrade", "2", role="silo")
+    assert done.returncode == 0, done.stderr
+    assert "backup" not in done.stdout
+    assert [path.name for path in (machine.root / "etc" / "systemd" / "system").iterdir()] == ["semisilo-silo.service"]
 
 
 def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that_was_rolled_back_from(tmp_path: Path

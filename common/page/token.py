@@ -1,4 +1,4 @@
-"""Who may act on a page: its token, a file that only its owner can read; and how many wrong tokens are heard.
+"""Who may act on a page: its token, a file that its owner can read; and how many wrong tokens are heard.
 
 Tests: tests/coordinator/page/test_access.py.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,7 +26,7 @@ _BURST, _REFILL_SECONDS, _MOST_CALLERS = 10, 6.0, 1024
 def page_token(path: Path) -> str:
     """The token in a file; made when there is none yet.
 
-    Raises: BadConfiguration when the file is empty or others can read it; SemisiloError when it cannot be read.
+    Raises: BadConfiguration when the file is empty or everybody can read it; SemisiloError when it cannot be read.
     """
     try:
         if not path.exists():
@@ -36,8 +35,9 @@ def page_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SemisiloError(f"{path}: cannot be read or made: {error}.",
                             remedy=f"This user must be able to read and write {path.parent}.") from None
-    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadConfiguration(f"{path}: others can read it.",
+    # As for keys: where a pod's disks have a group (fsGroup), the platform gives that group rights on every file.
+    if os.name == "posix" and mode & 0o007:
+        raise BadConfiguration(f"{path}: every user of this machine can read it.",
                                remedy=f"Run: chmod 600 {path}, or remove the file: a new token is made.")
     if len(text) < 16:
         raise BadConfiguration(f"{path}: holds no token.", remedy="Remove the file: a new one is made.")

@@ -238,7 +238,8 @@ def _silo_row(silo: SiloFacts, now: float, *, labels: bool) -> list[_Cell]:
     days, known = silo.certificate_days_left, bool(silo.version)
     return [(silo.name, ""),
             (silo.doing if silo.state == SiloState.WORKING else silo.state, _STYLES.get(silo.state, "dim")), (seen, ""),
-            ("expired", "red") if days <= 0 else (f"{days:.0f} days", "yellow" if days < 7 else ""),
+            ("–", "") if days is None else ("expired", "red") if days <= 0
+            else (f"{days:.0f} days", "yellow" if days < 7 else ""),
             (str(silo.labelled_count + silo.unlabelled_count) if known else "–", ""),
             *([(str(silo.labelled_count) if known else "–", "")] if labels else []), (silo.version or "–", "")]
 

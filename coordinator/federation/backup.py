@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -19,8 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from semisilo.common import __version__
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
 from semisilo.common.models.own.model_file import file_of
+from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
 from semisilo.coordinator.federation.backup_archive import (
@@ -31,7 +34,10 @@ from semisilo.coordinator.federation.backup_archive import (
     write_archive,
 )
 from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.cleanup import returnable, states_to_keep
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import kept_after
+from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import (
     LABELS_ALONE_FILE,
     LABELS_ALONE_MODEL,
@@ -43,8 +49,10 @@ from semisilo.coordinator.ledger.records import (
 from semisilo.coordinator.ledger.snapshot import check_copy, copy_ledger, no_commits
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
+__all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "last_backup_unix", "named_files", "study_facts"]
 
+LAST_BACKUP = ".backup.json"
+"""In the federation's folder: which archive was made last, for those who watch."""
 _STAGING = ".backup"
 _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
@@ -92,7 +100,8 @@ class NamedFiles:
     """Of open rounds, too: what a study that has failed goes on with once it is queued again, and masked updates whose
     sum is not made yet. Archives and folders of earlier versions may lack them: neither is refused for that."""
     kept: dict[str, str] = field(default_factory=dict)
-    """States of earlier rounds that are still there, for a person to look at."""
+    """States of earlier rounds that are still there, for a person to look at; of a study that is over, what it is
+    exported, gone back in and extended from."""
 
 
 def back_up(federation: Federation, destination: Path, *, now: float, keep: int = 0,
@@ -132,6 +141,9 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
         finally:
             part.unlink(missing_ok=True)
         _sync(destination)
+        with contextlib.suppress(OSError):  # the archive is there, and that is what counts
+            write_durably(federation.folder / LAST_BACKUP, canonical_json(
+                {"archive": str(target), "made_unix": now}).encode() + b"\n", mode=0o600)
         archive_bytes = target.stat().st_size
         removed = _rotate(target, federation.name, keep, now=now) if keep else []
         return BackupFacts(archive=str(target), federation=federation.name, made_unix=now,
@@ -147,15 +159,15 @@ def named_files(ledger: Ledger) -> NamedFiles:
     for study in ledger.studies():
         rounds = ledger.rounds(study.name)
         folder = f"studies/{study.name}/states"
-        states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
-        named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in states})
         is_open = bool(rounds) and rounds[-1].state not in ENDED_ROUND
         if study.state in ENDED_STUDY:
             if is_open and study.state is StudyState.FAILED:
                 named.awaited.update(_files_of_round(ledger, rounds[-1]) | _masked_updates(ledger, rounds[-1]))
-            named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest
-                               for digest in ledger.kept_digests(study.name)})
+            named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in _states_of_what_is_over(
+                ledger, study)})
             continue
+        states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
+        named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in states})
         needed = ledger.kept_digests(study.name) | {ledger.committed_digest(study.name)}
         if is_open:
             needed |= {rounds[-1].start_digest, rounds[-1].state_digest}
@@ -163,6 +175,21 @@ def named_files(ledger: Ledger) -> NamedFiles:
             named.awaited.update(_masked_updates(ledger, rounds[-1]))
         named.needed.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})
     return named
+
+
+def _states_of_what_is_over(ledger: Ledger, study: StudyRow) -> set[str]:
+    """Digests of what export, rollback, extend and another start of a study that is over begin with: the states of its
+    last rounds, the one that is handed over, the best one where labels alone may take that one's place; for each round
+    that it can go back to by these, what it would hand over then and what the strategy kept for silos; and what it
+    keeps for them now. Those of every so many rounds, which a hub keeps as long as it has room, stay out: archives
+    would hold them of every study there has ever been."""
+    heads = round_heads(ledger, study.name)
+    beyond = 1 + max((head.number for head in heads), default=0)
+    best = study.frozen is not None and study.frozen.keeps_best
+    found = states_to_keep(heads, every=beyond, best=best) | ledger.kept_digests(study.name)
+    for head in returnable(heads):
+        found |= {digest for _, digest in kept_after(ledger, study.name, head.number).values() if digest is not None}
+    return found
 
 
 def study_facts(ledger: Path) -> tuple[StudyFacts, ...]:
@@ -205,9 +232,10 @@ def _masked_updates(ledger: Ledger, row: RoundRow) -> dict[str, str]:
 def _alone(federation: Federation) -> Iterator[Path]:
     """An empty folder on the federation's disk; what an earlier backup has left when it was killed goes first."""
     staging = federation.folder / _STAGING
-    with open(federation.folder / _LOCK, "ab", buffering=0) as file:
+    handle = _open_lock(federation.folder / _LOCK)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise SemisiloError(f"Another 'coordinator backup' of {federation.folder} is running.",
                                 remedy="Wait for it to end.") from None
@@ -217,6 +245,26 @@ def _alone(federation: Federation) -> Iterator[Path]:
             yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    """One that another account has made can be locked as well, if only it can be read. To write first: network folders
+    lock nothing that was opened to read."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def last_backup_unix(federation: Federation) -> float | None:
+    """When the last archive was made whole, Unix seconds; None where nothing says so."""
+    try:
+        made = json.loads((federation.folder / LAST_BACKUP).read_bytes())["made_unix"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(made) if isinstance(made, int | float) else None
 
 
 def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[StudyRow]]:

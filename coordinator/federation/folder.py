@@ -17,6 +17,7 @@ from typing import Any
 from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
+from semisilo.common.process.folder_owner import refuse_for_root
 from semisilo.common.storage.lock_file import is_locked, lock_soon
 from semisilo.common.text.names import nearest_name
 from semisilo.common.text.system_errors import explained
@@ -295,8 +296,10 @@ class Federation(CoordinatorFolder):
 def open_federation(folder: Path) -> Federation:
     """Reads a federation folder.
 
-    Raises: UsageError when it is none; BadConfiguration when its file is wrong; StorageDamaged when its ledger is gone.
+    Raises: UsageError when it is none, or another account's and this is root; BadConfiguration when its file is wrong;
+        StorageDamaged when its ledger is gone.
     """
+    refuse_for_root(folder)
     path = folder / "federation.toml"
     if not path.is_file():
         raise UsageError(f"{folder.resolve()} is not a federation folder: there is no federation.toml.",

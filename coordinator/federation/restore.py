@@ -17,6 +17,7 @@ from pathlib import Path
 
 from semisilo.common.audit.chain import RESTORED
 from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
+from semisilo.common.process.folder_owner import refuse_for_root
 from semisilo.common.storage.durable import sync_folder, write_durably
 from semisilo.coordinator.federation.authority import load_authority
 from semisilo.coordinator.federation.backup import StudyFacts, named_files, study_facts
@@ -63,7 +64,8 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
 
     Args:
         by: who does it, for the audit trail.
-    Raises: UsageError when the archive is not there or the folder is in use; StorageDamaged when the backup is damaged
+    Raises: UsageError when the archive is not there, the folder is in use, or this is root and the folder or the one
+        in which it is made is another account's; StorageDamaged when the backup is damaged
         or does not hold what its ledger names; DiskFull. The folder is as it was then.
     """
     if not archive.is_file():
@@ -71,6 +73,8 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} exists and is not an empty folder.", remedy=_ELSEWHERE)
     new = not folder.exists()
+    there = folder.absolute()
+    refuse_for_root(next(each for each in (there, *there.parents) if each.is_dir()))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     staging = folder / _STAGING
     with _alone(folder):

@@ -65,6 +65,7 @@ class SiloRow:
     memory_study: str
     memory_round: int
     certificate_not_after_unix: float
+    """When the last of its certificates ends that is not revoked; 0 where there is none."""
     left_unix: float | None = None
     """When it left on its own wish; None while it is a member."""
     away_reason: str = ""
@@ -434,7 +435,8 @@ class LedgerRoster:
     def silos(self) -> list[SiloRow]:
         """All silos that have ever enrolled, by name."""
         rows = self._ledger.query(
-            "SELECT silo.*, coalesce((SELECT max(not_after_unix) FROM certificate WHERE silo = name), 0) AS not_after"
+            "SELECT silo.*, coalesce((SELECT max(not_after_unix) FROM certificate WHERE silo = name"
+            " AND certificate.revoked_unix IS NULL), 0) AS not_after"
             " FROM silo ORDER BY name")
         return [SiloRow(name=row["name"], enrolled_unix=row["enrolled_unix"], revoked_unix=row["revoked_unix"],
                         joined_unix=row["joined_unix"], seen_unix=row["seen_unix"], version=row["version"],

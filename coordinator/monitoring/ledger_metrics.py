@@ -9,15 +9,17 @@ Tests: tests/coordinator/monitoring/test_prometheus.py.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from semisilo.common.errors import by_code
 from semisilo.coordinator.ledger.encodings import EncodingUse, encodings_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, count_notices
-from semisilo.coordinator.ledger.progress import StudyProgress, last_studies, study_progress
+from semisilo.coordinator.ledger.oversight.rollback import past_totals
+from semisilo.coordinator.ledger.progress import RoundCounts, StudyProgress, last_studies, study_progress
 from semisilo.coordinator.ledger.records import StudyRow
-from semisilo.coordinator.ledger.states import ENDED_STUDY, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import refusal_reasons, task_counts
 from semisilo.coordinator.monitoring.summary import (
     accuracy_in,
@@ -55,6 +57,9 @@ class StudyReading:
     accuracy: float | None
     loss: float | None
     labelled_only: float | None
+    rounds: dict[RoundState, RoundCounts] = field(default_factory=dict)
+    """State -> rounds with silos, those that the study has gone back behind as well; so are tasks, refusals and
+    notices, for they are counters."""
     tasks: dict[TaskState, int] = field(default_factory=dict)
     """State -> tasks."""
     refusals: dict[str, int] = field(default_factory=dict)
@@ -89,21 +94,32 @@ class StudyScrapes:
 
 
 def _read_study(ledger: Ledger, row: StudyRow) -> StudyReading:
-    progress = study_progress(ledger, row.name)
+    progress, past = study_progress(ledger, row.name), past_totals(ledger, row.name)
     return StudyReading(
         name=row.name, state=row.state, planned_rounds=planned_rounds(row), progress=progress,
         measure=str(row.study_measure), test_score=score_on_test(progress.metrics, row.study_measure),
         labels_alone_test_score=labels_alone_test_score(row), accuracy=accuracy_in(progress.metrics),
         loss=metric_in(progress.metrics, "loss"),
-        labelled_only=labelled_only_accuracy(row), tasks=task_counts(ledger, row.name),
-        refusals=_refusals(ledger, row.name), notices=count_notices(ledger, row.name),
+        labelled_only=labelled_only_accuracy(row), rounds=_added(progress.rounds, past.rounds),
+        tasks=dict(Counter(task_counts(ledger, row.name)) + Counter(past.answers)),
+        refusals=_refusals((*refusal_reasons(ledger, row.name), *past.refusals)),
+        notices=count_notices(ledger, row.name),
         encodings=tuple(encodings_of(ledger, row.name)),
         label_ratio=label_ratios(ledger, row.name, progress.last_round or 0))
 
 
-def _refusals(ledger: Ledger, study: str) -> dict[str, int]:
+def _added(rounds: Iterable[RoundCounts], past: Iterable[RoundCounts]) -> dict[RoundState, RoundCounts]:
+    """By state. What is over is counted for good: a study that goes back must not make counters fall."""
+    found: dict[RoundState, RoundCounts] = {}
+    for entry in (*rounds, *past):
+        before = found.get(entry.state, RoundCounts(state=entry.state, count=0, seconds=0.0))
+        found[entry.state] = replace(before, count=before.count + entry.count, seconds=before.seconds + entry.seconds)
+    return found
+
+
+def _refusals(reasons: Iterable[str]) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for reason in refusal_reasons(ledger, study):
+    for reason in reasons:
         code = reason.partition(":")[0]
         counts[NOT_ACCEPTED if code == "not accepted" else code if by_code(code).code == code else OTHER_CODE] += 1
     return dict(counts)

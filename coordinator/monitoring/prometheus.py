@@ -20,17 +20,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from semisilo.common import __version__
-from semisilo.common.errors import SemisiloError
+from semisilo.common.errors import SemisiloError, known_codes
 from semisilo.common.identity.certificates import load_certificate, not_after_unix
+from semisilo.coordinator.federation.backup import last_backup_unix
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, count_notices
 from semisilo.coordinator.ledger.progress import open_phase
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, certificate_ends, open_invitations
-from semisilo.coordinator.ledger.states import ENDED_ROUND, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import open_tasks
 from semisilo.coordinator.ledger.traffic import total_bytes_by_silo
-from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, StudyReading, StudyScrapes
+from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, OTHER_CODE, StudyReading, StudyScrapes
 from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.rounds.live_file import LiveStatus
@@ -133,6 +134,9 @@ class _Coordinator(Collector):
         yield _gauge("semisilo_disk_free_bytes", "Free on the disk of the federation folder.", float(disk.free))
         yield _gauge("semisilo_disk_size_bytes", "Size of that disk.", float(disk.total))
         yield _gauge("semisilo_ledger_bytes", "Size of the ledger.", float(_size(self._federation.ledger)))
+        if (made := last_backup_unix(self._federation)) is not None:
+            yield _gauge("semisilo_last_backup_timestamp_seconds", "When coordinator backup last made an archive.",
+                         made)
 
     def _certificate_ends(self) -> Iterator[Metric]:
         family = GaugeMetricFamily("semisilo_certificate_expiry_timestamp_seconds",
@@ -187,7 +191,7 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
                 family.add_metric([study.name, study.measure], value)
         for each in StudyState:
             state.add_metric([study.name, each], float(study.state == each))
-        over = {entry.state: entry for entry in study.progress.rounds if entry.state in ENDED_ROUND}
+        over = {ended: entry for ended, entry in study.rounds.items() if ended in ENDED_ROUND}
         for ended in ENDED_ROUND:
             rounds.add_metric([study.name, ended], over[ended].count if ended in over else 0)
         seconds.add_metric([study.name], sum(entry.count for entry in over.values()),
@@ -197,7 +201,9 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
         rejected = study.refusals.get(NOT_ACCEPTED, 0)
         updates.add_metric([study.name, "accepted"], study.tasks.get(TaskState.UPDATED, 0))
         updates.add_metric([study.name, "refused"], rejected)
-        for code, count in sorted(study.refusals.items()):
+        # At 0 before the first one, for a series that begins at 1 has not increased. Only while there may be one.
+        nothing = () if study.state in ENDED_STUDY else (*known_codes(), NOT_ACCEPTED, OTHER_CODE)
+        for code, count in sorted({**dict.fromkeys(nothing, 0), **study.refusals}.items()):
             refusals.add_metric([study.name, code], count)
     yield from (state, rounds, seconds, tasks, updates, refusals, score, alone)
     for name, (text, value_of) in gauges.items():
@@ -211,7 +217,7 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
 def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity], ends: Mapping[str, float],
               now: float) -> Iterator[Metric]:
     connected = GaugeMetricFamily("semisilo_silo_connected", "Whether a silo is connected now.", labels=["silo"])
-    seen = GaugeMetricFamily("semisilo_silo_last_seen_timestamp_seconds", "When a silo last asked for work.",
+    seen = GaugeMetricFamily("semisilo_silo_last_seen_timestamp_seconds", "When a silo last called.",
                              labels=["silo"])
     expiry = GaugeMetricFamily("semisilo_silo_certificate_expiry_timestamp_seconds",
                                "When the certificate of a silo expires.", labels=["silo"])
@@ -219,8 +225,8 @@ def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity]
                                labels=["silo", "labelled"])
     for silo in members:
         connected.add_metric([silo.name], float(activities[silo.name].present))
-        if silo.seen_unix is not None:
-            seen.add_metric([silo.name], silo.seen_unix)
+        if (heard := activities[silo.name].seen_unix) is not None:
+            seen.add_metric([silo.name], heard)
         if silo.name in ends:
             expiry.add_metric([silo.name], ends[silo.name])
         if silo.joined_unix is not None:

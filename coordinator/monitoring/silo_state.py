@@ -67,6 +67,8 @@ class SiloSigns:
     """Whether `coordinator serve` is running: without it nobody hears of silos."""
     in_call: bool = False
     """Whether one of its RPCs is in flight."""
+    called_unix: float = 0.0
+    """When its last call began or ended; 0 where `serve` has had none."""
     said: LiveSilo | None = None
     """What it last said of its work."""
     open_task: OpenTask | None = None
@@ -82,30 +84,36 @@ class SiloActivity:
     """Its stage and how far it is, while it works on its open task; also when it is late with that."""
     present: bool
     """Whether it is there, whatever it does."""
+    seen_unix: float | None = None
+    """When something was last heard of it, be it a call in the middle of a long task; None for never."""
 
 
 def activity_of(signs: SiloSigns) -> SiloActivity:
     """What a silo is doing, from all that is known of it; see the table of this module."""
-    member, present = signs.member, is_present(signs)
-    if member.revoked_unix is not None:
-        return SiloActivity(state=SiloState.REVOKED, doing=None, present=present)
-    if member.left_unix is not None:
-        return SiloActivity(state=SiloState.LEFT, doing=None, present=present)
-    if member.set_aside_unix is not None:
-        return SiloActivity(state=SiloState.SET_ASIDE, doing=None, present=present)
-    if member.joined_unix is None:
-        return SiloActivity(state=SiloState.ENROLLED, doing=None, present=present)
+    member, present, seen = signs.member, is_present(signs), _seen_unix(signs) or None
+    for state, fits in ((SiloState.REVOKED, member.revoked_unix is not None),
+                        (SiloState.LEFT, member.left_unix is not None),
+                        (SiloState.SET_ASIDE, member.set_aside_unix is not None),
+                        (SiloState.ENROLLED, member.joined_unix is None)):
+        if fits:
+            return SiloActivity(state=state, doing=None, present=present, seen_unix=seen)
     doing = _doing(signs)
     return SiloActivity(state=_state_of_member(signs, present=present, works=doing is not None), doing=doing,
-                        present=present)
+                        present=present, seen_unix=seen)
 
 
 def is_present(signs: SiloSigns) -> bool:
     """Whether something is heard of a silo now: a call in flight, or one that ended `PRESENT_SECONDS` ago or later."""
     if not signs.serving:
         return False
-    last = max(signs.member.seen_unix or 0.0, signs.said.unix if signs.said is not None else 0.0)
-    return signs.in_call or signs.now_unix - last <= PRESENT_SECONDS
+    return signs.in_call or signs.now_unix - _seen_unix(signs) <= PRESENT_SECONDS
+
+
+def _seen_unix(signs: SiloSigns) -> float:
+    """When something was last heard of a silo; 0 for never. It asks for work once in a task, which may take hours."""
+    if signs.in_call:
+        return signs.now_unix
+    return max(signs.member.seen_unix or 0.0, signs.called_unix, signs.said.unix if signs.said is not None else 0.0)
 
 
 def _doing(signs: SiloSigns) -> LiveSilo | None:
@@ -140,7 +148,8 @@ def activities_of(members: Iterable[SiloRow], live: LiveStatus | None, tasks: Ma
         tasks: silo -> the task that it owes an answer to (`semisilo.coordinator.ledger.tasks.open_tasks`).
     """
     in_call = frozenset(live.connected) if live is not None else frozenset[str]()
-    said = live.silos if live is not None else {}
+    said, called = (live.silos, live.called) if live is not None else ({}, {})
     return {member.name: activity_of(SiloSigns(
         member=member, now_unix=now_unix, serving=live is not None, in_call=member.name in in_call,
-        said=said.get(member.name), open_task=tasks.get(member.name))) for member in members}
+        called_unix=called.get(member.name, 0.0), said=said.get(member.name),
+        open_task=tasks.get(member.name))) for member in members}

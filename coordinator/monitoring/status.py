@@ -41,7 +41,8 @@ class SiloFacts:
     doing: str
     """What it works on and how far it is, for example "training 40 %"; empty when it does not."""
     seen_unix: float | None
-    certificate_days_left: float
+    certificate_days_left: float | None
+    """None where it has no certificate that counts: it is revoked, has left, or is simulated."""
     labelled_count: int
     unlabelled_count: int
     version: str
@@ -230,9 +231,11 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
 
     return tuple(SiloFacts(
         name=row.name, state=str(activities[row.name].state), present=activities[row.name].present,
-        doing=doing(row.name), seen_unix=row.seen_unix, version=row.version, labelled_count=row.labelled_count,
-        unlabelled_count=row.unlabelled_count, away_reason=row.away_reason if row.is_away(now) else "",
+        doing=doing(row.name), seen_unix=activities[row.name].seen_unix, version=row.version,
+        labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count,
+        away_reason=row.away_reason if row.is_away(now) else "",
         away_until_unix=row.away_until_unix if row.is_away(now) else None,
         silent_unix=row.silent_unix if activities[row.name].state is SiloState.SILENT else None,
         set_aside_reason=row.set_aside_reason,
-        certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in members)
+        certificate_days_left=(row.certificate_not_after_unix - now) / _DAY if row.certificate_not_after_unix else None)
+        for row in members)

@@ -322,7 +322,7 @@ class PageReader:
 def _silo_line(row: SiloRow, activity: SiloActivity, refusal: SiloRefusal | None, today: Mapping[SiloWay, int],
                now: float) -> SiloLine:
     return SiloLine(
-        name=row.name, state=str(activity.state), doing=_doing(activity.doing), seen_unix=row.seen_unix,
+        name=row.name, state=str(activity.state), doing=_doing(activity.doing), seen_unix=activity.seen_unix,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY if row.certificate_not_after_unix else None,
         labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count, version=row.version,
         silent_unix=row.silent_unix if activity.state is SiloState.SILENT else None, refusal=refusal,

@@ -66,6 +66,8 @@ class LiveStatus:
     """Silos with an RPC in flight, in byte order."""
     silos: dict[str, LiveSilo] = field(default_factory=dict)
     """Progress of silos that work in the current phase."""
+    called: dict[str, float] = field(default_factory=dict)
+    """Silo -> when its last call began or ended, since `serve` was started."""
     deadline_unix: float | None = None
     """Deadline of the open phase."""
     trouble: str = ""
@@ -86,6 +88,7 @@ class LiveStatus:
             text=runtime.text, labels_alone=runtime.labels_alone, trouble=runtime.trouble,
             connected=tuple(sorted(runtime.connected, key=str.encode)), deadline_unix=deadline_unix, page=runtime.page,
             enrollment=runtime.enrollment,
+            called={silo: round(unix, 1) for silo, unix in sorted(runtime.called.items())},
             silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
                    for name, entry in sorted(runtime.silos.items())})
 
@@ -102,7 +105,7 @@ class LiveFile:
 
         Raises: OSError where the disk takes nothing at all; the caller may ignore it.
         """
-        brief = replace(status, silos={})
+        brief = replace(status, silos={}, called={})
         self._file.write(canonical_json(status), shorter=[
             canonical_json(brief), canonical_json(replace(brief, connected=()))])
 

@@ -149,10 +149,11 @@ class Agent:
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
         self._secure = SecureStore(home.secure)
+        self._cards = CardBook(home.cards)
         self._proof = prove_identity(self._secure.private_identity(), federation=federation, silo=silo) \
             if federation else b""  # without a name there are no secure sums
         self._agreement = Agreement(
-            CardBook(home.cards), link, approval=policy.require.approval, clock=clock, note=self._note_signature,
+            self._cards, link, approval=policy.require.approval, clock=clock, note=self._note_signature,
             sign=lambda study, digest: sign_card(self._secure.private_identity(), federation=federation, silo=silo,
                                                  study=study, digest=digest)) if federation else None
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
@@ -251,6 +252,10 @@ class Agent:
     async def _begin(self) -> None:
         # Nobody writes updates now: what a crash has left half-written can go.
         await asyncio.to_thread(self._memory.outgoing.clean)
+        if self._heads is not None:
+            # Two federations may both have a study `first`; what was kept for one is nothing to the other.
+            for belong_to in (self._secure.belong_to, self._memory.belong_to, self._cards.belong_to):
+                await asyncio.to_thread(belong_to, self._heads.authority)
         await asyncio.to_thread(self._sites.clean)
         await asyncio.to_thread(forget_unfinished, self._home, now_unix=self._clock())
         await self._survey()
@@ -566,6 +571,11 @@ class Agent:
             self._in_trouble = True
             self._display.state(line if "again" in line else f"{line} Trying again.")
             self._save(last_error=line)
+
+    @property
+    def contact_unix(self) -> float:
+        """When the coordinator has answered last, also before a restart; 0 for never."""
+        return self._contact_unix
 
     def contact(self) -> None:
         """The coordinator has answered, or a chunk has come: called often."""

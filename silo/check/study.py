@@ -15,7 +15,7 @@ from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import Policy, check_task
-from semisilo.silo.site.working_hours import DAYS, closes_at, next_day_at, opens_at, time_text
+from semisilo.silo.site.working_hours import DAYS, closes_at, next_day_at, opens_at, time_text, zone_doubt
 
 if TYPE_CHECKING:
     from semisilo.silo.check.forecast import Forecast
@@ -53,8 +53,11 @@ def _form(needs: StudyNeeds) -> str:
 
 def look_at_hours(home: SiloHome, policy: Policy, needs: StudyNeeds | None, expected: Forecast | None,
                   now: float) -> list[Finding]:
-    """Working hours and the budget of the day."""
-    return [_hours(policy, needs, now), _budget(home, policy, expected, now)]
+    """Working hours, whether their zone is meant, and the budget of the day."""
+    doubt = zone_doubt(policy.hours)
+    zone = [Finding(what="zone", state="warning", text=doubt, remedy='Write for example zone = "Europe/Berlin" there,'
+                    ' or zone = "UTC" if that is meant.')] if doubt else []
+    return [_hours(policy, needs, now), *zone, _budget(home, policy, expected, now)]
 
 
 def _hours(policy: Policy, needs: StudyNeeds | None, now: float) -> Finding:

@@ -24,7 +24,11 @@ NoLabelsOption = Annotated[bool, typer.Option(
 
 
 def home_of(option: Path | None) -> Path:
-    """The folder that --home names, else the default one; absolute."""
+    """The folder that --home names, else the default one; absolute. Raises: UsageError for root in that of another
+    account."""
+    from semisilo.common.process.folder_owner import refuse_for_root
     from semisilo.silo.site.home import default_home
 
-    return (option if option is not None else default_home()).expanduser().absolute()
+    home = (option if option is not None else default_home()).expanduser().absolute()
+    refuse_for_root(home)
+    return home

@@ -40,7 +40,7 @@ from semisilo.common.text.logs import printable
 from semisilo.silo.link.dialling import Way, connect, seconds_left, way_to
 from semisilo.silo.site.identity_store import Identity, load_identity
 
-__all__ = ["BUDGET_SECONDS", "AnswersNow", "by_own_clock", "diagnose", "diagnose_connection"]
+__all__ = ["BUDGET_SECONDS", "AnswersNow", "StrangerAnswers", "by_own_clock", "diagnose", "diagnose_connection"]
 
 BUDGET_SECONDS = 8.0
 """A diagnosis takes no longer than this, whatever the other side does: a person waits for it at `silo check`. Enough
@@ -58,7 +58,13 @@ class AnswersNow(Unreachable):
     """Nothing is wrong any more: what failed was the moment."""
 
 
-def diagnose(home: Path, address: str, now: float, *, use_http_proxy: bool = True,
+class StrangerAnswers(Unreachable):
+    """Something else answers where this silo's coordinator has answered before: a device that inspects TLS, the login
+    page of a network, a name that is being moved. It passes, or a person sees to it at the other side; nothing was
+    sent."""
+
+
+def diagnose(home: Path, address: str, now: float, *, was_known: bool = False, use_http_proxy: bool = True,
              budget_seconds: float = BUDGET_SECONDS) -> SemisiloError:
     """Why the coordinator at `address` cannot be worked with. Returns the error; blocks for up to `budget_seconds`.
 
@@ -66,16 +72,23 @@ def diagnose(home: Path, address: str, now: float, *, use_http_proxy: bool = Tru
         home: the silo's home folder.
         address: the coordinator's work port, "host:port".
         now: this machine's clock, Unix seconds.
+        was_known: whether the coordinator has answered this silo there since its certificate was issued. What the other
+            side shows or says is `StrangerAnswers` then, to be tried again, and no `WrongAuthority`; the silo's own
+            certificate is still looked at as ever.
     """
     try:
         identity = load_identity(home)
         _check_own_certificate(identity)
-        return diagnose_connection(
+        found = diagnose_connection(
             address, authority_pem=identity.authority_pem, federation=identity.federation,
             own_files=(identity.folder / "certificate.pem", identity.folder / "key.pem"), now=now,
             own_dates=_own_dates(identity, now), use_http_proxy=use_http_proxy, budget_seconds=budget_seconds)
     except SemisiloError as error:
         return error
+    if was_known and isinstance(found, WrongAuthority):
+        return StrangerAnswers(f"{found.text} The coordinator has answered there before; nothing is sent to what"
+                               " answers now.", remedy=f"It is tried again. {found.remedy}")
+    return found
 
 
 def by_own_clock(error: SemisiloError, identity: Identity, now: float) -> SemisiloError:

@@ -138,8 +138,8 @@ def _clean_up(home: SiloHome) -> tuple[str, ...]:
     """
     identity, identities = home.folder / "identity", home.folder / "identities"
     removed = []
-    for path in (*_caches(home), *sorted(home.folder.glob("*.tmp")), *sorted(home.folder.glob(".*.tmp")), identity,
-                 identities):
+    for path in (*_caches(home), *sorted(home.folder.glob("*.tmp")), *sorted(home.folder.glob(".*.tmp")),
+                 home.folder / ".identity.copied", identity, identities):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.is_symlink() or path.exists():

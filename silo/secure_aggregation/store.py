@@ -2,7 +2,7 @@
 round of every study in which it has sent a masked update.
 
     home/secure/identity.key       Ed25519, made once (0600)
-    home/secure/sums.json          secrets and answers of the sums under way (0600)
+    home/secure/sums.json          secrets and answers of the sums under way, by federation (0600)
 
 An answer is written here before it is sent, so a silo that is killed sends the same one again. The secrets of a sum go
 with the answer to its last step, or when the next round begins; what a disk keeps of a file that was removed is beyond
@@ -41,6 +41,15 @@ class _Study:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Elsewhere:
+    """What is kept of another federation, for a silo that returns to it: it must not mask an update twice there."""
+
+    known: dict[str, bytes]
+    roster: Roster
+    studies: dict[str, _Study]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Sums:
     format: int = _FORMAT
     last_study: str = ""
@@ -48,6 +57,10 @@ class _Sums:
     """Silo -> its key, as it was first seen."""
     roster: Roster = field(default_factory=Roster)
     studies: dict[str, _Study] = field(default_factory=dict)
+    authority: str = ""
+    """Of the federation that all this is of (`authority_id`); empty where that was not written yet."""
+    elsewhere: dict[str, _Elsewhere] = field(default_factory=dict)
+    """Authority -> what is kept of its federation."""
 
 
 class SecureStore:
@@ -58,6 +71,30 @@ class SecureStore:
         self._folder = folder
         self._sums = self._load()
         self._private = b""
+
+    def belong_to(self, authority: str) -> None:
+        """Rounds, keys that were seen and roster are of one federation: with another one they begin anew, and are there
+        again when the silo returns. The secrets of a sum under way go. What nobody knows the federation of counts as
+        this one's. The silo's own key stays.
+
+        Args:
+            authority: `authority_id` of the federation's.
+        """
+        sums = self._sums
+        if sums.authority == authority:
+            return
+        if not sums.authority:
+            if sums != _Sums():
+                self._write(replace(sums, authority=authority))
+            else:
+                self._sums = replace(sums, authority=authority)  # nothing to keep, no file to make
+            return
+        left = _Elsewhere(known=sums.known, roster=sums.roster, studies={
+            study: replace(kept, session=None) for study, kept in sums.studies.items()})
+        back = sums.elsewhere.get(authority, _Elsewhere(known={}, roster=Roster(), studies={}))
+        others = {each: kept for each, kept in sums.elsewhere.items() if each != authority}
+        self._write(_Sums(authority=authority, known=back.known, roster=back.roster, studies=back.studies,
+                          elsewhere={**others, sums.authority: left}))
 
     def private_identity(self) -> bytes:
         """The private key that its peers know this silo by; made at the first call."""

@@ -46,6 +46,11 @@ class HeadRecord:
                 if seen.authority == self._id and why_unsigned(seen.signed, authority) == "":
                     self._take(seen.signed, seen.seen_unix)
 
+    @property
+    def authority(self) -> str:
+        """Of the federation that it listens to (`authority_id`)."""
+        return self._id
+
     def saw(self, message: pb.AuditHead, *, study: str, round: int, seen_unix: float) -> HeadNews:
         """Checks a head that came with a task, and returns once it is on disk. The same one again is no news.
 

@@ -3,6 +3,8 @@
     home/identity              -> identities/3     a link; replacing it is the one step that changes the identity
     home/identities/3/         key.pem (0600)  certificate.pem  ca.pem  federation.json
     home/identities/pending/   keys made for a request that has not been answered yet
+    home/.identity.copied/     where a copy that followed links made a folder of the link: that folder, until it is
+                               replaced
 
 A kill at any instant leaves the old identity or the new one, never a key beside another key's certificate.
 
@@ -86,7 +88,7 @@ class Identity:
 
 def has_identity(home: Path) -> bool:
     """Whether the home folder holds an identity, usable or not."""
-    return (home / "identity").is_symlink() or (home / "identity").exists()
+    return any(each.is_symlink() or each.exists() for each in (home / "identity", _copied(home)))
 
 
 def load_identity(home: Path) -> Identity:
@@ -174,12 +176,23 @@ def _root(home: Path) -> Path:
 
 def _current(home: Path) -> Path:
     # Resolved once, so that all four files come from the same folder.
-    return Path(os.path.realpath(home / "identity"))
+    link = home / "identity"
+    return Path(os.path.realpath(link if link.is_symlink() or link.exists() else _copied(home)))
+
+
+def _copied(home: Path) -> Path:
+    return home / ".identity.copied"
 
 
 def _point(home: Path, number: str) -> None:
     link = home / f".identity.{secrets.token_hex(4)}.tmp"
     os.symlink(os.path.join("identities", number), link)
+    if (home / "identity").is_dir() and not (home / "identity").is_symlink():
+        # `scp -r` follows links, and a link does not replace a folder. Killed in between, the folder is the identity
+        # under its other name.
+        shutil.rmtree(_copied(home), ignore_errors=True)
+        os.rename(home / "identity", _copied(home))
+        sync_folder(home)
     os.replace(link, home / "identity")
     sync_folder(home)
 
@@ -188,6 +201,7 @@ def _sweep(home: Path, *, keep: str) -> None:
     for entry in _root(home).iterdir():
         if entry.name not in (keep, "pending"):
             shutil.rmtree(entry, ignore_errors=True)
+    shutil.rmtree(_copied(home), ignore_errors=True)
     for link in home.glob(".identity.*.tmp"):
         link.unlink(missing_ok=True)
 

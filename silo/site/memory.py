@@ -86,6 +86,8 @@ class _Index:
     latest: str = ""
     """The study that was worked on last."""
     studies: dict[str, _Kept] = field(default_factory=dict)
+    authority: str = ""
+    """Of the federation whose studies they are (`authority_id`); empty where that was not written yet."""
 
 
 class SiloMemory:
@@ -100,6 +102,21 @@ class SiloMemory:
         folder.mkdir(parents=True, exist_ok=True)
         self._whole: dict[str, tuple[int, int, int]] = {}
         self._index = self._load()
+
+    def belong_to(self, authority: str) -> None:
+        """Memory of another federation's studies goes; that of which nobody knows whose it is counts as this one's.
+
+        Args:
+            authority: `authority_id` of the federation's.
+        """
+        if self._index.authority == authority:
+            return
+        if self._index.authority and self._index.studies:
+            _LOG.info("what was kept for studies of another federation is removed: %s",
+                      ", ".join(sorted(self._index.studies)))
+        self._write(_Index(authority=authority) if self._index.authority
+                    else replace(self._index, authority=authority))
+        self._collect()
 
     def resolve(self, study: str, last_folded_round: int, *, round: int = 0, task_id: str = "") -> None:
         """Applies the rule of the module to what a new task says.
@@ -312,7 +329,7 @@ class SiloMemory:
         return files
 
     def _put(self, study: str, kept: _Kept) -> None:
-        changed = _Index(latest=study, studies={**self._index.studies, study: kept})
+        changed = replace(self._index, latest=study, studies={**self._index.studies, study: kept})
         if changed != self._index:
             self._write(changed)
             self._collect()

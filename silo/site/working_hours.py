@@ -15,7 +15,7 @@ from typing import Literal
 
 from semisilo.common.text.logs import printable
 
-__all__ = ["DAYS", "Hours", "closes_at", "day_of", "next_day_at", "opens_at", "time_text"]
+__all__ = ["DAYS", "Hours", "closes_at", "day_of", "next_day_at", "opens_at", "time_text", "zone_doubt"]
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
@@ -72,6 +72,15 @@ def opens_at(hours: Hours, now_unix: float) -> float:
     if closes_at(hours, now_unix) is not None:
         return now_unix
     return next(start for start, _ in _spans(hours, now_unix) if start > now_unix)
+
+
+def zone_doubt(hours: Hours) -> str:
+    """What to say where hours are set, no zone is, and this machine's is UTC, as that of every container is in which
+    nobody has set another; empty where there is nothing to say."""
+    if not hours.restricted or hours.zone or time.tzname != ("UTC", "UTC"):
+        return ""
+    return ("[hours] of silo.toml are UTC: they name no zone, and this machine's is UTC, as that of a container is"
+            " unless TZ is set.")
 
 
 def day_of(hours: Hours, now_unix: float) -> str:

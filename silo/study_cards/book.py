@@ -1,6 +1,7 @@
 """Study cards that this site has signed, has yet to approve, or has declined.
 
     home/cards/HASH.json      one file for each study: its present card, what became of it, and what was signed before
+    home/cards/AUTHORITY/     the same of another federation that this silo was in; there again when it returns
 
 A silo does no task of a study whose card it has not signed, and holds every task against that card. Where silo.toml
 says [require] approval = true, a person signs: `silo approve`.
@@ -23,7 +24,7 @@ from typing import Literal
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
 from semisilo.common.methods.study_card import StudyCard, card_from_text, changes
-from semisilo.common.storage.durable import write_durably
+from semisilo.common.storage.durable import sync_folder, write_durably
 
 __all__ = ["BY_POLICY", "CardBook", "CardEntry", "CardState", "Earlier"]
 
@@ -65,6 +66,8 @@ class CardEntry:
     """Oldest first."""
     signed_text: str = ""
     """Of the last card that was signed before this one, to say what has changed; empty where there was none."""
+    authority: str = ""
+    """Of the federation whose study it is (`authority_id`); empty where that was not written yet."""
 
     @property
     def card(self) -> StudyCard:
@@ -84,6 +87,28 @@ class CardBook:
     def __init__(self, folder: Path) -> None:
         """`folder` is made when something is kept."""
         self._folder = folder
+        self._authority = ""
+
+    def belong_to(self, authority: str) -> None:
+        """Cards of another federation's studies are put aside, and those that were put aside of this one come back: a
+        person's word about one study is none about another of the same name. A card of which nobody knows whose it is
+        counts as this one's.
+
+        Args:
+            authority: `authority_id` of the federation's. Cards that come from now on are its.
+        """
+        self._authority = authority
+        if not self._folder.is_dir():
+            return
+        with self._alone():
+            for path in sorted(self._folder.glob("*.json")):
+                entry = self._read(path)
+                if entry is not None and not entry.authority:
+                    self._keep(replace(entry, authority=authority))
+                elif entry is not None and entry.authority != authority:
+                    self._move(path, self._folder / entry.authority)
+            for path in sorted((self._folder / authority).glob("*.json")):
+                self._move(path, self._folder)
 
     def find(self, study: str) -> CardEntry | None:
         """The entry of a study; None where none of its cards has come. Raises: StorageDamaged."""
@@ -112,7 +137,8 @@ class CardBook:
                 earlier = (*earlier, Earlier(digest=before.digest, signed_unix=before.unix))
                 signed_text = before.text
             entry = CardEntry(study=study, digest=digest, text=text, state="waiting" if approval else "approved",
-                              unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text)
+                              unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text,
+                              authority=self._authority)
             if before is not None and before.state == "declined":
                 entry = replace(entry, state="declined", by=before.by, unix=before.unix)
             return self._keep(entry)
@@ -162,6 +188,13 @@ class CardBook:
     def _keep(self, entry: CardEntry) -> CardEntry:
         write_durably(self._path(entry.study), canonical_json(entry).encode() + b"\n", mode=0o600)
         return entry
+
+    @staticmethod
+    def _move(path: Path, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.rename(path, folder / path.name)
+        sync_folder(folder)
+        sync_folder(path.parent)
 
     def _path(self, study: str) -> Path:
         return self._folder / f"{hashlib.sha256(study.encode()).hexdigest()[:32]}.json"

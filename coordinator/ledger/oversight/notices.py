@@ -86,8 +86,7 @@ def has_notice(ledger: Ledger, kind: NoticeKind, *, silo: str, study: str) -> bo
 
 
 def count_notices(ledger: Ledger, study: str) -> dict[NoticeKind, int]:
-    """Kind -> notices of a study; of '' those outside of studies."""
-    found = dict.fromkeys(NoticeKind, 0)
-    for row in ledger.query("SELECT kind, count(*) AS n FROM notice WHERE study = ? GROUP BY kind", study):
-        found[NoticeKind(row["kind"])] = row["n"]
-    return found
+    """Kind -> notices of a study that there have ever been, also in rounds that are gone since; of '' those outside of
+    studies."""
+    return {kind: ledger.query("SELECT count(*) AS n FROM event WHERE study = ? AND kind = ?", study,
+                               f"silo_{kind}")[0]["n"] for kind in NoticeKind}

@@ -15,10 +15,11 @@ import time
 from dataclasses import dataclass
 
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import RoundCounts
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "has_undone_rounds", "kept_after",
-           "oldest_return", "past_answers", "roll_back", "rollbacks_of", "take_cancelled_back"]
+__all__ = ["PastAnswer", "PastRound", "PastTotals", "Rollback", "count_rollbacks", "has_undone_rounds", "kept_after",
+           "oldest_return", "past_answers", "past_totals", "roll_back", "rollbacks_of", "take_cancelled_back"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,17 @@ class Rollback:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.unix))
         return (f"went back to round {self.to_round} on {when} ({self.operator or self.origin}): {gone} no longer"
                 f" count{'s' * (len(numbers) == 1)}{f'; {self.reason}' if self.reason else ''}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastTotals:
+    """What the rounds came to that are no more the study's, in all times that it went back together."""
+
+    rounds: tuple[RoundCounts, ...]
+    answers: dict[TaskState, int]
+    """State -> tasks."""
+    refusals: tuple[str, ...]
+    """The reason of every refused task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +210,22 @@ def rollbacks_of(ledger: Ledger, study: str) -> tuple[Rollback, ...]:
     return tuple(Rollback(number=row["number"], to_round=row["to_round"], unix=row["unix"], origin=row["origin"],
                           operator=row["operator"], reason=row["reason"], rounds=tuple(rounds.get(row["number"], ())))
                  for row in ledger.query("SELECT * FROM rollback WHERE study = ? ORDER BY number", study))
+
+
+def past_totals(ledger: Ledger, study: str) -> PastTotals:
+    """What the rounds of a study came to that are gone. A handful of queries."""
+    rounds = ledger.query(
+        "SELECT past_round.state, count(*) AS n, coalesce(sum(closed_unix - opened_unix), 0) AS seconds FROM rollback"
+        " CROSS JOIN past_round ON past_round.rollback = rollback.number WHERE rollback.study = ? AND past_round.number"
+        " > 0 GROUP BY past_round.state", study)
+    answers = "FROM rollback CROSS JOIN past_answer ON past_answer.rollback = rollback.number WHERE rollback.study = ?"
+    return PastTotals(
+        rounds=tuple(RoundCounts(state=RoundState(row["state"]), count=row["n"], seconds=max(0.0, row["seconds"]))
+                     for row in rounds),
+        answers={TaskState(row["state"]): row["n"] for row in ledger.query(
+            f"SELECT past_answer.state, count(*) AS n {answers} GROUP BY past_answer.state", study)},
+        refusals=tuple(row["reason"] for row in ledger.query(
+            f"SELECT past_answer.reason {answers} AND past_answer.state = ?", study, TaskState.REFUSED)))
 
 
 def past_answers(ledger: Ledger, rollback: int) -> tuple[PastAnswer, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -28,9 +29,10 @@ from semisilo.common.payload.codec.zstd import zstd
 from semisilo.common.storage.store import SpareFiles
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.export.choose_model import choose_model
 from semisilo.coordinator.federation import backup_archive
 from semisilo.coordinator.federation.authority import create_authority
-from semisilo.coordinator.federation.backup import back_up, named_files
+from semisilo.coordinator.federation.backup import back_up, last_backup_unix, named_files
 from semisilo.coordinator.federation.backup_archive import (
     MANIFEST,
     ArchivedFile,
@@ -39,12 +41,15 @@ from semisilo.coordinator.federation.backup_archive import (
     write_archive,
 )
 from semisilo.coordinator.federation.folder import Federation, open_federation
+from semisilo.coordinator.federation.operate import returnable_rounds
 from semisilo.coordinator.federation.restore import restore
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import handed_over, handed_over_then
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.secure_sums import with_steps
 from semisilo.coordinator.studies.queue import create_study
+from tests.another_account import given_to_another_account
 from tests.coordinator.ledger_fixture import SILOS, digest, fill_study
 
 NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
@@ -229,6 +234,35 @@ def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> 
     assert back_up(filled.federation, tmp_path / "safe", now=NOW).studies[0].state == "completed"
 
 
+def test_of_a_study_that_is_over_goes_along_what_export_rollback_and_extend_need_and_no_more(tmp_path: Path) -> None:
+    """A hub keeps the state of every tenth round; archives would hold all of them of every study for ever."""
+    filled = fill_study(tmp_path / "hub", rounds=40)
+    create_authority(filled.federation.authority, "lung-federation", now=time.time())
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE round SET metrics_json = json_set(metrics_json, '$.selection_score', 0.5 + (number = 12))")
+    rows = filled.ledger.rounds("first")
+    chosen = handed_over(rows)
+    assert chosen is not None
+    assert chosen.number == 12
+    states = filled.federation.studies / "first" / "states"
+    for row in rows:
+        _put(states / f"{row.state_digest}.safetensors", str(row.number))
+    filled.ledger.close()
+    archive = Path(back_up(filled.federation, tmp_path / "safe", now=NOW).archive)
+    names = _names(archive)
+    gone_along = {row.number for row in rows if f"studies/first/states/{row.state_digest}.safetensors" in names}
+    assert gone_along == {0, 37, 38, 39, 40, chosen.number} | {
+        then.number for number, then in handed_over_then(rows).items() if number >= 37}
+    assert len(gone_along) < 10
+    restore(archive, tmp_path / "new")
+    federation = open_federation(tmp_path / "new")
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        folder = federation.studies / "first"
+        assert {37, 38, 39} <= set(returnable_rounds(ledger, "first", study_folder=folder))
+        assert choose_model(ledger, "first", rule="chosen", study_folder=folder).round.number == chosen.number
+        assert choose_model(ledger, "first", rule="last", study_folder=folder).round.number == 40
+
+
 def test_a_study_that_has_failed_takes_the_files_of_its_open_round_along_and_is_backed_up_without_them(
         federation: Federation, tmp_path: Path) -> None:
     """Queued again, it goes on with that round; but an earlier version may have removed them."""
@@ -376,6 +410,56 @@ def test_a_second_backup_at_the_same_time_is_refused(federation: Federation, tmp
     with module._alone(federation), pytest.raises(SemisiloError, match="Another"):
         back_up(federation, tmp_path / "safe", now=NOW)
     back_up(federation, tmp_path / "safe", now=NOW)
+
+
+def test_root_is_refused_in_a_federation_of_another_account(federation: Federation, tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    given_to_another_account(federation.folder, monkeypatch)
+    before = sorted(federation.folder.rglob("*"))
+    with pytest.raises(UsageError, match="this is root"):
+        open_federation(federation.folder)
+    assert sorted(federation.folder.rglob("*")) == before
+
+
+def test_root_restores_nothing_into_the_folder_of_another_account(federation: Federation, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Path(back_up(federation, tmp_path / "out", now=NOW).archive)
+    home = given_to_another_account(tmp_path / "home", monkeypatch)
+    for folder in (home / "new" / "hub", home):
+        with pytest.raises(UsageError, match="this is root"):
+            restore(archive, folder)
+    assert list(home.iterdir()) == []
+
+
+def test_a_lock_that_another_account_has_made_is_locked_all_the_same(federation: Federation, tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one command of root's has left it: 0644, for its owner alone to write."""
+    (federation.folder / ".backup.lock").touch()
+    opened, kinds = os.open, []
+
+    def as_another(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if str(path).endswith(".backup.lock"):
+            kinds.append(flags & os.O_ACCMODE)
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *rest, **named)
+    monkeypatch.setattr("semisilo.coordinator.federation.backup.os.open", as_another)
+    back_up(federation, tmp_path / "out", now=NOW)
+    assert kinds == [os.O_RDWR, os.O_RDONLY]
+
+
+def test_when_the_last_archive_was_made_is_known_and_only_of_one_that_is_whole(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert last_backup_unix(federation) is None
+    back_up(federation, tmp_path / "out", now=NOW)
+    assert last_backup_unix(federation) == NOW
+
+    def damaged(*_: Any, **__: Any) -> None:
+        raise StorageDamaged("as on a failing disk")
+    monkeypatch.setattr("semisilo.coordinator.federation.backup.read_archive", damaged)
+    with pytest.raises(StorageDamaged):
+        back_up(federation, tmp_path / "out", now=NOW + 99)
+    assert last_backup_unix(federation) == NOW
 
 
 def test_what_a_killed_backup_has_left_goes_with_the_next_one(federation: Federation, tmp_path: Path) -> None:

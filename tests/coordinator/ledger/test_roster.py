@@ -225,6 +225,19 @@ def test_the_certificate_shown_is_the_one_that_lasts_longest(authority: Authorit
     assert roster.silos()[0].certificate_not_after_unix == NOW + 50 * DAY
 
 
+def test_a_certificate_that_was_replaced_by_a_new_invitation_is_not_the_one_shown(authority: Authority,
+                                                                                  roster: LedgerRoster) -> None:
+    """A clock that was ahead, or longer validity before: the old one would hide that the new one ends."""
+    enroll(authority, invite(authority), now=NOW)
+    authority.renew("alpha", request_der=make_request(make_key()), now=NOW + 20 * DAY)
+    with roster._ledger.transaction() as db:
+        db.execute("UPDATE certificate SET not_after_unix = ?", (NOW + 400 * DAY,))
+    enroll(authority, invite(authority), now=NOW)
+    assert roster.silos()[0].certificate_not_after_unix == NOW + 30 * DAY
+    roster.revoke("alpha")
+    assert roster.silos()[0].certificate_not_after_unix == 0
+
+
 def simulated(*names: str) -> list[SimulatedMember]:
     return [SimulatedMember(name=name, labelled_count=1, unlabelled_count=2) for name in names]
 

@@ -12,9 +12,14 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from semisilo.common.errors import known_codes
+from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.federation.backup import back_up
 from semisilo.coordinator.ledger.costs import costs_of
-from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.ledger_metrics import OTHER_CODE
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.states import StudyState, TaskState
+from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, OTHER_CODE
 from semisilo.coordinator.monitoring.prometheus import FORMER, OVERHEAD, Exposition
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
@@ -73,6 +78,14 @@ def test_rounds_accuracy_tasks_and_refusals_are_those_of_the_ledger(filled: Fill
     assert value(found, "semisilo_silo_label_ratio", silo=SILOS[0]) == 0.9
 
 
+def test_the_last_backup_is_there_once_there_is_one(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=2, done=2)
+    create_authority(filled.federation.authority, filled.federation.name, now=time.time())
+    assert not any(name.startswith("semisilo_last_backup") for name in scrape(filled))
+    back_up(filled.federation, tmp_path / "out", now=1_800_000_000.0)
+    assert value(scrape(filled), "semisilo_last_backup_timestamp_seconds") == 1_800_000_000.0
+
+
 def test_bytes_add_up_to_those_of_the_ledger_by_direction_kind_and_silo(filled: Filled) -> None:
     found = scrape(filled)
     costs = costs_of(filled.ledger, "first")
@@ -105,10 +118,41 @@ def test_codes_that_a_silo_makes_up_are_one_series(filled: Filled) -> None:
         filled.ledger.close_task(task, TaskState.REFUSED, reason=f"MADE_UP_BY_{silo}: x")
     after = scrape(filled)
     codes = {sample.labels["code"] for sample in after["semisilo_task_refusals"].samples}
-    assert codes == {"METHOD_NOT_PERMITTED", OTHER_CODE}
+    assert codes == {*known_codes(), NOT_ACCEPTED, OTHER_CODE}
     assert value(after, "semisilo_task_refusals_total", code=OTHER_CODE) == len(SILOS) - 1
     assert sum(len(family.samples) for family in after.values()) == sum(
-        len(family.samples) for family in before.values()) + 1
+        len(family.samples) for family in before.values())
+
+
+def test_a_first_refusal_is_an_increase_and_studies_that_are_over_have_no_series_of_nothing(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=8, done=7, complete=False)
+    assert value(scrape(filled), "semisilo_task_refusals_total", code="BAD_DATA") == 0
+    filled.ledger.set_study_state("first", StudyState.STOPPED)
+    over = scrape(filled)["semisilo_task_refusals"].samples
+    assert [(sample.labels["code"], sample.value) for sample in over] == [("METHOD_NOT_PERMITTED", 1)]
+
+
+def test_no_counter_falls_when_a_study_goes_back(tmp_path: Path) -> None:
+    """Prometheus takes what falls for a restart, and all that is left for new: every alert about it would fire."""
+    filled = fill_study(tmp_path / "fed", rounds=12, done=9, complete=False)
+    add_notice(filled.ledger, NoticeKind.STANDS_OUT, study="first", round=8, silo=SILOS[0], text="far away")
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    exposed = exposition(filled)
+
+    def counters() -> dict[tuple[str, str], float]:
+        return {(sample.name, json.dumps(sample.labels, sort_keys=True)): sample.value
+                for family in text_string_to_metric_families(exposed.text().decode())
+                if family.type in ("counter", "summary") and not family.name.startswith("process")
+                for sample in family.samples}
+
+    before = counters()
+    roll_back(filled.ledger, "first", 4, operator="ann", reason="")
+    after = counters()
+    assert before.keys() == after.keys()
+    assert {key: (was, after[key]) for key, was in before.items() if after[key] < was - 1e-6} == {}
+    assert after["semisilo_rounds_total", '{"state": "completed", "study": "first"}'] == 9
+    roll_back(filled.ledger, "first", 2, operator="ann", reason="")
+    assert counters() == after
 
 
 def test_who_is_connected_and_works_comes_from_the_live_state(filled: Filled) -> None:
@@ -127,7 +171,9 @@ def test_who_is_connected_and_works_comes_from_the_live_state(filled: Filled) ->
     assert value(nobody, "semisilo_silos", state="joined") == len(SILOS), "nobody knows more while serve is down"
     assert value(nobody, "semisilo_silos", state="away") == 0
     seen = {row.name: row.seen_unix for row in filled.roster.silos()}
-    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[0]) == pytest.approx(seen[SILOS[0]])
+    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[0]) == pytest.approx(now, abs=60)
+    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[1]) == pytest.approx(now)
+    assert value(found, "semisilo_silo_last_seen_timestamp_seconds", silo=SILOS[2]) == pytest.approx(seen[SILOS[2]])
 
 
 def test_the_machine_and_the_certificates_are_watched(filled: Filled) -> None:

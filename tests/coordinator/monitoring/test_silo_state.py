@@ -85,15 +85,25 @@ def test_the_first_line_of_the_table_that_fits_counts(signs: SiloSigns, state: S
 def test_a_silo_is_there_up_to_the_last_moment_and_no_longer() -> None:
     """The one comparison with `PRESENT_SECONDS`: the border itself counts as there, whatever was heard."""
     for heard in (lambda unix: replace(SIGNS, member=replace(MEMBER, seen_unix=unix)),
+                  lambda unix: replace(SIGNS, called_unix=unix),
                   lambda unix: replace(SIGNS, said=replace(TRAINS, unix=unix))):
         assert is_present(heard(NOW - PRESENT_SECONDS))
         assert not is_present(heard(NOW - PRESENT_SECONDS - 0.001))
     assert not is_present(replace(SIGNS, in_call=True, serving=False)), "an old live.json says nothing of now"
 
 
+def test_a_silo_was_seen_when_it_last_called_and_not_when_it_last_asked_for_work() -> None:
+    for heard in (replace(SIGNS, called_unix=NOW - 2), replace(SIGNS, said=replace(TRAINS, unix=NOW - 2)),
+                  replace(SIGNS, member=replace(MEMBER, seen_unix=NOW - 2))):
+        assert activity_of(heard).seen_unix == NOW - 2
+    assert activity_of(replace(SIGNS, in_call=True)).seen_unix == NOW
+    assert activity_of(replace(SIGNS, member=replace(MEMBER, seen_unix=None))).seen_unix is None
+    assert activity_of(replace(SIGNS, serving=False)).seen_unix == MEMBER.seen_unix
+
+
 def test_what_it_does_is_said_as_long_as_it_owes_the_answer() -> None:
     late = activity_of(replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1), said=TRAINS))
-    assert late == SiloActivity(state=SiloState.LATE, doing=TRAINS, present=True)
+    assert late == SiloActivity(state=SiloState.LATE, doing=TRAINS, present=True, seen_unix=TRAINS.unix)
     assert activity_of(replace(SIGNS, said=TRAINS)).doing is None, "it has answered, or has no task any more"
 
 
@@ -127,6 +137,22 @@ def _counted(filled: Filled, runtime: RuntimeState) -> dict[str, float]:
 def _seen(filled: Filled, silo: str, seconds_ago: float) -> None:
     with filled.ledger.transaction() as db:
         db.execute("UPDATE silo SET seen_unix = ? WHERE name = ?", (time.time() - seconds_ago, silo))
+
+
+def test_every_reader_says_when_a_silo_that_works_on_a_long_task_was_seen(running: Filled) -> None:
+    """It asked for work hours ago; a minute ago it has told how far it is."""
+    _seen(running, SILOS[1], 5 * 3600)
+    runtime = _runtime()
+    runtime.silos.clear()
+    runtime.called[SILOS[1]] = called = round(time.time() - 60, 1)
+    live = LiveStatus.from_runtime(runtime)
+    status = gather(running.federation, running.ledger, live)
+    page = PageReader(PageSource(federation="f", address="a:1", ledger=running.ledger.path, read_only=False),
+                      running.ledger).silos(live)
+    text = Exposition(running.federation, running.ledger, live=lambda: live).text().decode()
+    metric = [sample.value for family in text_string_to_metric_families(text) for sample in family.samples
+              if sample.name == "semisilo_silo_last_seen_timestamp_seconds" and sample.labels["silo"] == SILOS[1]]
+    assert [silo.seen_unix for silo in (*status.silos, *page) if silo.name == SILOS[1]] + metric == [called] * 3
 
 
 @pytest.fixture

@@ -247,9 +247,17 @@ def test_a_token_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> Non
 def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "page.token"
     page_token(path)
-    path.chmod(0o640)
-    with pytest.raises(BadConfiguration, match="others can read"):
+    path.chmod(0o604)
+    with pytest.raises(BadConfiguration, match="every user of this machine can read"):
         page_token(path)
+
+
+def test_a_token_that_has_the_group_of_a_pods_disk_is_used(tmp_path: Path) -> None:
+    """Platforms add 0660 to all files of a disk for the pod's group (fsGroup), as to the private keys beside it."""
+    path = tmp_path / "page.token"
+    token = page_token(path)
+    path.chmod(0o660)
+    assert page_token(path) == token
 
 
 def test_an_empty_token_is_none(tmp_path: Path) -> None:

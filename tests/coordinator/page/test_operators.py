@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from semisilo.common.errors import BadConfiguration
 from semisilo.coordinator.federation.folder import PageSettings, open_federation
@@ -43,6 +45,38 @@ def test_each_token_stands_for_its_owner_in_the_trail(filled: Filled) -> None:
         remove_operator(filled.ledger, "alice")
         assert (await page.act("resume", {}, token=alice)).status_code == 401
     asking(filled, work)
+
+
+@pytest.mark.parametrize(("trusted", "caller"), [
+    ("10.0.0.5", "10.0.0.5"), ("10.0.0.5", "::ffff:10.0.0.5"), ("::ffff:10.0.0.5", "10.0.0.5"),
+    ("2001:db8::5", "2001:0db8:0:0:0:0:0:5")])
+def test_an_address_is_the_same_however_it_is_written(trusted: str, caller: str) -> None:
+    """A socket that listens for IPv6 and IPv4 writes the latter as mapped addresses."""
+    proxy = LoginProxy(header="X-User", addresses=(trusted,))
+    assert proxy.user(caller, Headers({"X-User": "alice"})) == "alice"
+    for other in ("10.0.0.6", "::ffff:10.0.0.6", "::10.0.0.5", "not an address", ""):
+        assert proxy.user(other, Headers({"X-User": "alice"})) is None
+
+
+@pytest.mark.parametrize(("caller", "sent", "said"), [
+    ("10.0.0.5", [("x-user", "DOMAIN\\alice")], r"has named 'DOMAIN\\\\alice' in X-User"),
+    ("10.0.0.5", [("x-user", "a"), ("x-user", "b")], "has sent 2 headers X-User"),
+    ("10.0.0.5", [], "has sent no header X-User"),
+    ("10.0.0.9", [("x-user", "alice")], "10.0.0.9 sends the header X-User, and is not in trusted_proxies")])
+def test_a_word_that_is_not_taken_is_said_once(caplog: pytest.LogCaptureFixture, caller: str,
+                                               sent: list[tuple[str, str]], said: str) -> None:
+    proxy = LoginProxy(header="X-User", addresses=("10.0.0.5",))
+    headers = Headers(raw=[(name.encode(), value.encode()) for name, value in sent])
+    for _ in range(3):
+        assert proxy.user(caller, headers) is None
+    (record,) = caplog.records
+    assert re.search(said, record.getMessage())
+
+
+def test_nothing_is_said_where_there_is_no_proxy_and_no_header(caplog: pytest.LogCaptureFixture) -> None:
+    assert LoginProxy().user("10.0.0.5", Headers({"X-User": "alice"})) is None
+    assert LoginProxy(header="X-User", addresses=("10.0.0.5",)).user("10.0.0.9", Headers({})) is None
+    assert caplog.records == []
 
 
 def test_going_back_names_the_operator(filled: Filled) -> None:

@@ -437,6 +437,11 @@ def test_hours_and_budget_say_what_is_left_and_until_when(tmp_path: Path) -> Non
     assert "until 2026-11-24 20:00 UTC" in hours.text
     assert budget.state == "ok"
     assert "about 4 rounds more today, 5 a day" in budget.text  # 3.6 MB left, 0.8 MB a round
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("semisilo.silo.site.working_hours.time.tzname", ("UTC", "UTC"))
+        _, zone, _ = look_at_hours(home, Policy(hours=replace(nights, zone="")), needs(), expected, noon)
+    assert (zone.what, zone.state) == ("zone", "warning")
+    assert "Europe/Berlin" in zone.remedy
     _, short = look_at_hours(home, Policy(hours=nights, limits=Limits(bytes_per_day=500_000)), needs(), expected, noon)
     assert (short.state, "allows none" in short.text) == ("bad", True)
     _, used = look_at_hours(home, Policy(hours=nights, limits=Limits(bytes_per_day=400_000)), needs(), None, noon)

@@ -41,6 +41,7 @@ from semisilo.silo.site.home import AlreadyRunning, JoinChoice, SiloHome, Status
 from semisilo.silo.site.identity_store import Identity, load_identity
 from semisilo.silo.site.images_choice import check_there
 from semisilo.silo.site.policy import DataPolicy, Policy
+from semisilo.silo.site.working_hours import Hours
 from tests import identity_kit
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes
 
@@ -409,6 +410,21 @@ def test_a_signal_stops_join_tidily_in_the_middle_of_training(tmp_path: Path, nu
     asyncio.run(run())
 
 
+def test_join_says_that_hours_without_a_zone_are_utc_in_a_container(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.silo.site.working_hours.time.tzname", ("UTC", "UTC"))
+
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        output = io.StringIO()
+        async with hub(federation, FakeCoordinator(after=OVER), identity):
+            await work(SiloHome(tmp_path / "home"), identity, JoinChoice(source="/scans"),
+                       policy=Policy(hours=Hours(train=("00:00-12:00", "12:00-24:00"))), compute=FakeCompute(),
+                       display=PlainDisplay(output), settings=QUICK, poll_seconds=1.0, once_seconds=0.1)
+        assert "WARNING: [hours] of silo.toml are UTC" in output.getvalue()
+    asyncio.run(run())
+
+
 def test_a_certificate_that_is_due_is_renewed_before_work(tmp_path: Path) -> None:
     async def run() -> None:
         federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
@@ -434,6 +450,37 @@ def test_a_coordinator_of_another_authority_stops_join_with_the_reason(tmp_path:
         async with hub(impostor, FakeCoordinator(), identity):
             with pytest.raises(WrongAuthority):
                 await asyncio.wait_for(joining(tmp_path / "home", identity, io.StringIO(), FakeCompute()), 300)
+    asyncio.run(run())
+
+
+def test_join_outlasts_a_stranger_at_an_address_where_the_coordinator_has_answered(tmp_path: Path) -> None:
+    """A firewall begins to inspect TLS, or a name is moved: that must not need a person at every hospital."""
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        impostor = identity_kit.make_federation(tmp_path / "impostor")
+        home, coordinator, output = SiloHome(tmp_path / "home"), FakeCoordinator(after=OVER), io.StringIO()
+        async with hub(federation, coordinator, identity):
+            async with asyncio.timeout(300):
+                running = asyncio.ensure_future(joining(home.folder, identity, output, FakeCompute()))
+                while not StatusFile.load(home.status).last_contact_unix:
+                    await asyncio.sleep(0.01)
+        stranger = FakeCoordinator()
+        async with hub(impostor, stranger, identity):
+            async with asyncio.timeout(300):
+                while "nothing is sent to what answers now" not in output.getvalue():
+                    assert not running.done()
+                    await asyncio.sleep(0.01)
+            assert "The coordinator has answered there before" in StatusFile.load(home.status).last_error
+        assert (stranger.hellos, running.done()) == ([], False)
+        async with hub(federation, coordinator, identity):
+            before = len(coordinator.hellos)
+            async with asyncio.timeout(300):
+                while len(coordinator.hellos) == before:
+                    await asyncio.sleep(0.01)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        assert output.getvalue().count("nothing is sent to what answers now") <= 2, "said, but not with every try"
     asyncio.run(run())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,54 @@ def test_a_new_identity_replaces_the_old_one_and_sweeps_its_key(tmp_path, federa
     assert second.credentials != first.credentials
     assert not first.folder.exists()
     assert [path.name for path in (tmp_path / "identities").iterdir()] == ["2"]
+
+
+def _copied_with_links_followed(tmp_path: Path, federation: Federation) -> Path:
+    """As `scp -r` and `cp -rL` copy a silo's folder: `identity` is a folder of its own."""
+    _install(tmp_path / "old", federation)
+    shutil.copytree(tmp_path / "old", tmp_path / "new", symlinks=False)
+    assert not (tmp_path / "new" / "identity").is_symlink()
+    return tmp_path / "new"
+
+
+def test_a_home_that_was_copied_with_links_followed_is_renewed(tmp_path, federation):
+    home = _copied_with_links_followed(tmp_path, federation)
+    assert load_identity(home).silo == "hospital-a"
+    second = _install(home, federation)
+    third = _install(home, federation)
+    assert (load_identity(home), second.folder.exists()) == (third, False)
+    assert sorted(path.name for path in home.iterdir()) == ["identities", "identity"]
+    assert (home / "identity").is_symlink()
+
+
+@pytest.mark.parametrize("killed_at", ["before the folder is aside", "between", "after"])
+def test_a_kill_while_the_copied_folder_is_replaced_leaves_one_identity_whole(tmp_path, federation, monkeypatch,
+                                                                              killed_at):
+    home = _copied_with_links_followed(tmp_path, federation)
+    old = load_identity(home)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    name, instead = {"before the folder is aside": ("os.symlink", killed),
+                     "between": ("os.replace", _only_files_below(home, killed)),
+                     "after": ("_sweep", killed)}[killed_at]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"semisilo.silo.site.identity_store.{name}", instead)
+        with pytest.raises(KeyboardInterrupt):
+            _install(home, federation)
+    assert has_identity(home)
+    found = load_identity(home)
+    assert (found.credentials == old.credentials) == (killed_at != "after")
+    again = _install(home, federation)
+    assert load_identity(home) == again
+    assert sorted(path.name for path in home.iterdir()) == ["identities", "identity"]
+
+
+def _only_files_below(home: Path, killed):
+    """Kills at the link itself; files are replaced as ever."""
+    replace = os.replace
+    return lambda source, target: killed() if Path(target) == home / "identity" else replace(source, target)
 
 
 def test_a_pending_key_that_is_found_is_on_the_disk_before_it_is_used(tmp_path):

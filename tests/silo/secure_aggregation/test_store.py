@@ -99,3 +99,38 @@ def test_a_damaged_key_is_said(tmp_path: Path) -> None:
     (tmp_path / "identity.key").write_text("no key\n")
     with pytest.raises(StorageDamaged, match="is not a key"):
         SecureStore(tmp_path).identity()
+
+
+def test_a_round_of_another_federation_is_none_of_this_one(tmp_path: Path) -> None:
+    """Both have a study `first`. The silo's key stays, and what was masked is known again when it returns."""
+    session = begin(a_total(3, round_number=4), silo="a")
+    before = SecureStore(tmp_path)  # a file of a version that wrote no authority
+    key = before.identity()
+    before.keep("first", session, masks=True)
+    before.know({"b": b"1" * 32})
+    roster, _ = append(Roster(), silo="b", identity=b"1" * 32, change=ADDED)
+    before.take_roster(roster)
+    SecureStore(tmp_path).belong_to("aa" * 32)
+    assert SecureStore(tmp_path).has_masked("first", 4, "train"), "taken for the present federation's"
+    other = SecureStore(tmp_path)
+    other.belong_to("bb" * 32)
+    other = SecureStore(tmp_path)
+    assert not other.has_masked("first", 1, "train")
+    assert (other.identity(), other.session("first"), other.known, other.roster, other.last_study) == (
+        key, None, {}, Roster(), "")
+    assert session.mask_key.hex() not in (tmp_path / "sums.json").read_text()
+    other.keep("first", begin(a_total(3, round_number=1), silo="a"), masks=True)
+    other.belong_to("aa" * 32)
+    back = SecureStore(tmp_path)
+    assert back.has_masked("first", 4, "train")
+    assert (back.known, back.roster) == ({"b": b"1" * 32}, roster)
+
+
+def test_belonging_to_a_federation_makes_no_file(tmp_path: Path) -> None:
+    store = SecureStore(tmp_path / "secure")
+    store.belong_to("aa" * 32)
+    assert not (tmp_path / "secure").exists()
+    store.keep("first", begin(a_total(3), silo="a"), masks=True)
+    found = SecureStore(tmp_path / "secure")
+    found.belong_to("bb" * 32)
+    assert not found.has_masked("first", 1, "train")

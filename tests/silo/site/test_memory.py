@@ -516,3 +516,20 @@ def test_memory_that_cannot_be_read_for_now_is_not_dropped(tmp_path: Path) -> No
         with pytest.raises(OSError, match="Input/output"):
             memory.state()
     assert seen(memory) == "memory 1 train"
+
+
+def test_memory_of_another_federation_goes_and_that_of_nobody_is_this_ones(tmp_path: Path) -> None:
+    """Both federations have a study `s`, and names of tasks say nothing of the federation."""
+    answer(SiloMemory(tmp_path), 1)  # of a version that wrote no authority
+    memory = SiloMemory(tmp_path)
+    memory.belong_to("aa" * 32)
+    memory = SiloMemory(tmp_path)
+    memory.belong_to("aa" * 32)
+    assert memory.pending_for("s/1/train") is not None
+    memory.belong_to("bb" * 32)
+    memory = SiloMemory(tmp_path)
+    assert (memory.pending_for("s/1/train"), memory.state()) == (None, ("", 0))
+    assert list(tmp_path.glob(f"*{STATE_ENDING}")) == []
+    answer(memory, 1)
+    memory.belong_to("bb" * 32)
+    assert SiloMemory(tmp_path).pending_for("s/1/train") is not None

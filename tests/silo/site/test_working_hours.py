@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -10,7 +11,7 @@ import pytest
 
 from semisilo.common.config import from_dict
 from semisilo.common.errors import BadConfiguration
-from semisilo.silo.site.working_hours import Hours, closes_at, day_of, next_day_at, opens_at, time_text
+from semisilo.silo.site.working_hours import Hours, closes_at, day_of, next_day_at, opens_at, time_text, zone_doubt
 from tests.each_of import each_of
 
 BERLIN = "Europe/Berlin"
@@ -24,6 +25,22 @@ NIGHTS = Hours(train=("20:00-06:00",), zone=BERLIN)
 WEEKDAY_NIGHTS = Hours(train=("20:00-06:00",), days=("mon", "tue", "wed", "thu", "fri"), zone=BERLIN)
 LUNCH_AND_NIGHT = Hours(train=("12:00-13:30", "22:00-24:00"), zone=BERLIN)
 WEEKENDS = Hours(days=("sat", "sun"), zone=BERLIN)
+
+
+@pytest.mark.parametrize(("hours", "machine", "said"), [
+    (Hours(train=("20:00-06:00",)), "UTC", True), (Hours(days=("sat",)), "UTC", True), (Hours(), "UTC", False),
+    (NIGHTS, "UTC", False), (Hours(train=("20:00-06:00",), zone="UTC"), "UTC", False),
+    (Hours(train=("20:00-06:00",)), BERLIN, False), (Hours(train=("20:00-06:00",)), "Europe/London", False)])
+def test_hours_of_a_machine_whose_zone_nobody_has_set_are_doubted(monkeypatch: pytest.MonkeyPatch, hours: Hours,
+                                                                 machine: str, said: bool) -> None:
+    """A container has UTC; the hospital's clock hangs somewhere else."""
+    monkeypatch.setenv("TZ", machine)
+    time.tzset()
+    try:
+        assert bool(zone_doubt(hours)) is said
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_without_a_table_a_site_works_at_any_time() -> None:

@@ -94,3 +94,24 @@ def test_another_card_that_has_come_meanwhile_is_declined_and_not_approved(tmp_p
         book.decide(seen, approved=True, by="ann", now_unix=3.0)
     declined = book.decide(seen, approved=False, by="ann", now_unix=3.0)
     assert (declined.digest, declined.state) == (OTHER.digest(), "declined")
+
+
+def test_a_word_about_a_study_of_another_federation_is_none_about_this_ones(tmp_path: Path) -> None:
+    """Both federations have a study `first`; a person has declined that of federation a."""
+    before = CardBook(tmp_path)  # a file of a version that wrote no authority
+    entry = before.arrived("first", CARD.digest(), CARD.text(), approval=True, now_unix=1.0)
+    before.decide(entry, approved=False, by="ann", now_unix=2.0)
+    book = CardBook(tmp_path)
+    book.belong_to("aa" * 32)
+    declined = book.find("first")
+    assert declined is not None
+    assert (declined.state, declined.authority) == ("declined", "aa" * 32)
+    other = CardBook(tmp_path)
+    other.belong_to("bb" * 32)
+    assert (other.find("first"), other.entries()) == (None, [])
+    assert other.arrived("first", OTHER.digest(), OTHER.text(), approval=False, now_unix=3.0).state == "approved"
+    back = CardBook(tmp_path)
+    back.belong_to("aa" * 32)
+    assert back.entries() == [declined]
+    other.belong_to("bb" * 32)
+    assert [each.digest for each in other.entries()] == [OTHER.digest()]

@@ -47,8 +47,8 @@ runAsNonRoot: true
 runAsUser: {{ . }}
 runAsGroup: 0
 fsGroup: {{ . }}
-fsGroupChangePolicy: OnRootMismatch
 {{- end }}
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}

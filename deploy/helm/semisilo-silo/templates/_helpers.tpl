@@ -36,6 +36,9 @@ capabilities:
 
 {{- define "semisilo-silo.env" -}}
 - {name: SEMISILO_LOG_FORMAT, value: {{ .Values.logFormat }}}
+{{- with .Values.timeZone }}
+- {name: TZ, value: {{ . | quote }}}
+{{- end }}
 {{- with .Values.proxy }}
 - {name: https_proxy, value: {{ . | quote }}}
 {{- end }}
