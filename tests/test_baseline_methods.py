@@ -139,8 +139,10 @@ SILOS = {name: SiloData(labelled=_small(count, count), unlabelled=_small(2 * cou
                  marks=pytest.mark.slow),
     pytest.param("fedavg", {"objective": "fixmatch", "lambda_s": 1.0}, marks=pytest.mark.slow),
     ("fedprox", {"objective": "uda", "lambda_s": 1.0}),
-    ("fedavg", {"objective": "pseudo_label", "steps_rule": "fed_shvr", "labelled_batch": 32, "unlabelled_batch": 32}),
-    ("fedavg", {"objective": "mean_teacher", "teacher": "local", "steps_rule": "fed_shvr", "unlabelled_batch": 32}),
+    pytest.param("fedavg", {"objective": "pseudo_label", "steps_rule": "fed_shvr", "labelled_batch": 32,
+                            "unlabelled_batch": 32}, marks=pytest.mark.slow),
+    pytest.param("fedavg", {"objective": "mean_teacher", "teacher": "local", "steps_rule": "fed_shvr",
+                            "unlabelled_batch": 32}, marks=pytest.mark.slow),
 ])
 def test_with_labels_at_silos_digits_are_learnt(method: str, settings: dict[str, Any]) -> None:
     """60 to 70 labels at each of three silos: far above the 10 % of guessing after three rounds."""

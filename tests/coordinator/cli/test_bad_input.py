@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,12 +128,23 @@ def hub(tmp_path: Path) -> Hub:
 # The study file and what it points to -------------------------------------------------------------------------------
 
 
-def test_a_misspelt_study_file_is_one_line_visible_in_status_and_runs_once_it_is_mended(hub: Hub) -> None:
+def misspelt(hub: Hub) -> str:
+    """Makes the study `first` so; returns what is said about it."""
     path = hub.study("first", GOOD.replace("rounds", "ronds"))
-    line = f"{path}: [study]: unknown key 'ronds'. Did you mean 'rounds'?"
+    return f"{path}: [study]: unknown key 'ronds'. Did you mean 'rounds'?"
+
+
+def test_a_misspelt_study_file_is_one_line_visible_in_status(hub: Hub) -> None:
+    line = misspelt(hub)
     for _ in range(2):
         assert hub.error("serve", expect=2) == f"error: {line}"
         assert hub.studies() == {"first": ("failed", line)}
+
+
+@pytest.mark.slow
+def test_a_misspelt_study_file_runs_once_it_is_mended(hub: Hub) -> None:
+    line = misspelt(hub)
+    assert hub.error("serve", expect=2) == f"error: {line}"
     hub.study("first")
     with hub.serving(lambda states: states["first"][0] in BEGUN):
         pass
@@ -379,6 +391,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_an_invitation_can_be_used_when_it_is_printed_and_ctrl_c_ends_serve_with_130(hub: Hub) -> None:
+    shutil.rmtree(hub.folder / "studies" / "first")  # nothing to train
     process = hub.start("serve")
     try:
         end = time.monotonic() + 300

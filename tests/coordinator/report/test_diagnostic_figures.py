@@ -85,6 +85,7 @@ def test_a_study_without_such_numbers_has_no_such_plots(plain: StudySummary) -> 
     assert [figure.name for figure in draw_figures(plain)] == list(FIGURES)
 
 
+@pytest.mark.slow
 def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(figures: tuple[DrawnFigure, ...]) -> None:
     assert [figure.name for figure in figures] == [*FIGURES, *(name for name in DIAGNOSTIC_FIGURES if name != BY_AREA)]
     for figure in figures:

@@ -72,6 +72,7 @@ def test_one_silo_more_that_drops_out_ends_the_sum() -> None:
         finish(total, run)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_silos_may_drop_out_at_any_arrows(data: st.DataObject) -> None:
@@ -258,6 +259,7 @@ def test_too_many_liars_end_the_sum_in_bounded_time() -> None:
         finish(total, run)
 
 
+@pytest.mark.slow
 def test_any_two_of_the_most_silos_that_lie_are_found() -> None:
     """All pairs would take minutes; those at the ends and across the lowest 17 are the different cases."""
     total = a_total(17)

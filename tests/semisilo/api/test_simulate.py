@@ -158,6 +158,7 @@ def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
     assert (found.wire_bytes, found.simulated, found.state) == (None, True, "completed")
 
 
+@pytest.mark.slow
 def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(tmp_path: Path) -> None:
     images, labels = own_images()
     np.savez(tmp_path / "own.npz", images=images, labels=labels)

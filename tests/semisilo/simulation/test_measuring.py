@@ -72,6 +72,7 @@ def state_after(result: SimulationResult, round: int) -> FedSHVRState:
 # The stationarity gap -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_gap_of_a_round_is_that_of_its_two_models_over_all_silos(measured: SimulationResult, problem: Problem
                                                                      ) -> None:
     w, before = state_after(measured, 3).w, state_after(measured, 2).w
