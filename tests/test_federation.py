@@ -22,6 +22,7 @@ from tests.processes import (
 SMALL = STUDY.replace("wide_network:wide", "small_cnn")
 
 
+@pytest.mark.slow
 def test_the_wire_bytes_of_the_ledger_are_those_that_a_proxy_counts(undisturbed: Undisturbed) -> None:
     counted = {direction: sum(int(str(row[0])) for row in undisturbed.processes.query(
         f"SELECT bytes FROM cost WHERE kind = 'wire' AND direction = '{direction}'")) for direction in ("up", "down")}
@@ -29,6 +30,7 @@ def test_the_wire_bytes_of_the_ledger_are_those_that_a_proxy_counts(undisturbed:
     assert undisturbed.processes.query("SELECT count(*) FROM cost WHERE estimated = 1") == [(0,)]
 
 
+@pytest.mark.slow
 def test_wire_bytes_are_a_little_more_than_messages_and_these_than_payloads(undisturbed: Undisturbed) -> None:
     total = {kind: {direction: amount for _, direction, amount in rows} for kind, rows in (
         (kind, undisturbed.processes.query("SELECT kind, direction, sum(bytes) FROM cost WHERE study = 'first' AND kind"
@@ -39,6 +41,7 @@ def test_wire_bytes_are_a_little_more_than_messages_and_these_than_payloads(undi
         assert payload < message < wire < 1.01 * payload + 50_000
 
 
+@pytest.mark.slow
 def test_the_audit_trail_holds_every_head_that_silos_have_seen(undisturbed: Undisturbed) -> None:
     processes = undisturbed.processes
     files = [processes.folder / silo / "heads.jsonl" for silo in processes.silos]

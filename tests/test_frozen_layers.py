@@ -153,8 +153,7 @@ def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
 
 
 @pytest.mark.parametrize("study", [
-    pytest.param(each, id=str(each), marks=() if each.method in ("semifl", "fedmatch") else pytest.mark.slow)
-    for each in FIRST])
+    pytest.param(each, id=str(each), marks=() if each.method == "semifl" else pytest.mark.slow) for each in FIRST])
 def test_frozen_layers_give_the_same_bits_through_the_disk_and_in_another_order(
         tmp_path: Path, folder: Path, images: Images, undisturbed: Callable[[MethodStudy], Run], study: MethodStudy
         ) -> None:

@@ -265,6 +265,7 @@ def test_the_line_of_the_labels_alone_is_trained_once_for_each_seed(comparison: 
     assert {each.labelled_only for each in comparison.summary()} == {sum(each for each in lines[:2] if each) / 2}
 
 
+@pytest.mark.slow
 def test_every_run_has_the_line_and_its_model_so_that_it_can_hand_it_over(comparison: semisilo.Comparison,
                                                                           tmp_path: Path) -> None:
     models, taken = [], []
@@ -399,6 +400,7 @@ def test_everything_works_where_an_event_loop_runs_already(tmp_path: Path) -> No
     assert semisilo.simulate(data="digits", method=QUICK, **SMALL).digest == found.runs[0].digest
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_notebook_ends_the_simulation_and_the_same_call_goes_on(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook's stop button is SIGINT in the thread of the event loop, while the simulation has one of its own."""
