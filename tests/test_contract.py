@@ -64,10 +64,10 @@ every_case = pytest.mark.parametrize(("study", "network"), [
 Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py. A network
 without batch-norm statistics sends a group less, which two methods show quickly."""
 every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
-    pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("self_training", "fedprox", "fednova")
+    pytest.param(study, network, marks=pytest.mark.slow) if study.method not in _WITH_MEMORY
     or study not in FIRST or (network == "plain" and study.method not in ("semifl", "scaffold"))
     else (study, network) for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
-"""Quick for each thing that is held: FedProx and FedNova have the state of FedAvg, self-training that of SemiFL. A
+"""Quick for methods that keep something, once each; of the others the engine's own tests are the quick guard. A
 network without batch-norm statistics matters where more than a model is held: by one that holds it for the round and
 one that holds it for each silo."""
 every_method_slowly = pytest.mark.parametrize("study", [

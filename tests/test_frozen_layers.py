@@ -174,6 +174,7 @@ def test_a_silo_that_has_lost_its_cache_is_sent_the_frozen_tensors_again(
     assert sent.count("b") == 2
 
 
+@pytest.mark.slow
 def test_without_a_weights_file_the_frozen_tensors_are_those_of_the_seed(
         tmp_path: Path, folder: Path, images: Images) -> None:
     """Their batch-norm layers are measured as ever: nobody knows statistics for them."""

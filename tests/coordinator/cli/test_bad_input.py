@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -290,14 +289,6 @@ def test_an_enrollment_port_that_is_taken_later_does_not_end_serve(hub: Hub) -> 
     assert str(hub.port + 1) in told[0]
 
 
-def test_a_second_serve_is_refused_and_the_first_goes_on(hub: Hub) -> None:
-    with hub.serving(lambda states: "first" in states):
-        line = hub.error("serve", expect=1)
-        assert "Another 'coordinator serve' runs" in line
-        assert "Stop it first" in line
-        assert hub.studies()["first"][0] in ("queued", *BEGUN)
-
-
 def test_a_broken_federation_file_stops_every_command_with_the_same_line(hub: Hub) -> None:
     good = hub.settings.read_text()
     hub.settings.write_text(good.replace("public", "publik"))
@@ -390,15 +381,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # While it runs --------------------------------------------------------------------------------------------------------
 
 
-def test_an_invitation_can_be_used_when_it_is_printed_and_ctrl_c_ends_serve_with_130(hub: Hub) -> None:
-    shutil.rmtree(hub.folder / "studies" / "first")  # nothing to train
+def test_a_second_serve_is_refused_an_invitation_can_be_used_when_it_is_printed_and_ctrl_c_ends_serve_with_130(
+        hub: Hub) -> None:
     process = hub.start("serve")
     try:
         end = time.monotonic() + 300
-        while not (hub.folder / "live.json").exists():
+        while not (hub.folder / "live.json").exists() or "first" not in hub.studies():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < end
             time.sleep(0.1)
+        line = hub.error("serve", expect=1)
+        assert "Another 'coordinator serve' runs" in line
+        assert "Stop it first" in line
+        assert hub.studies()["first"][0] in ("queued", *BEGUN)
         for silo in ("hospital-a", "hospital-b"):
             status, out, err = run_command("semisilo.coordinator.cli.main", "invite", silo, "--json", "--folder",
                                            str(hub.folder))

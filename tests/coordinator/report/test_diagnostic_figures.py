@@ -239,7 +239,9 @@ def test_where_images_have_several_labels_classes_are_drawn_by_auroc_and_not_by_
     assert not DIAGNOSTIC_FIGURES["recall_by_class"][1](empty_axes(), several, LIGHT)
 
 
-def test_the_page_takes_the_new_plots(study: StudySummary, figures: tuple[DrawnFigure, ...], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("pictures_left_blank")
+def test_the_page_takes_the_new_plots(study: StudySummary, tmp_path: Path) -> None:
+    figures = draw_figures(study)
     filled = fill_study(tmp_path / "fed", rounds=1)
     page = render_page(federation="f", address="a:1", study=study, silos=(), figures=figures,
                        audit=audit(filled.ledger, "first"), state_digest="")

@@ -250,6 +250,7 @@ def test_answers_of_another_shape_are_wrong_and_do_no_harm(answer: UnmaskAnswer)
     assert run.unmasked.wrong == (name_of(3),)
 
 
+@pytest.mark.slow
 def test_too_many_liars_end_the_sum_in_bounded_time() -> None:
     total = a_total(17)
     run = up_to_answers(total, make_silos(32, total))

@@ -147,6 +147,7 @@ def test_no_folder_has_the_name_of_what_the_package_offers() -> None:
 # simulate -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
     tables = study("semifl", rounds=1)
     wanted = run_simulation(tables, out=tmp_path / "command", device="cpu")
@@ -199,6 +200,7 @@ def test_labels_may_be_at_the_silos() -> None:
     assert len(found.completed) == 2
 
 
+@pytest.mark.slow
 def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     """The same images everywhere: without the silos' labels another model, though the warm-up is the same."""
     method = {"name": "self_training", "warm_up_steps": 3, "coordinator_steps": 1, "local_epochs": 1,
@@ -321,6 +323,7 @@ def test_the_summary_is_mean_and_spread_over_the_seeds(comparison: semisilo.Comp
         comparison.of("third")
 
 
+@pytest.mark.slow
 def test_with_another_seed_only_its_runs_are_new(comparison: semisilo.Comparison, monkeypatch: pytest.MonkeyPatch
                                                  ) -> None:
     ran: list[str] = []

@@ -169,7 +169,7 @@ def test_where_the_rounds_learn_nothing_labels_alone_are_handed_over_and_it_is_s
     assert (last.facts.model.chosen, last.folder) == ("last", result.folder / "export-round-1")
 
 
-@pytest.mark.parametrize("recipe", ["paper", "strong"])
+@pytest.mark.parametrize("recipe", [pytest.param("paper", marks=pytest.mark.slow), "strong"])
 def test_without_test_images_validation_images_choose_between_the_rounds_and_labels_alone(tmp_path: Path, recipe: str
                                                                                          ) -> None:
     train = archive.digits("train", source="digits")
@@ -186,6 +186,7 @@ def test_without_test_images_validation_images_choose_between_the_rounds_and_lab
     assert read_facts(result.model).method == "labels-alone"
 
 
+@pytest.mark.slow
 def test_where_the_rounds_score_higher_theirs_is_handed_over(tmp_path: Path) -> None:
     """Labels alone are given a lower score, whatever they have on the test images."""
     result = run(alone(digits(tmp_path, permuted=False)), out=tmp_path / "run", device="cpu")

@@ -109,11 +109,12 @@ def test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does(
         assert each.auroc == pytest.approx(found.rounds[-1].metrics[f"auroc/{name}"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_as_before")
 def test_the_model_that_a_study_writes_has_the_thresholds_that_an_export_chooses(images: Path, tmp_path: Path) -> None:
     """Silos fetch that file, and 0.5 is seldom a good threshold."""
     for part, num_validation in (("with", 60), ("without", 0)):
-        tables = tables_of(images, CASES["fedavg-sl"], rounds=1)
+        tables = tables_of(images, CASES["semifl"], rounds=1)
         tables["simulation"]["split"]["num_validation"] = num_validation
         found = run(tables, out=tmp_path / part, device="cpu", engine="process")
         written = read_facts(found.model).thresholds
