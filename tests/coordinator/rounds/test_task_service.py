@@ -409,9 +409,8 @@ def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tm
                 await hang_up(call)
             beta = asyncio.ensure_future(coordinator.deliver(tasks["beta"], content_of(tasks["beta"])))
             # The first is being checked; of the others the last and beta's wait for that.
-            await until(coordinator, lambda: len(service._acceptances) == 3)
-            assert compute.waiting == 1
-            assert len(coordinator.spool.digests()) == 3
+            await until(coordinator, lambda: len(service._acceptances) == 3 and len(coordinator.spool.digests()) == 3
+                        and compute.waiting == 1)
             compute.may.set()
             await beta
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
