@@ -29,13 +29,20 @@ def files_of(text: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the page's files and, in `site`, its package installed as pip installs it."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the page's files."""
     folder = tmp_path_factory.mktemp("method")
     for name, content in files_of(PAGE.read_text(encoding="utf-8")).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def followed(written: Path) -> Path:
+    """The same folder with the page's package in `site`, installed as pip installs it."""
+    folder = written
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
                            "--no-build-isolation", "--target", str(folder / "site"), str(folder / "norm-clipping")],
                           capture_output=True, text=True, check=False)
@@ -44,8 +51,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def strategy(followed: Path) -> Iterator[Any]:
-    with on_the_module_path(followed / "site"):
+def strategy(written: Path) -> Iterator[Any]:
+    with on_the_module_path(written / "norm-clipping"):
         yield importlib.import_module("norm_clipping.strategy")
 
 
@@ -56,6 +63,7 @@ def test_the_page_shows_every_file_that_it_needs() -> None:
         "norm-clipping/pyproject.toml", "study.toml"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank", "simulated_in_one_process")
 def test_the_method_of_the_page_learns_in_the_simulation_of_the_page(
         followed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +75,7 @@ def test_the_method_of_the_page_learns_in_the_simulation_of_the_page(
     assert result["accuracy"] > 0.6, "ten digits: 0.1 is chance"
 
 
+@pytest.mark.slow
 def test_the_method_of_the_page_may_run_nowhere_until_a_silo_names_it(followed: Path) -> None:
     from semisilo.silo.site.policy import Policy
 

@@ -139,8 +139,10 @@ SILOS = {name: SiloData(labelled=_small(count, count), unlabelled=_small(2 * cou
                  marks=pytest.mark.slow),
     pytest.param("fedavg", {"objective": "fixmatch", "lambda_s": 1.0}, marks=pytest.mark.slow),
     ("fedprox", {"objective": "uda", "lambda_s": 1.0}),
-    ("fedavg", {"objective": "pseudo_label", "steps_rule": "fed_shvr", "labelled_batch": 32, "unlabelled_batch": 32}),
-    ("fedavg", {"objective": "mean_teacher", "teacher": "local", "steps_rule": "fed_shvr", "unlabelled_batch": 32}),
+    pytest.param("fedavg", {"objective": "pseudo_label", "steps_rule": "fed_shvr", "labelled_batch": 32,
+                            "unlabelled_batch": 32}, marks=pytest.mark.slow),
+    pytest.param("fedavg", {"objective": "mean_teacher", "teacher": "local", "steps_rule": "fed_shvr",
+                            "unlabelled_batch": 32}, marks=pytest.mark.slow),
 ])
 def test_with_labels_at_silos_digits_are_learnt(method: str, settings: dict[str, Any]) -> None:
     """60 to 70 labels at each of three silos: far above the 10 % of guessing after three rounds."""
@@ -155,7 +157,7 @@ def test_with_labels_at_silos_digits_are_learnt(method: str, settings: dict[str,
     ("fedavg", {"objective": "fixmatch", "lambda_s": 1.0}),
     pytest.param("fedprox", {"objective": "uda", "lambda_s": 1.0}, marks=pytest.mark.slow),
     pytest.param("fedavg", {"objective": "pseudo_label"}, marks=pytest.mark.slow),
-    ("fedprox", {"objective": "mean_teacher"})])
+    pytest.param("fedprox", {"objective": "mean_teacher"}, marks=pytest.mark.slow)])
 def test_with_labels_at_the_coordinator_digits_are_learnt(method: str, settings: dict[str, Any]) -> None:
     """200 labels at the coordinator; the round's model is the silos' average, not trained on labels since."""
     study = _digits_study(method, at_coordinator=True, coordinator_epochs=3, unlabelled_batch=32, lr=0.05, momentum=0.9,

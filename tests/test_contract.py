@@ -56,19 +56,18 @@ every_method = pytest.mark.parametrize("study", [
 _OF_SEMIFL = next(each for each in STUDIES if each.method == "semifl")
 _WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
 """Methods that keep something for each silo, or from round to round."""
-_AS_ANOTHER = ("uda", "pseudo", "fed_sh", "fed_svr")
-"""Notes of studies that hold no more than the first one of their method."""
 every_case = pytest.mark.parametrize(("study", "network"), [
-    pytest.param(study, network, marks=pytest.mark.slow) if study.scenario == AT_BOTH or study.note in _AS_ANOTHER
+    pytest.param(study, network, marks=pytest.mark.slow) if study.scenario == AT_BOTH or study not in FIRST
     or (network == "plain" and study.method not in ("semifl", "scaffold")) else (study, network)
     for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
-"""Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py. A network
+"""Quickly one study of each method and scenario; what other settings change, the tests of strategies and trainers say.
+Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py. A network
 without batch-norm statistics sends a group less, which two methods show quickly."""
 every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
-    pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("self_training", "fedprox", "fednova")
-    or study.note in _AS_ANOTHER or (network == "plain" and study.method not in ("semifl", "scaffold"))
+    pytest.param(study, network, marks=pytest.mark.slow) if study.method not in _WITH_MEMORY
+    or study not in FIRST or (network == "plain" and study.method not in ("semifl", "scaffold"))
     else (study, network) for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
-"""Quick for each thing that is held: FedProx and FedNova have the state of FedAvg, self-training that of SemiFL. A
+"""Quick for methods that keep something, once each; of the others the engine's own tests are the quick guard. A
 network without batch-norm statistics matters where more than a model is held: by one that holds it for the round and
 one that holds it for each silo."""
 every_method_slowly = pytest.mark.parametrize("study", [

@@ -90,6 +90,7 @@ def _end(process: subprocess.Popen[str], log: Path) -> None:
     assert process.wait(300) == 0, log.read_text()
 
 
+@pytest.mark.slow
 def test_the_services_of_a_hub_and_a_silo_start_answer_and_stop(machine: Machine, tmp_path: Path) -> None:
     port, hub, silo = free_ports(), str(machine.state / "federation"), str(machine.state / "silo")
     made = machine.run("coordinator", "init", "lung", "--address", f"127.0.0.1:{port}", "--folder", hub)
@@ -128,6 +129,7 @@ def test_the_services_of_a_hub_and_a_silo_start_answer_and_stop(machine: Machine
     assert readable == []
 
 
+@pytest.mark.slow
 def test_a_coordinator_without_a_federation_ends_with_the_status_that_is_not_tried_again(
         machine: Machine, tmp_path: Path) -> None:
     log = tmp_path / "hub.log"

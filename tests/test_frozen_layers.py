@@ -153,8 +153,7 @@ def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
 
 
 @pytest.mark.parametrize("study", [
-    pytest.param(each, id=str(each), marks=() if each.method in ("semifl", "fedmatch") else pytest.mark.slow)
-    for each in FIRST])
+    pytest.param(each, id=str(each), marks=() if each.method == "semifl" else pytest.mark.slow) for each in FIRST])
 def test_frozen_layers_give_the_same_bits_through_the_disk_and_in_another_order(
         tmp_path: Path, folder: Path, images: Images, undisturbed: Callable[[MethodStudy], Run], study: MethodStudy
         ) -> None:
@@ -175,6 +174,7 @@ def test_a_silo_that_has_lost_its_cache_is_sent_the_frozen_tensors_again(
     assert sent.count("b") == 2
 
 
+@pytest.mark.slow
 def test_without_a_weights_file_the_frozen_tensors_are_those_of_the_seed(
         tmp_path: Path, folder: Path, images: Images) -> None:
     """Their batch-norm layers are measured as ever: nobody knows statistics for them."""

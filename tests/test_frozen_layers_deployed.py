@@ -22,7 +22,7 @@ from semisilo.simulation.settings import load_simulated_study
 from tests.processes import federation
 from tests.semisilo.studies import study
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600),
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("simulated_in_one_process"),
               pytest.mark.skipif(find_spec("timm") is None, reason="the extra timm is not installed")]
 
 SILOS = ("silo-000", "silo-001")

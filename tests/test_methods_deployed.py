@@ -28,7 +28,7 @@ from tests.method_studies import AT_BOTH, AT_COORDINATOR, AT_SILO, STUDIES, Meth
 from tests.processes import FederationOfProcesses, federation
 from tests.semisilo.studies import CASES, study
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("simulated_in_one_process")]
 
 SILOS = ("silo-000", "silo-001")
 SCENARIOS = (AT_COORDINATOR, AT_SILO, AT_BOTH)

@@ -23,19 +23,20 @@ from semisilo.simulation.settings import load_simulated_study
 from tests.processes import FederationOfProcesses, federation
 from tests.semisilo.studies import study
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("simulated_in_one_process")]
 
 VICTIM = "silo-000"
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A study, and where its processes die. Every stage is in the second task of the victim, or in the round of it."""
+    """A study, and where its processes die, one life after another: all in the second task of the victim, or in the
+    round of it. A crash point counts from the start of its process."""
 
     tables: dict[str, Any]
     silos: tuple[str, ...]
     training: str
-    """A crash point in the middle of the victim's second training."""
+    """A crash point in the middle of the first training of a process."""
 
 
 CASES = {
@@ -44,22 +45,19 @@ CASES = {
             "confidence_threshold": 0.0, "labelled_batch": 6, "unlabelled_batch": 9, "lr": 0.01, "num_helpers": 1,
             "helper_interval": 2, "keep_helpers": True, "l1_update": "proximal", "delta_thres": 1e-4}),
         # A task has 8 steps of sigma and 8 of psi.
-        ("silo-000", "silo-001"), "semisilo.common.learning.sgd:learn:20:after"),
+        ("silo-000", "silo-001"), "semisilo.common.learning.sgd:learn:4:after"),
     "fed_shvr": Case(
         study("fed_shvr", "labels-at-silo", rounds=4, silos=3, settings={"alpha0_ramp": "none", "lr": 0.05},
               participation={"silos_per_round": 2}),
-        ("silo-000", "silo-001", "silo-002"), "semisilo.silo.trainers.fed_shvr:_step:6:after"),  # 4 steps in a task
+        ("silo-000", "silo-001", "silo-002"), "semisilo.silo.trainers.fed_shvr:_step:2:after"),  # 4 steps in a task
 }
-SILO = {
-    "before_its_second_task": "semisilo.silo.site.memory:SiloMemory.resolve:2:before",
-    "while_it_trains": "",
-    "while_its_answer_is_pending": "semisilo.silo.site.memory:SiloMemory.record_pending:2:after",
-}
-COORDINATOR = {
-    "in_the_middle_of_a_round": "semisilo.coordinator.ledger.ledger:Ledger.accept_update:3:after",
-    "during_the_fold": "semisilo.coordinator.compute.operations:Operations.aggregate:2:before",
-    "between_fold_and_commit": "semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:before",
-}
+BEFORE_ITS_SECOND_TASK = "semisilo.silo.site.memory:SiloMemory.resolve:2:before"
+WHILE_ITS_ANSWER_IS_PENDING = "semisilo.silo.site.memory:SiloMemory.record_pending:1:after"
+COORDINATOR = (
+    "semisilo.coordinator.ledger.ledger:Ledger.accept_update:3:after",  # in the middle of a round
+    "semisilo.coordinator.compute.operations:Operations.aggregate:1:before",  # during its fold
+    "semisilo.coordinator.ledger.ledger:Ledger.commit_round:1:before",  # between fold and commit
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,26 +108,27 @@ def test_in_the_undisturbed_run_there_is_something_to_lose(
     assert list((result.folder / "silos" / VICTIM).rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("stage", SILO)
 @pytest.mark.parametrize("name", CASES)
-def test_a_silo_is_killed(name: str, stage: str, tmp_path: Path, simulated: Callable[[str], SimulationResult]) -> None:
+def test_a_silo_is_killed_before_its_task_while_it_trains_and_while_its_answer_is_pending(
+        name: str, tmp_path: Path, simulated: Callable[[str], SimulationResult]) -> None:
     case = CASES[name]
     with federation(tmp_path, silos=case.silos) as processes:
-        start(processes, case, silo=SILO[stage] or case.training)
-        processes.died(VICTIM, seconds=300)
-        join(processes, VICTIM)
+        start(processes, case, silo=BEFORE_ITS_SECOND_TASK)
+        for crash in (case.training, WHILE_ITS_ANSWER_IS_PENDING, ""):
+            processes.died(VICTIM, seconds=300)
+            join(processes, VICTIM, crash=crash)
         assert processes.finish(seconds=240) == simulated(name).digest
 
 
-@pytest.mark.parametrize("stage", COORDINATOR)
 @pytest.mark.parametrize("name", CASES)
-def test_the_coordinator_is_killed(
-        name: str, stage: str, tmp_path: Path, simulated: Callable[[str], SimulationResult]) -> None:
-    case = CASES[name]
+def test_the_coordinator_is_killed_in_a_round_during_its_fold_and_before_its_commit(
+        name: str, tmp_path: Path, simulated: Callable[[str], SimulationResult]) -> None:
+    case, (first, *others) = CASES[name], COORDINATOR
     with federation(tmp_path, silos=case.silos) as processes:
-        start(processes, case, hub=COORDINATOR[stage])
-        processes.died("coordinator", seconds=300)
-        processes.serve()
+        start(processes, case, hub=first)
+        for crash in (*others, ""):
+            processes.died("coordinator", seconds=300)
+            processes.serve(crash=crash)
         assert processes.finish(seconds=240) == simulated(name).digest
 
 
@@ -137,7 +136,7 @@ def test_a_silo_that_loses_its_cache_is_sent_sigma_and_psi_whole_and_the_model_i
         tmp_path: Path, simulated: Callable[[str], SimulationResult]) -> None:
     case = CASES["fedmatch"]
     with federation(tmp_path, silos=case.silos) as processes:
-        start(processes, case, silo=SILO["before_its_second_task"])
+        start(processes, case, silo=BEFORE_ITS_SECOND_TASK)
         processes.died(VICTIM, seconds=300)
         cache = tmp_path / VICTIM / "cache"
         assert list((cache / "tensors").iterdir()), "there is something to lose"
@@ -166,7 +165,7 @@ def test_a_lost_control_variate_begins_the_sum_anew_and_does_so_with_the_same_bi
     digests = []
     for number in ("once", "twice"):
         with federation(tmp_path / number, silos=case.silos) as processes:
-            start(processes, case, silo=SILO["before_its_second_task"])
+            start(processes, case, silo=BEFORE_ITS_SECOND_TASK)
             processes.died(VICTIM, seconds=300)
             shutil.rmtree(tmp_path / number / VICTIM / "memory")
             join(processes, VICTIM)

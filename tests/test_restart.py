@@ -16,56 +16,59 @@ import pytest
 
 from tests.processes import FederationOfProcesses, Undisturbed, federation
 
+HALF_WAY_THROUGH_AN_UPLOAD = "semisilo.common.storage.store:PartialFile.append:6:after"
 COORDINATOR = {
-    "while_a_silo_downloads": "semisilo.coordinator.rpc.metering:RoundMeter.message:5:after:'DownloadPayload'",
-    "half_way_through_an_upload": "semisilo.common.storage.store:PartialFile.append:6:after",
-    "complete_upload_before_the_ledger_knows": "semisilo.coordinator.ledger.ledger:Ledger.accept_update:3:before",
-    "after_the_last_update_before_the_fold": "semisilo.coordinator.ledger.ledger:Ledger.close_phase:2:after",
-    "during_the_fold": "semisilo.coordinator.compute.operations:Operations.aggregate:2:before",
-    "during_the_checkpoint_write": "semisilo.common.storage.state_files:StateFiles.save:2:before",
-    "between_fold_and_commit": "semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:before",
-    "after_the_commit": "semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:after",
+    "a download, an answer, the fold, after the commit": (
+        "semisilo.coordinator.rpc.metering:RoundMeter.message:5:after:'DownloadPayload'",
+        "semisilo.coordinator.ledger.ledger:Ledger.accept_update:1:before",  # all of it is here, nobody knows
+        "semisilo.coordinator.compute.operations:Operations.aggregate:1:before",
+        "semisilo.coordinator.ledger.ledger:Ledger.commit_round:1:after"),
+    "an upload, after the last answer, the checkpoint, before the commit": (
+        HALF_WAY_THROUGH_AN_UPLOAD,
+        "semisilo.coordinator.ledger.ledger:Ledger.close_phase:1:after",
+        "semisilo.common.storage.state_files:StateFiles.save:1:before",
+        "semisilo.coordinator.ledger.ledger:Ledger.commit_round:1:before"),
 }
-SILO = {
-    "while_it_downloads": "semisilo.common.storage.store:PartialFile.append:3:after",
-    "while_it_trains": "semisilo.common.learning.sgd:learn:2:after",
-    "before_its_answer_is_durable": "semisilo.silo.site.memory:SiloMemory.record_pending:2:before",
-    "after_its_answer_is_durable": "semisilo.silo.site.memory:SiloMemory.record_pending:2:after",
-    "half_way_through_its_upload": "semisilo.silo.link.transfers:Transfers._write:4:after",
-}
+"""Where the coordinator dies, one life after another; what is counted begins anew with each."""
+SILO = (
+    "semisilo.common.storage.store:PartialFile.append:3:after",  # while it downloads
+    "semisilo.common.learning.sgd:learn:2:after",
+    "semisilo.silo.site.memory:SiloMemory.record_pending:1:before",
+    "semisilo.silo.site.memory:SiloMemory.record_pending:1:after",
+    "semisilo.silo.link.transfers:Transfers._write:2:after",  # half way through its upload
+)
+"""The same of a silo."""
 
 
 @pytest.mark.slow
-def test_two_undisturbed_runs_have_the_same_bits(tmp_path: Path, undisturbed: Undisturbed) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stages", COORDINATOR)
+def test_the_coordinator_is_killed_at_every_stage(stages: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    first, *others = COORDINATOR[stages]
     with federation(tmp_path) as processes:
-        processes.start()
+        processes.start(hub_crash=first)
+        for crash in (*others, ""):
+            processes.died("coordinator")
+            processes.serve(crash=crash)
         assert processes.finish() == undisturbed.digest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", COORDINATOR)
-def test_the_coordinator_is_killed(stage: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+@pytest.mark.timeout(1200)
+def test_a_silo_is_killed_at_every_stage(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    first, *others = SILO
     with federation(tmp_path) as processes:
-        processes.start(hub_crash=COORDINATOR[stage])
-        processes.died("coordinator")
-        processes.serve()
-        assert processes.finish() == undisturbed.digest
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", SILO)
-def test_a_silo_is_killed(stage: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    with federation(tmp_path) as processes:
-        processes.start(silo_crash=SILO[stage])
-        processes.died(processes.silos[0])
-        processes.join(processes.silos[0])
+        processes.start(silo_crash=first)
+        for crash in (*others, ""):
+            processes.died(processes.silos[0])
+            processes.join(processes.silos[0], crash=crash)
         assert processes.finish() == undisturbed.digest
 
 
 @pytest.mark.slow
 def test_both_sides_are_killed(tmp_path: Path, undisturbed: Undisturbed) -> None:
     with federation(tmp_path) as processes:
-        processes.start(hub_crash=COORDINATOR["half_way_through_an_upload"])
+        processes.start(hub_crash=HALF_WAY_THROUGH_AN_UPLOAD)
         processes.died("coordinator")
         for name in processes.silos:
             processes.kill(name)

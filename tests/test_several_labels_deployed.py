@@ -20,7 +20,7 @@ from tests.processes import federation
 from tests.semisilo.simulation.test_multi_label import tables_of
 from tests.two_digits import CLASSES, write_two_digits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("simulated_in_one_process")]
 
 SILOS = ("silo-000", "silo-001")
 

@@ -181,6 +181,7 @@ def test_the_coordinators_half_accepts_the_settings_of_every_study() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("simulated_in_one_process")
 @pytest.mark.parametrize("name", _distinct())
 def test_the_method_of_a_study_runs_two_rounds_on_digits(name: str, tmp_path: Path) -> None:
     """With the study's own settings, augmentation and scenario, on a small network and a small split."""

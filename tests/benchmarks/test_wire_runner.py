@@ -156,6 +156,7 @@ def _everything(tmp_path: Path) -> dict[str, Any]:
     return {"machine": machine, "plan": "full", "minutes": 1.0, "limits": limits, "cells": cells}
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_cell_and_what_failed(tmp_path: Path) -> None:
     everything = json.loads(json.dumps(_everything(tmp_path)))
     write_results(everything, tmp_path)

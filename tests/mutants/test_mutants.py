@@ -46,6 +46,7 @@ def _mutant(name: str, old: str, new: str, **changes: str) -> Mutant:
                      "tests": ("tests/test_calc.py::test_add",), **changes})
 
 
+@pytest.mark.slow
 def test_the_runner_tells_what_is_killed_survives_and_is_broken_and_leaves_the_checkout(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`a * b` is as long as `a + b`: that the file has changed shows in neither its size nor its second."""
@@ -62,6 +63,7 @@ def test_the_runner_tells_what_is_killed_survives_and_is_broken_and_leaves_the_c
     assert "killed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_package_that_is_reached_over_a_link_is_changed_in_the_copy(tmp_path: Path) -> None:
     """As `semisilo/common` is a link to `common/`: the copy's link leads into the copy, where the mutant is."""
     project = _project(tmp_path / "project")

@@ -525,6 +525,7 @@ def test_time_jumps_to_the_next_timer() -> None:
 # Errors of the system -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_operation_that_fails_changes_no_bits_on_either_side() -> None:
     """A few of them; `make fail-file-operations` fails many, others each time."""
     found = _run("--fail-every-operation", "--first", "61", "--stride", "521", "--errno", "EIO,EROFS")

@@ -183,6 +183,7 @@ def test_a_cmyk_jpeg_and_one_bit_and_palettes_are_colours_and_greys(tmp_path):
     assert got[2].tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_thousands_of_files_are_listed_and_read_in_order(tmp_path):
     stream = io.BytesIO()
     Image.new("L", (4, 4), 7).save(stream, "PNG")

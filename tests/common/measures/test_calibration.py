@@ -143,6 +143,7 @@ def test_the_temperature_is_the_one_that_scipy_finds_and_never_worse_than_none()
     assert negative_log_likelihood(sharp, LABELS, temperature=found) < negative_log_likelihood(sharp, LABELS)
 
 
+@pytest.mark.slow
 def test_labels_drawn_from_the_probabilities_themselves_need_no_temperature() -> None:
     generator = np.random.default_rng(1)
     logits = generator.normal(size=(60_000, 3)) * 2

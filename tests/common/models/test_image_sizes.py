@@ -18,8 +18,8 @@ from semisilo.coordinator.studies.study_file import config_from_dict
 CLASSES = ("a", "b", "c")
 
 
-@pytest.mark.parametrize(("name", "near"), [("squeezenet1_1", 8), ("resnet9", 28), ("timm/test_vit", 28),
-                                            ("cnn13", 8)])
+@pytest.mark.parametrize(("name", "near"), [
+    ("squeezenet1_1", 8), ("resnet9", 28), pytest.param("timm/test_vit", 28, marks=pytest.mark.slow), ("cnn13", 8)])
 def test_the_sizes_named_work_and_the_asked_one_is_not_among_them(name: str, near: int) -> None:
     settings = ModelSettings(name=name, classes=CLASSES)
     found = sizes_that_work(settings, channels=3, near=near)
@@ -47,7 +47,8 @@ def tables(name: str, size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "size", "good"), [
-    ("vit_b_16", 28, "16, 32, 48"), ("squeezenet1_1", 8, "28, 32, 48"), ("timm/test_vit", 40, "32, 48, 64")])
+    pytest.param("vit_b_16", 28, "16, 32, 48", marks=pytest.mark.slow),
+    ("squeezenet1_1", 8, "28, 32, 48"), ("timm/test_vit", 40, "32, 48, 64")])
 def test_a_study_that_cannot_start_says_which_sizes_could(tmp_path: Path, name: str, size: int, good: str) -> None:
     with pytest.raises(BadConfiguration, match=f"{size}x{size}") as caught:
         read_study_data(config_from_dict(tables(name, size), where="test"), folder=tmp_path, frozen=None)

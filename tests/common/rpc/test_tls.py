@@ -130,6 +130,7 @@ with grpc.insecure_channel(f"localhost:{sys.argv[1]}") as channel:
 """
 
 
+@pytest.mark.slow
 def test_calls_that_come_while_the_server_is_busy_all_wait_their_turn() -> None:
     async def answered(options: Options) -> int:
         """How many of the calls are answered of which the first keeps the server from taking up the others."""

@@ -1047,6 +1047,7 @@ def _gated(federation: Path, robust: dict[str, Any]) -> tuple[Operations, str, T
     return operations, state, received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
 
 
+@pytest.mark.slow
 def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_with(
         federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipping would take nothing over of four where two may lie, and the round said that it had. Beside one that is

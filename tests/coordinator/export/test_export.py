@@ -386,6 +386,7 @@ def test_the_card_says_what_it_is_not_for_and_what_was_not_measured(simulated: S
     assert not any("Measure it on other images" in line for line in hand_over.card["limits"])
 
 
+@pytest.mark.slow
 def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", images=images, labels=np.arange(60) % 3)

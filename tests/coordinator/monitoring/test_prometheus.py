@@ -221,6 +221,7 @@ def test_only_the_last_studies_that_ended_have_series(tmp_path: Path) -> None:
     assert shown == {f"broken{number:02}" for number in range(10, 30)}
 
 
+@pytest.mark.slow
 def test_200_silos_and_100_rounds_take_less_than_a_few_moments(tmp_path: Path) -> None:
     silos = tuple(f"hospital-{number:03}" for number in range(200))
     filled = fill_study(tmp_path / "fed", rounds=101, done=1, complete=False, silos=silos)

@@ -24,6 +24,7 @@ def over(tmp_path: Path) -> Filled:
     return filled
 
 
+@pytest.mark.slow  # the command is a process, which draws
 def test_the_report_is_what_the_command_writes_and_is_made_once(over: Filled) -> None:
     async def work(page: Page) -> None:
         answer = await page.client.get("/api/studies/first/files/report.html")

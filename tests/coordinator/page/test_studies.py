@@ -68,6 +68,7 @@ def test_choices_are_listed_and_a_study_is_made_of_them(filled: Filled) -> None:
     asking(filled, work)
 
 
+@pytest.mark.slow
 def test_what_coordinator_queue_refuses_is_refused_in_its_words(filled: Filled) -> None:
     """The command itself is run: the template's folder of images is not there."""
     async def work(page: Page) -> None:

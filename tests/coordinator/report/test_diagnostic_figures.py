@@ -85,6 +85,7 @@ def test_a_study_without_such_numbers_has_no_such_plots(plain: StudySummary) -> 
     assert [figure.name for figure in draw_figures(plain)] == list(FIGURES)
 
 
+@pytest.mark.slow
 def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(figures: tuple[DrawnFigure, ...]) -> None:
     assert [figure.name for figure in figures] == [*FIGURES, *(name for name in DIAGNOSTIC_FIGURES if name != BY_AREA)]
     for figure in figures:
@@ -238,7 +239,9 @@ def test_where_images_have_several_labels_classes_are_drawn_by_auroc_and_not_by_
     assert not DIAGNOSTIC_FIGURES["recall_by_class"][1](empty_axes(), several, LIGHT)
 
 
-def test_the_page_takes_the_new_plots(study: StudySummary, figures: tuple[DrawnFigure, ...], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("pictures_left_blank")
+def test_the_page_takes_the_new_plots(study: StudySummary, tmp_path: Path) -> None:
+    figures = draw_figures(study)
     filled = fill_study(tmp_path / "fed", rounds=1)
     page = render_page(federation="f", address="a:1", study=study, silos=(), figures=figures,
                        audit=audit(filled.ledger, "first"), state_digest="")

@@ -315,6 +315,7 @@ def test_the_page_shows_the_model_at_each_site_and_who_sent_no_numbers(tmp_path:
     assert [rows[number][1] for number in (1, 3)] == ["sent none", "sent none"]
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_page_shows_recalls_confusion_and_notes(tmp_path: Path) -> None:
     """Of 36 images of class 3 round 3 finds as many as the fixture says, and takes the others for an 8."""
     made = fill_study(tmp_path / "hub", rounds=3)
@@ -332,6 +333,7 @@ def test_the_page_shows_recalls_confusion_and_notes(tmp_path: Path) -> None:
     assert "operator:alice: " in text
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_page_says_what_left_each_hospital(tmp_path: Path) -> None:
     """Three rounds: in the third the last silo abstains, so two updates of it have arrived."""
     made = fill_study(tmp_path / "hub", rounds=3)

@@ -305,6 +305,7 @@ def test_what_no_silo_has_part_in_is_shown_as_no_gain_of_the_federation(tmp_path
     assert (found.accuracy, found.labelled_only_accuracy, found.gain) == (0.518, 0.5, None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("simulated_in_one_process")
 def test_a_simulation_in_which_every_silo_refuses_fails_with_the_reason_and_can_be_gone_on_with(
         tmp_path: Path) -> None:

@@ -410,8 +410,8 @@ def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tm
                 await hang_up(call)
             beta = asyncio.ensure_future(coordinator.deliver(tasks["beta"], content_of(tasks["beta"])))
             # The first is being checked; of the others the last and beta's wait for that.
-            await until(coordinator, lambda: len(service._acceptances) == len(coordinator.spool.digests()) == 3)
-            assert compute.waiting == 1
+            await until(coordinator, lambda: len(service._acceptances) == 3 and len(coordinator.spool.digests()) == 3
+                        and compute.waiting == 1)
             compute.may.set()
             await beta
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
@@ -745,9 +745,9 @@ def test_what_a_late_silo_has_sent_half_does_not_stay_in_the_spool(tmp_path: Pat
             coordinator.roster.revoke("beta")
             coordinator.ledger.move_deadline(coordinator.ledger.phase("s", 1, 0), deadline_unix=0, limit_unix=0)
             coordinator.runtime.notify()
-            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED
+                        and coordinator.spool.total_bytes() == 0)  # it is tidied up once the ledger says so
             assert not coordinator.task_service.still_wanted(update)
-            assert coordinator.spool.total_bytes() == 0
             assert list((tmp_path / "spool" / "incoming").iterdir()) == []
             with pytest.raises(BadPayload, match="ended here"):  # the stream that was open
                 partial.append(content[40:], offset=40, crc32=zlib.crc32(content[40:]))

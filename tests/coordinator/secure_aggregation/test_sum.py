@@ -72,6 +72,7 @@ def test_one_silo_more_that_drops_out_ends_the_sum() -> None:
         finish(total, run)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_silos_may_drop_out_at_any_arrows(data: st.DataObject) -> None:
@@ -249,6 +250,7 @@ def test_answers_of_another_shape_are_wrong_and_do_no_harm(answer: UnmaskAnswer)
     assert run.unmasked.wrong == (name_of(3),)
 
 
+@pytest.mark.slow
 def test_too_many_liars_end_the_sum_in_bounded_time() -> None:
     total = a_total(17)
     run = up_to_answers(total, make_silos(32, total))
@@ -258,6 +260,7 @@ def test_too_many_liars_end_the_sum_in_bounded_time() -> None:
         finish(total, run)
 
 
+@pytest.mark.slow
 def test_any_two_of_the_most_silos_that_lie_are_found() -> None:
     """All pairs would take minutes; those at the ends and across the lowest 17 are the different cases."""
     total = a_total(17)

@@ -108,6 +108,7 @@ def children() -> list[int]:
     return [int(word) for word in listed.split()]
 
 
+@pytest.mark.slow
 def test_it_writes_while_serve_runs_comes_back_when_killed_and_tells_the_rest_at_the_end(filled: Filled) -> None:
     configured(filled.federation, "tensorboard = true")
     before = set(children())

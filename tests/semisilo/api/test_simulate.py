@@ -147,6 +147,7 @@ def test_no_folder_has_the_name_of_what_the_package_offers() -> None:
 # simulate -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
     tables = study("semifl", rounds=1)
     wanted = run_simulation(tables, out=tmp_path / "command", device="cpu")
@@ -158,6 +159,7 @@ def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
     assert (found.wire_bytes, found.simulated, found.state) == (None, True, "completed")
 
 
+@pytest.mark.slow
 def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(tmp_path: Path) -> None:
     images, labels = own_images()
     np.savez(tmp_path / "own.npz", images=images, labels=labels)
@@ -198,6 +200,7 @@ def test_labels_may_be_at_the_silos() -> None:
     assert len(found.completed) == 2
 
 
+@pytest.mark.slow
 def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     """The same images everywhere: without the silos' labels another model, though the warm-up is the same."""
     method = {"name": "self_training", "warm_up_steps": 3, "coordinator_steps": 1, "local_epochs": 1,
@@ -264,6 +267,7 @@ def test_the_line_of_the_labels_alone_is_trained_once_for_each_seed(comparison: 
     assert {each.labelled_only for each in comparison.summary()} == {sum(each for each in lines[:2] if each) / 2}
 
 
+@pytest.mark.slow
 def test_every_run_has_the_line_and_its_model_so_that_it_can_hand_it_over(comparison: semisilo.Comparison,
                                                                           tmp_path: Path) -> None:
     models, taken = [], []
@@ -319,6 +323,7 @@ def test_the_summary_is_mean_and_spread_over_the_seeds(comparison: semisilo.Comp
         comparison.of("third")
 
 
+@pytest.mark.slow
 def test_with_another_seed_only_its_runs_are_new(comparison: semisilo.Comparison, monkeypatch: pytest.MonkeyPatch
                                                  ) -> None:
     ran: list[str] = []
@@ -398,6 +403,7 @@ def test_everything_works_where_an_event_loop_runs_already(tmp_path: Path) -> No
     assert semisilo.simulate(data="digits", method=QUICK, **SMALL).digest == found.runs[0].digest
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_notebook_ends_the_simulation_and_the_same_call_goes_on(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook's stop button is SIGINT in the thread of the event loop, while the simulation has one of its own."""

@@ -137,6 +137,7 @@ def test_the_command_goes_on_where_it_was_and_gives_the_same_numbers(tmp_path: P
     assert "everything was done before" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_with_differential_privacy_the_sites_own_count_bounds_what_may_be_found(tmp_path: Path) -> None:
     tables = supervised(labelled_batch=10, fraction=0.1)

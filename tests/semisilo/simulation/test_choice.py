@@ -61,6 +61,7 @@ def tables(source: str, *, rounds: int = 6, **changes: Any) -> dict[str, Any]:
                  simulation={"data": source}, **{"study": {"patience": 2, "keep_every": 100}, **changes})
 
 
+@pytest.mark.slow
 def test_permuting_the_labels_of_the_test_images_changes_no_choice_no_state_and_no_stop(tmp_path: Path) -> None:
     true, permuted = (run(tables(digits(tmp_path / name, permuted=name == "permuted")), out=tmp_path / name / "run",
                           device="cpu") for name in ("true", "permuted"))
@@ -85,6 +86,7 @@ def test_a_study_that_no_longer_gets_better_ends_early_and_says_why(tmp_path: Pa
     assert (again.digest, len(again.rounds)) == (result.digest, 3)
 
 
+@pytest.mark.slow
 def test_without_patience_all_rounds_are_made(tmp_path: Path) -> None:
     result = run(tables(digits(tmp_path, permuted=False), rounds=3, settings=STANDING, study={"patience": 0}),
                  out=tmp_path / "run", device="cpu")
@@ -167,7 +169,7 @@ def test_where_the_rounds_learn_nothing_labels_alone_are_handed_over_and_it_is_s
     assert (last.facts.model.chosen, last.folder) == ("last", result.folder / "export-round-1")
 
 
-@pytest.mark.parametrize("recipe", ["paper", "strong"])
+@pytest.mark.parametrize("recipe", [pytest.param("paper", marks=pytest.mark.slow), "strong"])
 def test_without_test_images_validation_images_choose_between_the_rounds_and_labels_alone(tmp_path: Path, recipe: str
                                                                                          ) -> None:
     train = archive.digits("train", source="digits")
@@ -184,6 +186,7 @@ def test_without_test_images_validation_images_choose_between_the_rounds_and_lab
     assert read_facts(result.model).method == "labels-alone"
 
 
+@pytest.mark.slow
 def test_where_the_rounds_score_higher_theirs_is_handed_over(tmp_path: Path) -> None:
     """Labels alone are given a lower score, whatever they have on the test images."""
     result = run(alone(digits(tmp_path, permuted=False)), out=tmp_path / "run", device="cpu")

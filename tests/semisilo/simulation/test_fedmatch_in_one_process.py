@@ -161,7 +161,8 @@ def _settings(scenario: str, preset: str, **changes: Any) -> FedMatchSettings:
 
 
 @pytest.mark.parametrize(("scenario", "preset", "most"), [
-    (COORDINATOR, "paper_v1", 100), pytest.param(COORDINATOR, "paper_v3", 250, marks=pytest.mark.slow),
+    pytest.param(COORDINATOR, "paper_v1", 100, marks=pytest.mark.slow),
+    pytest.param(COORDINATOR, "paper_v3", 250, marks=pytest.mark.slow),
     pytest.param(SILO, "paper_v1", 250, marks=pytest.mark.slow),
     pytest.param(SILO, "paper_v3", 250, marks=pytest.mark.slow)])
 def test_it_learns(scenario: str, preset: str, most: int) -> None:

@@ -53,6 +53,7 @@ def test_a_weight_that_is_forged_ends_its_round_and_the_study_goes_on(
     assert not [each for each in caplog.records if each.exc_info]
 
 
+@pytest.mark.slow
 def test_in_groups_that_of_the_liar_alone_is_left_out(
         tmp_path: Path, liar: list[str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="semisilo.coordinator")

@@ -84,6 +84,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         run(path, out=tmp_path / "run", device="cpu")
 
 
+@pytest.mark.slow
 def test_the_labelled_only_line_starts_from_the_same_weights(tmp_path: Path) -> None:
     """With everything but the head frozen it is the best line through fixed features, which random ones do not give."""
     lines = {}

@@ -72,6 +72,7 @@ def state_after(result: SimulationResult, round: int) -> FedSHVRState:
 # The stationarity gap -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_gap_of_a_round_is_that_of_its_two_models_over_all_silos(measured: SimulationResult, problem: Problem
                                                                      ) -> None:
     w, before = state_after(measured, 3).w, state_after(measured, 2).w
@@ -108,6 +109,7 @@ def test_a_simulation_that_was_killed_while_it_measured_has_all_gaps(tmp_path: P
 # Forgetting -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_with_one_silo_the_accuracy_after_training_is_that_before_the_next_round(tmp_path: Path) -> None:
     """Its own model is then the average; without batch-norm nothing else is different."""
     tables = study("fedavg", "labels-at-silo", rounds=4, silos=1, simulation={"forgetting": True},

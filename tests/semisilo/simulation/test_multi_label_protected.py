@@ -49,8 +49,8 @@ def test_the_judge_is_refused_by_name(images: Path) -> None:
         load_simulated_study(tables_of(images, LABELS) | {"robust": {"rule": "judge"}})
 
 
-@pytest.mark.parametrize("method", [PSEUDO_LABELS, *(pytest.param(CASES[name], marks=pytest.mark.slow)
-                                                     for name in ("semifl", "self_training"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [PSEUDO_LABELS, CASES["semifl"], CASES["self_training"]])
 def test_sums_behind_masks_learn(images: Path, tmp_path: Path, method: dict[str, Any]) -> None:
     assert aurocs(images, tmp_path / "run", method, privacy={"secure_aggregation": True})[-1] > LEAST
 

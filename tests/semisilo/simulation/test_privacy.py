@@ -45,6 +45,7 @@ def test_every_simulated_silo_counts_and_the_study_can_be_repeated(tmp_path: Pat
     assert other.digest != first.digest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_silos_are_hidden_by_noise_on_the_sum_that_can_be_repeated(tmp_path: Path) -> None:
     """Ten silos; the silos themselves train without noise and keep no ledger."""

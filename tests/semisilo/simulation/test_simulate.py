@@ -143,6 +143,7 @@ def test_another_seed_gives_another_model(tmp_path: Path, undisturbed: Simulatio
     assert (other.seed, undisturbed.seed) == (6, 5)
 
 
+@pytest.mark.slow
 def test_a_simulation_runs_where_an_event_loop_runs_already_as_in_a_notebook(
         tmp_path: Path, undisturbed: SimulationResult) -> None:
     async def cell() -> SimulationResult:
@@ -276,6 +277,7 @@ def test_unlabelled_images_keep_their_labels_for_diagnostics_and_train_the_same(
 # Many silos -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hundred_silos_of_which_ten_are_asked_in_a_round(tmp_path: Path) -> None:
     tables = study("semifl", silos=100, rounds=2, participation={"silos_per_round": "10%"},
                    split={"fraction": 1.0})

@@ -60,6 +60,7 @@ def test_without_sampling_it_is_the_closed_form_and_never_below(noise: float, co
     assert exact <= found <= 1.01 * exact + 1e-9
 
 
+@pytest.mark.slow
 @given(noise=st.floats(0.7, 20.0), count=st.integers(1, 500))
 @settings(max_examples=15, deadline=None)
 def test_the_closed_form_holds_whatever_the_noise(noise: float, count: int) -> None:
@@ -106,8 +107,9 @@ def renyi_epsilon(noise: float, rate: float, count: int, delta: float) -> float:
     return best
 
 
-@pytest.mark.parametrize(("noise", "rate", "count"), [(1.0, 0.1, 500), (1.1, 0.01, 5000), (2.0, 0.5, 40),
-                                                      (0.6, 0.05, 1000)])
+@pytest.mark.parametrize(("noise", "rate", "count"), [
+    (1.0, 0.1, 500), pytest.param(1.1, 0.01, 5000, marks=pytest.mark.slow), (2.0, 0.5, 40),
+    pytest.param(0.6, 0.05, 1000, marks=pytest.mark.slow)])
 def test_sampled_steps_lie_between_one_of_them_and_the_renyi_bound(noise: float, rate: float, count: int) -> None:
     found = epsilon_of([steps(noise, rate, count)], DELTA)
     assert epsilon_of([steps(noise, rate, 1)], DELTA) < found <= renyi_epsilon(noise, rate, count, DELTA)
@@ -149,7 +151,8 @@ def test_more_steps_than_can_be_counted_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("target", "rate", "count"), [
-    (1.0, 0.1, 100), pytest.param(8.0, 0.5, 40, marks=pytest.mark.slow), (3.0, 1.0, 5)])
+    (1.0, 0.1, 100), pytest.param(8.0, 0.5, 40, marks=pytest.mark.slow),
+    pytest.param(3.0, 1.0, 5, marks=pytest.mark.slow)])
 def test_noise_for_a_target_reaches_it_and_wastes_little(target: float, rate: float, count: int) -> None:
     noise = noise_for(target, DELTA, sampling_rate=rate, steps=count)
     assert epsilon_of([steps(noise, rate, count)], DELTA) <= target

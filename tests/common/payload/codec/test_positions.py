@@ -54,7 +54,8 @@ def class_stream(gaps: Iterable[int]) -> bytes:
 def decoded(encoding: IndexEncoding, data: bytes, n: int, with_value: int, complement: bool = False) -> list[int]:
     positions = decode_positions(encoding, complement, memoryview(data), n, with_value)
     assert isinstance(positions, np.ndarray)
-    return [int(position) for position in positions]
+    found: list[int] = positions.tolist()
+    return found
 
 
 @pytest.mark.parametrize(("density", "limit"), [

@@ -66,7 +66,8 @@ def same(found: SimulationResult, expected: SimulationResult) -> None:
 # Same bits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
 def test_however_many_processes_the_bits_and_bytes_are_those_of_one(
         tmp_path: Path, in_one_process: SimulationResult, trained_elsewhere: list[int | None], workers: int) -> None:
     same(run(RESUMED, out=tmp_path, device="cpu", workers=workers), in_one_process)
@@ -85,6 +86,7 @@ def test_methods_that_keep_something_at_silos_end_with_the_same_bits(
         same(run(tables, out=tmp_path / str(workers), device="cpu", workers=workers), here)
 
 
+@pytest.mark.slow
 def test_by_default_other_processes_take_over_once_they_are_ready(
         tmp_path: Path, in_one_process: SimulationResult, trained_elsewhere: list[int | None],
         monkeypatch: pytest.MonkeyPatch) -> None:

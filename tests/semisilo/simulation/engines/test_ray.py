@@ -31,6 +31,7 @@ KEEPS_MUCH = study("semifl", rounds=3, wire={"uplink": "top-k 20%"})
 """Silos keep momentum and what was left out; tasks are coded against what they hold."""
 
 
+@pytest.mark.slow
 def test_training_from_bytes_in_an_empty_folder_gives_the_bits_of_one_process(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that Ray does except Ray itself: each task is packed, trained in a folder of its own, and unpacked."""

@@ -286,6 +286,7 @@ def test_a_class_with_too_few_images_to_label_is_refused():
         at_both(SMALL, name="iid", silos=10, num_labelled=50, labelled_per_class=20)
 
 
+@pytest.mark.slow
 def test_sixty_thousand_images_are_dealt_in_well_under_a_second():
     import time
 
