@@ -24,6 +24,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, patient_key
+from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, file_key, patient_key
 from semisilo.common.data.formats import archive, decoding, dicom, folder, parquet, pixels, table
 from semisilo.common.data.formats.folder import ImageFile, Listing
 from semisilo.common.data.formats.plugins import use_formats
@@ -333,22 +334,31 @@ def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None, patient:
         labels_N = to_rows([file.findings or () for file in found.files], classes, asked=asked)
     if classes is not None and labels_N is not None:
         _warn_of_twins(found, labels_N, classes)
-    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None and asked == ())
+    pictures = Counter(id(file) for file in found.files)
+    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None and asked == (),
+                                has_several=pictures[id(file)] > 1)
                      for file, of_file in zip(found.files, found.patients, strict=True))
     return _image_set(found.squares, labels_N, found.names, patients if any(patients) else ())
 
 
-def patient_of(file: ImageFile, of_tags: str, rule: PatientRule, *, in_class: bool) -> str:
-    """A key of an image's patient; "" where that is not known.
+def patient_of(file: ImageFile, of_tags: str, rule: PatientRule, *, in_class: bool, has_several: bool = False) -> str:
+    """A key of an image's patient; where that is not known, of its file if others of it count; "" else.
 
     Args:
         of_tags: what the file itself says, a key as well.
         in_class: whether the first folder is that of the class.
+        has_several: whether other pictures of the file count: slices of a volume, pages, frames.
     """
-    if rule == "auto":
-        return file.patient or of_tags
     if rule == "none":
         return ""
+    # By where it lies: in two folders files of the same name are two files.
+    return _patient_by(rule, file, of_tags, in_class=in_class) or (
+        file_key(os.path.realpath(file.path)) if has_several else "")
+
+
+def _patient_by(rule: PatientRule, file: ImageFile, of_tags: str, *, in_class: bool) -> str:
+    if rule == "auto":
+        return file.patient or of_tags
     *folders, name = file.name.split("/")
     if rule == "name":
         return patient_key(name.partition("_")[0]) if "_" in name else ""

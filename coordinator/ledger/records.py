@@ -106,6 +106,9 @@ class FrozenStudy:
     test_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     read_with: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Versions of what has read them: others may make other pixels of the same files."""
+    by_file: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether several images of unknown patients are of one file, a volume for example, and none is in two of the sets;
+    False in a study that an earlier version began."""
     keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
     """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
     study that an earlier version began."""

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import is_of_file
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.text.describe import counted
 
 __all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "Overlap", "check_apart", "check_patients_apart",
            "draw_validation", "held_out_share", "shared_images", "shared_patients", "wanted_of_each"]
@@ -78,7 +80,7 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
     a class closer to its share than it carries others beyond theirs; of a class that has none then, the patient with
     the fewest images.
     Args:
-        patients: a key of each image's, "" where it is not known; () where none is.
+        patients: `ImageSet.patients`.
         digests: of the pixels; an image that stands twice is not held out, for it would stand on both sides.
         seed: of the study; the stream is called "validation split".
         drawn_before: how many images the study held out at its first opening; 0 at the first. An earlier version held
@@ -182,9 +184,11 @@ def shared_patients(sets: Mapping[str, ImageSet]) -> list[Overlap]:
         if both:
             pairs = [f"{sets[second].names[mine]} and {sets[first].names[where[patient]]}"
                      for patient, mine in list(both.items())[:_NAMED]]
+            files = sum(map(is_of_file, both))
+            who = " and ".join(filter(None, (counted(len(both) - files, "patient") if len(both) > files else "",
+                                             counted(files, "file") if files else "")))
             found.append(Overlap(of=second, pairs=_first(pairs, of=len(both)),
-                                 text=f"{len(both)} patient{'s' * (len(both) != 1)} of the {second} images have {first}"
-                                      " ones as well"))
+                                 text=f"{who} of the {second} images have {first} ones as well"))
     return found
 
 

@@ -118,9 +118,12 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                              test=read(data.test, "test"))
     if data.on_error == "report":
         refuse_broken(str(folder), broken)
-    sets = (images.labelled, images.validation, images.test)
-    by_patient = frozen.by_patient if frozen is not None else any(each is not None and any(each.patients)
-                                                                  for each in sets)
+    if frozen is not None and not frozen.by_file:
+        images = CoordinatorData(labelled=_without_files(images.labelled), test=_without_files(images.test),
+                                 validation=_without_files(images.validation))
+    sets = [each for each in (images.labelled, images.validation, images.test) if each is not None]
+    by_patient = frozen.by_patient if frozen is not None else any(each.knows_patients for each in sets)
+    by_file = frozen.by_file if frozen is not None else any(each.has_parts_of_files for each in sets)
     images, num_held_out, images_K, digests, shared = _parted(
         config, images, frozen, num_classes=len(classes), disk=disk, may_have_changed=may_have_changed)
     if len(classes) < 2:
@@ -147,7 +150,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
-        num_held_out=num_held_out, by_patient=by_patient, labelled_patients=_patients(images.labelled),
+        num_held_out=num_held_out, by_patient=by_patient, by_file=by_file, labelled_patients=_patients(images.labelled),
         validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
         measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)), test_without=_without(images.test),
@@ -210,7 +213,8 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
             shared += shared_images(sets, digests)
         else:
             check_apart(sets, digests)
-    if frozen is None or frozen.by_patient:
+    by_patient = frozen is None or frozen.by_patient or frozen.by_file
+    if by_patient:
         if may_have_changed:
             shared += shared_patients(sets)
         else:
@@ -222,7 +226,7 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
                             num_classes=num_strata(labels_N, num_classes),
                             digests=digests["labelled"],
-                            patients=labelled.patients if frozen is None or frozen.by_patient else (),
+                            patients=labelled.patients if by_patient else (),
                             drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
         if config.data.stated_share is None or may_have_changed:
@@ -466,6 +470,11 @@ def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
         if now != then:
             raise BadConfiguration(f"[data] {name} = {now} differs from {then}, with which the study was started.",
                                    remedy="Restore the old value, or start a new study.")
+
+
+def _without_files(images: ImageSet | None) -> ImageSet | None:
+    """The images as a study that an earlier version began sees them."""
+    return None if images is None else images.without_files()
 
 
 def _patients(images: ImageSet | None) -> int:

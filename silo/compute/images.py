@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import ImageForm, OnError
+from semisilo.common.data.form import ImageForm, OnError, is_of_file
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
 from semisilo.common.data.layout import Layout, layout_of, refuse_parts
 from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
@@ -183,7 +183,7 @@ def _check_patients(images: SiloImages) -> None:
         return
     trained = {patient for each in (images.labelled, images.unlabelled) if each is not None
                for patient in each.patients}
-    twice = {patient for patient in test.patients if patient} & trained
+    twice = {patient for patient in test.patients if patient and not is_of_file(patient)} & trained
     if twice:
         first = next(name for name, patient in zip(test.names, test.patients, strict=True) if patient in twice)
         raise BadData(f"{counted(len(twice), 'patient')} of the test images are among the images to train on, too,"

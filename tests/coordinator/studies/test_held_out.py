@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from semisilo.common.config import to_dict
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
 from semisilo.common.data.pixel_digests import pixel_digests
@@ -367,6 +368,58 @@ def test_a_study_keeps_patients_apart_and_freezes_how_many_there_are(tmp_path: P
     with pytest.raises(BadData, match=r"1 patient of the test images have labelled ones as well") as caught:
         read(tmp_path, **data)
     assert 'patient = "none"' in caught.value.remedy
+
+
+def stacks(folder: Path, *names: str, pages: int = 4) -> None:
+    """TIFF files of several pages, no two alike."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        content = np.random.default_rng([ord(letter) for letter in name]).integers(0, 256, (pages, 8, 8), dtype=np.uint8)
+        first, *others = map(Image.fromarray, content)
+        first.save(folder / name, save_all=True, append_images=others)
+
+
+STACKS = [f"l/{name}/{number}.tif" for name in ("cat", "dog") for number in range(10)]
+ALL_PAGES = {"labelled": "l", "validation_share": "20%",
+             "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25], "reading": {"frames": "all"}}}
+
+
+def files_of(images: ImageSet | None) -> set[str]:
+    assert images is not None
+    return {name.partition("[")[0] for name in images.names}
+
+
+def test_pages_of_a_file_whose_patient_nobody_knows_are_held_out_together(tmp_path: Path) -> None:
+    stacks(tmp_path, *STACKS)
+    stacks(tmp_path, "t/cat/0.tif", "t/dog/0.tif")  # other files of the same names are no trouble
+    found = read(tmp_path, test="t", **ALL_PAGES)
+    frozen, labelled, validation = found.frozen, found.images.labelled, found.images.validation
+    assert files_of(validation)
+    assert not files_of(validation) & files_of(labelled)
+    assert (frozen.by_file, frozen.by_patient, frozen.num_labelled + frozen.num_validation) == (True, False, 80)
+    assert (frozen.labelled_patients, frozen.test_patients) == (0, 0), "files are not counted as patients"
+    again = read(tmp_path, before=found, test="t", **ALL_PAGES)
+    assert again.images.validation.names == validation.names  # type: ignore[union-attr]
+
+
+def test_a_study_that_held_out_single_pages_goes_on_with_them(tmp_path: Path) -> None:
+    stacks(tmp_path, *STACKS)
+    single = read(tmp_path, patient="none", **ALL_PAGES)
+    assert files_of(single.images.validation) & files_of(single.images.labelled)
+    assert not single.frozen.by_file
+    assert "by_file" not in to_dict(single.frozen)
+    again = read(tmp_path, before=single, **ALL_PAGES)
+    assert again.images.validation.names == single.images.validation.names  # type: ignore[union-attr]
+    assert again.images.labelled.patients == (), "nor are folds of labels alone others"  # type: ignore[union-attr]
+
+
+def test_pages_of_a_patient_are_his_and_a_single_page_stands_for_itself(tmp_path: Path) -> None:
+    stacks(tmp_path, "l/cat/P1_0.tif", "l/cat/P1_1.tif", "l/dog/P2_0.tif")
+    none = {**ALL_PAGES, "validation_share": "0%"}
+    whole = read(tmp_path, patient="name", **none).frozen
+    assert (whole.by_file, whole.by_patient) == (False, True)
+    first = {**none, "image": {**none["image"], "reading": {}}}  # type: ignore[dict-item]
+    assert not read(tmp_path, **first).frozen.by_file
 
 
 def test_dicom_files_that_a_setting_leaves_out_are_not_told_as_files_that_are_no_images(tmp_path: Path) -> None:
