@@ -28,7 +28,7 @@ from torch import nn
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.formats.folder import is_left_behind
 from semisilo.common.data.image_set import ImageSet
-from semisilo.common.data.pixel_digests import pixel_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, StorageDamaged, UsageError
 from semisilo.common.learning import batch_norm
@@ -325,7 +325,7 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
     data = opened.data.images
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),
                                           ("test", found.images)) if each is not None}
-    digests = {name: pixel_digests(each) for name, each in sets.items()}
+    digests = {name: telling_digests(each, pixel_digests(each)) for name, each in sets.items()}
     for name in [each for each in sets if each != "test"]:  # what the two have in common by now is told on the card
         check_apart({each: sets[each] for each in (name, "test")}, digests, where=f"--test {choice.test}:")
     name = Path(choice.test).name or choice.test

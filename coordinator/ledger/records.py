@@ -106,6 +106,9 @@ class FrozenStudy:
     test_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     read_with: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Versions of what has read them: others may make other pixels of the same files."""
+    plain_images: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether some labelled images are of a single value and may be held out, however many of them are alike; False in
+    a study that an earlier version began."""
     by_file: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
     """Whether several images of unknown patients are of one file, a volume for example, and none is in two of the sets;
     False in a study that an earlier version began."""

@@ -81,7 +81,8 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
     the fewest images.
     Args:
         patients: `ImageSet.patients`.
-        digests: of the pixels; an image that stands twice is not held out, for it would stand on both sides.
+        digests: of the pixels, as `telling_digests`; an image that stands twice is not held out, for it would stand on
+            both sides.
         seed: of the study; the stream is called "validation split".
         drawn_before: how many images the study held out at its first opening; 0 at the first. An earlier version held
             one out of every class with two, however many that were: such a study keeps its images.
@@ -91,7 +92,7 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
         return np.empty(0, dtype=np.int64)
     share = min(share, MOST_HELD_OUT / max(1, len(labels_N)))
     seen = Counter(digests or ())
-    once_N = np.array([seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
+    once_N = np.array([not each or seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
         np.ones(len(labels_N), dtype=bool)
     images_K = np.bincount(labels_N[labels_N >= 0], minlength=num_classes)[:num_classes].astype(np.int64)
 
@@ -197,12 +198,13 @@ def shared_images(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) 
 
     Args:
         sets: by the name that table [data] has for them.
-        digests: `pixel_digests` of each.
+        digests: `telling_digests` of each: plain images are nobody's twins.
     """
     found = []
     for first, second in _twos(sets):
         numbers = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
-        twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second]) if digest in numbers]
+        twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second])
+                 if digest and digest in numbers]
         if twice:
             pairs = [f"{sets[second].names[mine]} = {sets[first].names[other]}" for mine, other in twice[:_NAMED]]
             found.append(Overlap(of=second, pairs=_first(pairs, of=len(twice)),
@@ -235,7 +237,7 @@ def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests], *,
     """Whether no image stands in two sets.
 
     Args:
-        digests: `pixel_digests` of each set.
+        digests: `telling_digests` of each set.
         where: what has named the sets, for the error.
     Raises: BadData with how many do, and the names of the first.
     """

@@ -20,7 +20,7 @@ from semisilo.common.data.augmentation.augment import check_settings
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
-from semisilo.common.data.pixel_digests import pixel_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.averaged_training import log_prior
@@ -121,6 +121,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if frozen is not None and not frozen.by_file:
         images = CoordinatorData(labelled=_without_files(images.labelled), test=_without_files(images.test),
                                  validation=_without_files(images.validation))
+    plain_images = frozen.plain_images if frozen is not None else images.labelled is not None and not all(
+        telling_digests(images.labelled, (b"image",) * len(images.labelled)))
     sets = [each for each in (images.labelled, images.validation, images.test) if each is not None]
     by_patient = frozen.by_patient if frozen is not None else any(each.knows_patients for each in sets)
     by_file = frozen.by_file if frozen is not None else any(each.has_parts_of_files for each in sets)
@@ -150,7 +152,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
-        num_held_out=num_held_out, by_patient=by_patient, by_file=by_file, labelled_patients=_patients(images.labelled),
+        num_held_out=num_held_out, plain_images=plain_images, by_patient=by_patient, by_file=by_file, labelled_patients=_patients(images.labelled),
         validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
         measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)), test_without=_without(images.test),
@@ -207,12 +209,13 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     sets = {name: each for name, each in (("labelled", labelled), ("validation", validation), ("test", images.test))
             if each is not None}
     digests: dict[str, Sequence[bytes]] = {name: pixel_digests(each) for name, each in sets.items()}
+    telling = {name: telling_digests(each, digests[name]) for name, each in sets.items()}
     shared: list[Overlap] = []
     if frozen is None or frozen.measure:
         if may_have_changed:
-            shared += shared_images(sets, digests)
+            shared += shared_images(sets, telling)
         else:
-            check_apart(sets, digests)
+            check_apart(sets, telling)
     by_patient = frozen is None or frozen.by_patient or frozen.by_file
     if by_patient:
         if may_have_changed:
@@ -225,7 +228,8 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     labels_N = labelled.labels_N.numpy()
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
                             num_classes=num_strata(labels_N, num_classes),
-                            digests=digests["labelled"],
+                            digests=telling["labelled"] if frozen is None or frozen.plain_images else
+                            digests["labelled"],
                             patients=labelled.patients if by_patient else (),
                             drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
