@@ -11,9 +11,9 @@ from typing import Literal
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 
-__all__ = ["LABELLED", "PATIENT_COLUMNS", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings", "DicomRules",
-           "ImageForm", "OnError", "PatientRule", "Reading", "Selection", "file_key", "is_of_file", "patient_key",
-           "text_of_file"]
+__all__ = ["DEEP_LIMITS", "LABELLED", "PATIENT_COLUMNS", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings",
+           "DicomRules", "ImageForm", "OnError", "PatientRule", "Ranges", "Reading", "Selection", "check_ranges",
+           "file_key", "is_of_file", "patient_key", "text_of_file"]
 
 OnError = Literal["stop", "skip", "report"]
 """At a file that cannot be read: stop; leave it out; or read everything, list all that is wrong, then stop."""
@@ -57,6 +57,24 @@ class Reading:
                 raise ValueError(f'{name} = "{value}": give {", ".join(map(repr, words))} or a number.')
             if not isinstance(value, str) and not 1 <= value <= 10_000:
                 raise ValueError(f"{name} = {value}: must be between 1 and 10000.")
+
+
+Ranges = tuple[tuple[str, float], ...]
+"""What deep values were divided by, as files keep it: kinds ("16 bits", "whole numbers", "fractions") with the value
+that is white."""
+DEEP_LIMITS: Mapping[str, tuple[float, ...]] = {
+    "16 bits": (4095.0, 65535.0),  # not 255: a dark 12-bit scan must not become bright
+    "whole numbers": (255.0, 4095.0, 65535.0),
+    "fractions": (1.0, 255.0),
+}
+"""Kinds of deep values, and what may be white of them where no window says it."""
+
+
+def check_ranges(ranges: Ranges) -> None:
+    """Raises: ValueError for what no source is read with."""
+    for kind, limit in ranges:
+        if limit not in DEEP_LIMITS.get(kind, ()):
+            raise ValueError(f"ranges: values of {kind[:40]!r} are never divided by {limit:g}.")
 
 
 DicomRules = Mapping[str, tuple[str, ...] | str]

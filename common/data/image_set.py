@@ -8,8 +8,8 @@ Tests: tests/common/data/test_readers.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -184,6 +184,8 @@ class ReadResult:
     tied: tuple[str, ...] = ()
     """Kinds of deep values ("16 bits") whose range was found in the values of several pictures together: what one of
     these becomes hangs on the others."""
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    """What deep values were divided by, by their kind; also of kinds that were asked for and did not occur."""
 
 
 @dataclass(frozen=True, slots=True)

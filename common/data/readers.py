@@ -28,7 +28,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -72,7 +72,7 @@ def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
     labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
     reading: Reading = Reading(), disk: Path | None = None, selection: Selection = Selection(),
-    multi_label: bool = False,
+    multi_label: bool = False, ranges: Mapping[str, float] | None = None,
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
@@ -89,6 +89,7 @@ def read_images(
             are always in memory.
         selection: which DICOM files count, and how the patients of images are known.
         multi_label: whether images may have several labels or none.
+        ranges: what values of more than 8 bits are divided by at least: what was found on other images of the study.
     Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows;
         with several labels int8 (N, K) of 1, 0 and, for a class that the source was never asked for, -1.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
@@ -103,12 +104,12 @@ def read_images(
         listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
         return read_listing(source, listing, form=form, reading=reading, classes=classes, labelled=labelled,
                             on_error=on_error, progress=progress, disk=disk, patient=selection.patient,
-                            multi_label=multi_label)
+                            multi_label=multi_label, ranges=ranges)
     if kind == "parquet":
         assert path is not None
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
         return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
-                         progress=progress, disk=disk, patient=selection.patient)
+                         progress=progress, disk=disk, patient=selection.patient, ranges=ranges)
     shape = arrays_of(source, path, split, labels="no", pixels=False).shape
     _place(source, shape[0], size=size, channels=channels, disk=None)
     arrays = arrays_of(source, path, split, labels="needed" if labelled else "no", multi_label=multi_label)
@@ -116,16 +117,17 @@ def read_images(
                        if labelled else (None, classes))
     assert arrays.images is not None
     try:
-        found_range = pixels.range_of(arrays.images, reading=reading)
+        found_range = pixels.range_of(arrays.images, reading=reading, ranges=ranges or {})
         squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, reading=reading,
-                                 progress=_told(progress))
+                                 ranges=ranges or {}, progress=_told(progress))
     except pixels.UnusableError as error:
         raise BadData(f"{source}: its images cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
     patients = arrays.patients if selection.patient == "auto" else ()
     return ReadResult(_image_set(squares, labels_N, image_names, patients), names, (),
-                      () if found_range is None else found_range[:1])
+                      () if found_range is None else found_range[:1],
+                      {**(ranges or {}), **({} if found_range is None else dict([found_range]))})
 
 
 def kind_of(path: Path | None) -> SourceKind:
@@ -226,20 +228,12 @@ def _class_counts(labels_N: NDArray[np.int64] | None, classes: tuple[str, ...]) 
     return dict(zip(classes, occurring, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ReadPart(ReadResult):
-    """A result with what another part of the same source must know."""
-
-    ranges: dict[str, float] = field(default_factory=dict)
-    """What values of more than 8 bits were divided by: `semisilo.common.data.formats.decoding.decode`."""
-
-
 def read_listing(
     source: str, listing: Listing, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...],
     labelled: bool, on_error: OnError, progress: Callable[[float, str], None] | None = None,
     ranges: Mapping[str, float] | None = None, disk: Path | None = None, patient: PatientRule = "auto",
     multi_label: bool = False,
-) -> ReadPart:
+) -> ReadResult:
     """As `read_images`, of image files that were listed before.
 
     Args:
@@ -265,7 +259,7 @@ def read_listing(
     everything = _in_order([*skipped, *found.skipped])
     if on_error == "report":
         refuse_broken(source, everything)
-    return ReadPart(images=_labelled(found, classes if labelled else None, patient,
+    return ReadResult(images=_labelled(found, classes if labelled else None, patient,
                                      asked=listing.asked if multi_label else ()), classes=classes,
                     skipped=everything, tied=found.tied, ranges=found.ranges)
 
@@ -273,7 +267,7 @@ def read_listing(
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
               on_error: OnError, progress: Callable[[float, str], None] | None = None,
               wanted: NDArray[np.bool_] | None = None, ranges: Mapping[str, float] | None = None,
-              disk: Path | None = None, patient: PatientRule = "auto") -> ReadPart:
+              disk: Path | None = None, patient: PatientRule = "auto") -> ReadResult:
     """As `read_images`, of Parquet files that were opened before.
 
     Args:
@@ -306,7 +300,7 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
     if on_error == "report":
         refuse_broken(rows.source, everything)
     several = rows.labels_N is not None and rows.labels_N.ndim == 2
-    return ReadPart(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
+    return ReadResult(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
                                      asked=rows.asked if several else ()),
                     classes=classes, skipped=everything, tied=found.tied, ranges=found.ranges)
 

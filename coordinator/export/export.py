@@ -320,7 +320,7 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
     form = opened.facts.image
     found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
-                        multi_label=opened.facts.task == "multi_label",
+                        multi_label=opened.facts.task == "multi_label", ranges=dict(opened.facts.ranges),
                         selection=config_from_dict(opened.chosen.study.config, where="study").data.selection)
     data = opened.data.images
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),

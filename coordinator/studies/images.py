@@ -17,7 +17,7 @@ import numpy as np
 
 from semisilo.common import __version__
 from semisilo.common.data.augmentation.augment import check_settings
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Ranges
 from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
@@ -98,16 +98,25 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     multi_label = config.study.task == "multi_label"
     skipped: list[str] = []
     broken: list[Skipped] = []
+    ranges: Ranges = () if frozen is None else frozen.ranges
+    is_first = frozen is None
 
     def read(source: str, part: str) -> ImageSet | None:
-        nonlocal classes
+        nonlocal classes, ranges, is_first
         if not source:
             return None
         found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
                             classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report" else
                             data.on_error, progress=progress, reading=image.reading, disk=disk,
-                            selection=data.selection, multi_label=multi_label)
+                            selection=data.selection, multi_label=multi_label, ranges=dict(ranges))
         classes = classes or found.classes
+        if is_first:
+            ranges, is_first = tuple(sorted(found.ranges.items())), False
+        for kind, limit in ranges if frozen is None else ():
+            if found.ranges[kind] > limit:
+                _LOG.warning("values of %s go up to %g in the %s images, and not beyond %g in those that the study"
+                             " learns from: they are read darker; set [data.image.reading] window", kind,
+                             found.ranges[kind], part, limit)
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped if not item.unchosen)
         if frozen is None and (unchosen := sum(item.unchosen for item in found.skipped)):
             _LOG.info("%s images: %s left out by a setting of [data]", part, counted(unchosen, "file"))
@@ -152,9 +161,9 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
-        num_held_out=num_held_out, plain_images=plain_images, by_patient=by_patient, by_file=by_file, labelled_patients=_patients(images.labelled),
-        validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
-        measure_reason=measure_reason,
+        num_held_out=num_held_out, ranges=ranges, plain_images=plain_images, by_patient=by_patient, by_file=by_file,
+        labelled_patients=_patients(images.labelled), validation_patients=_patients(images.validation),
+        test_patients=_patients(images.test), measure=str(measure), measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)), test_without=_without(images.test),
         task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,

@@ -91,9 +91,12 @@ class Predictions:
     not_compared: str = ""
     """Which labels of the source do not count, and why; empty where all do."""
 
+    read_with: tuple[str, ...] = ()
+    """How images of more than 8 bits were read, where the files do not say it: a line for each kind of values."""
+
     def notes(self) -> tuple[str, ...]:
         """What whoever reads the predictions must know, a line each."""
-        found = []
+        found = list(self.read_with)
         if self.thresholds:
             found.append("thresholds: " + ", ".join(f"{name} {cut:.4g}" for name, cut in zip(
                 self.classes, self.thresholds, strict=True)))
@@ -283,7 +286,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     if facts.task == "multi_label":
         _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
-                         batch_size=batch_size, multi_label=facts.task == "multi_label")
+                         batch_size=batch_size, multi_label=facts.task == "multi_label", least=dict(facts.ranges))
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []
     true: list[int] = []
@@ -321,7 +324,19 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         predicted_N = np.where(plain_NK[:, label] >= point.threshold, label, others_NK.argmax(axis=1))
     return Predictions(classes=classes, files=tuple(files), predicted=predicted_N, probabilities=p_NK,
                        true=np.array(true, dtype=np.int64), skipped=tuple(images.skipped), operating_point=point,
-                       prevalence=brought_to)
+                       prevalence=brought_to, read_with=_read_with(images.ranges, facts))
+
+
+def _read_with(ranges: Mapping[str, float], facts: ModelFacts) -> tuple[str, ...]:
+    """How deep images were read, a line for each kind of values."""
+    found = []
+    for kind, limit in sorted(ranges.items()):
+        of_study = dict(facts.ranges).get(kind)
+        why = "as far as these images show; the model does not say what its study took" if of_study is None else \
+            "as in the model's study" if of_study == limit else \
+            f"since these images go beyond {of_study:g}, the white of the model's study: the model sees them darker"
+        found.append(f"values of {kind}: {limit:g} and above are white, {why}")
+    return tuple(found)
 
 
 def _check_options_of_findings(*, operating_point: bool, prevalence: str) -> None:
@@ -349,7 +364,7 @@ def _of_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], fact
     return Predictions(classes=classes, files=files, predicted=(p_NK - np.array(cuts)).argmax(axis=1),
                        probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64),
                        skipped=tuple(images.skipped), thresholds=cuts, truth=rows_NK, measures=measures,
-                       not_compared=images.not_compared)
+                       not_compared=images.not_compared, read_with=_read_with(images.ranges, facts))
 
 
 def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = (),

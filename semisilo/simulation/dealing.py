@@ -210,11 +210,15 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     settings, form = study.simulation, study.draft.data.image
     source, test_source = _sources(study)
 
+    ranges: Mapping[str, float] = {}
+
     def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
+        nonlocal ranges
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
                             selection=study.draft.data.selection,
-                            multi_label=study.draft.study.task == "multi_label")
+                            multi_label=study.draft.study.task == "multi_label", ranges=ranges)
+        ranges = {} if as_before else ranges or found.ranges
         return found.images.without_files() if as_before else found.images, classes or found.classes
 
     classes_known, apart = True, 0
