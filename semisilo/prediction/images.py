@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Selection
 from semisilo.common.data.formats import archive, decoding, parquet, pixels
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
@@ -88,10 +88,12 @@ class Source:
 
 
 def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_error: OnError, batch_size: int,
-                multi_label: bool = False, least: Mapping[str, float] = MappingProxyType({})) -> Source:
+                multi_label: bool = False, least: Mapping[str, float] = MappingProxyType({}),
+                selection: Selection = Selection()) -> Source:
     """The images of a source for a model of these classes.
 
     Args:
+        selection: which DICOM files count, and which plug-ins read files of other formats.
         least: what deep values are divided by at least, as the model's study did.
         source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
         multi_label: whether the model's images may have several labels or none.
@@ -105,7 +107,8 @@ def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_er
     path, part = parse_source(str(source))
     kind = kind_of(path)
     if path is not None and kind in ("folder", "table"):
-        listing = listing_of(path, part, source=str(source), classes=classes, multi_label=multi_label)
+        listing = listing_of(path, part, source=str(source), classes=classes, selection=selection,
+                             multi_label=multi_label)
         skipped += listing.skipped
         index = {} if multi_label else _index(listing.folders, classes)
         rows, not_compared = _Rows(classes) if multi_label else None, ""

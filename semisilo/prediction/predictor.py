@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import to_dict
+from semisilo.common.data.form import Selection
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
@@ -255,7 +256,8 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
 def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
             batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
-            operating_point: bool = True, prevalence: str = "", network: Network | None = None) -> Predictions:
+            operating_point: bool = True, prevalence: str = "", network: Network | None = None,
+            selection: Selection = Selection()) -> Predictions:
     """What a model says of images.
 
     Args:
@@ -275,6 +277,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
             probabilities are brought to them (Saerens et al., 2002). The operating point looks at the probabilities as
             they were before, since its sensitivity and specificity do not depend on prevalence.
         network: what `semisilo.simulate(model=...)` was given, for a model that was trained so by another process.
+        selection: which DICOM files count, and which format plug-ins read files of other kinds, as [data] dicom and
+            formats of a study.
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
@@ -286,7 +290,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     if facts.task == "multi_label":
         _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
-                         batch_size=batch_size, multi_label=facts.task == "multi_label", least=dict(facts.ranges))
+                         batch_size=batch_size, multi_label=facts.task == "multi_label", least=dict(facts.ranges),
+                         selection=selection)
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []
     true: list[int] = []

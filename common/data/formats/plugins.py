@@ -108,8 +108,8 @@ class _Arrays:
             shown, divided = eight_bits(values, reading=reading, ranges=ranges)
             found.append(Picture(
                 square=fitted(Image.fromarray(shown), form), divided=divided, width=array.shape[1],
-                height=array.shape[0], channels=_channels(array), bits=8 * array.dtype.itemsize, part=part_of(those, len(self.arrays), index),
-                patient=patient_key(self.patient)))
+                height=array.shape[0], channels=_channels(array), bits=8 * array.dtype.itemsize,
+                part=part_of(those, len(self.arrays), index), patient=patient_key(self.patient)))
         return found
 
 
