@@ -90,7 +90,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
-from semisilo.coordinator.studies.held_out import check_apart
+from semisilo.coordinator.studies.held_out import check_apart, check_patients_apart
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.privacy import masked_sentence
@@ -313,7 +313,8 @@ def _opened_labels_alone(chosen: ChosenModel, study_folder: Path, data: StudyDat
 def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None, str]:
     """What the model is measured on, and how the card calls it; (None, "") where there is nothing.
 
-    Raises: BadData where images of `--test` are among those that the coordinator has trained or chosen with.
+    Raises: BadData where images of `--test`, or their patients, are among those that the coordinator has trained or
+        chosen with.
     """
     if not choice.test:
         return opened.data.images.test, STUDY_TEST if opened.data.images.test is not None else ""
@@ -327,7 +328,9 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
                                           ("test", found.images)) if each is not None}
     digests = {name: telling_digests(each, pixel_digests(each)) for name, each in sets.items()}
     for name in [each for each in sets if each != "test"]:  # what the two have in common by now is told on the card
-        check_apart({each: sets[each] for each in (name, "test")}, digests, where=f"--test {choice.test}:")
+        both, where = {each: sets[each] for each in (name, "test")}, f"--test {choice.test}:"
+        check_apart(both, digests, where=where)
+        check_patients_apart(both, where=where)
     name = Path(choice.test).name or choice.test
     broken = sum(item.broken for item in found.skipped)
     left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""

@@ -222,13 +222,15 @@ def _first(pairs: Sequence[str], *, of: int) -> str:
     return f"{', '.join(pairs)}{', ...' if of > len(pairs) else ''}"
 
 
-def check_patients_apart(sets: Mapping[str, ImageSet]) -> None:
+def check_patients_apart(sets: Mapping[str, ImageSet], *, where: str = "[data]") -> None:
     """Whether no patient is in two sets.
 
+    Args:
+        where: what has named the sets, for the error.
     Raises: BadData with how many are, and the names of the first images.
     """
     if found := shared_patients(sets):
-        raise BadData(f"[data] {'; '.join(each.line for each in found)}.",
+        raise BadData(f"{where} {'; '.join(each.line for each in found)}.",
                       remedy="Keep all images of a patient in one set. If these are different patients, say so: [data]"
                              ' patient = "none", or "folder" or "name" where those tell patients apart.')
 
