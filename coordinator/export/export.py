@@ -71,7 +71,7 @@ from semisilo.coordinator.export.card import (
     software_here,
 )
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
-from semisilo.coordinator.export.choose_model import CHOSEN, STUDY_TEST, ChosenModel, choose_model
+from semisilo.coordinator.export.choose_model import CHANGED_TEST, CHOSEN, STUDY_TEST, ChosenModel, choose_model
 from semisilo.coordinator.export.figures import finding_reliability_figure, reliability_figure
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
@@ -317,7 +317,8 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
         chosen with.
     """
     if not choice.test:
-        return opened.data.images.test, STUDY_TEST if opened.data.images.test is not None else ""
+        own = opened.data.images.test
+        return own, "" if own is None else CHANGED_TEST if "test" in opened.data.changes else STUDY_TEST
     form = opened.facts.image
     found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,10 +14,13 @@ import torch
 
 from semisilo.common.config import to_dict
 from semisilo.common.errors import BadData
+from semisilo.coordinator.export.card import card_test, limits_of
+from semisilo.coordinator.export.choose_model import CHANGED_TEST, STUDY_TEST
 from semisilo.coordinator.export.export import ExportChoice, _Opened, _test_images
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.coordinator.export.test_card import COMPLETE, MEASURES
 
 CONFIG = config_from_dict({
     "study": {"seed": 4}, "model": {"name": "small_cnn"}, "method": {"name": "semifl"},
@@ -62,3 +66,16 @@ def test_those_of_patients_of_their_own_are_measured(data: StudyData, tmp_path: 
     found, source = _test_images(opened(data), ExportChoice(test=str(tmp_path / "other.npz")))
     assert found is not None
     assert (len(found), source) == (8, "other images (other.npz)")
+
+
+def test_what_is_measured_on_changed_test_images_is_compared_with_nothing_of_before(data: StudyData) -> None:
+    """Labels alone and the round were measured on the others."""
+    assert _test_images(opened(data), ExportChoice())[1] == STUDY_TEST
+    changed = replace(data, changes={"test": "8 test images then, 9 now"})
+    images, source = _test_images(opened(changed), ExportChoice())
+    assert images is not None
+    assert source == CHANGED_TEST
+    assert _test_images(opened(replace(data, changes={"labelled": "8 then, 9 now"})), ExportChoice())[1] == STUDY_TEST
+    card = replace(COMPLETE, test=card_test(MEASURES, source=source, digest="ab"))
+    assert (COMPLETE.shows_gain, card.shows_gain, card.gain) == (True, False, None)
+    assert any("was shown while the study ran" in each for each in limits_of(card)), "many of them are the same"
