@@ -432,10 +432,12 @@ class _TorchPredictor:
         import torch
 
         from semisilo.common.models.exported import logits_of
+        from semisilo.common.numerics.numerics import as_handed_over
 
         pixels = torch.from_numpy(np.ascontiguousarray(images_BCHW))
-        answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,
-                                                batch_size=max(1, len(pixels))).numpy()
+        with as_handed_over():
+            answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,
+                                                    batch_size=max(1, len(pixels))).numpy()
         return answer
 
 
