@@ -62,8 +62,8 @@ class NoPictureError(UnusableError):
     """A file that is whole and holds no picture, such as a report among scans: left out whatever else is wrong."""
 
 
-def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapping[str, float]
-           ) -> tuple[Pixels, Range | None]:
+def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapping[str, float],
+           deep_inverted: bool = False) -> tuple[Pixels, Range | None]:
     """The picture as uint8 (C, S, S), and what its values were divided by if they have more than 8 bits.
 
     The orientation that a camera noted is applied, transparency lies on black, a palette is resolved, of several frames
@@ -72,6 +72,7 @@ def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapp
     scales nothing.
     Args:
         ranges: the range that other pictures of the source need at least.
+        deep_inverted: whether 0 is white, of a picture of more than 8 bits. Pillow sees to those of 8 bits.
     Raises: UnusableError with the reason; whatever Pillow raises for damaged data.
     """
     image = ImageOps.exif_transpose(image)
@@ -83,7 +84,7 @@ def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapp
         if values.dtype == np.int32 and values.min() >= 0 and values.max() <= 65535:
             values = values.astype(np.uint16)  # Pillow hands some 16-bit files over in 32 bits
         shown, divided = eight_bits(values, reading=reading, ranges=ranges)
-        image = Image.fromarray(shown)
+        image = Image.fromarray(255 - shown if deep_inverted else shown)
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")

@@ -1,4 +1,5 @@
-"""Colours of more than 8 bits in TIFF files, of which Pillow keeps the upper 8 alone.
+"""What Pillow does not see to in TIFF files of more than 8 bits: colours, of which it keeps the upper 8 alone, and grey
+of which 0 is white.
 
 Tests: tests/common/data/formats/test_registry.py.
 """
@@ -18,9 +19,10 @@ from semisilo.common.data.formats.pixels import UnusableError
 from semisilo.common.data.formats.registry import TIFF
 from semisilo.common.errors import BadData
 
-__all__ = ["deep_colours", "has_deep_colours"]
+__all__ = ["deep_colours", "has_deep_colours", "zero_is_white"]
 
 _BITS_PER_SAMPLE = 258
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 _NOT_PACKED, _PACK_BITS, _DEFLATE = 1, 32773, (8, 32946)
 _PACKED = "its 16-bit colours are compressed in a way that is not read; save it uncompressed, or with deflate"
 _DAMAGED = "its 16-bit colours are damaged or cut off"
@@ -31,6 +33,12 @@ def has_deep_colours(image: Image.Image) -> bool:
     bits: Any = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (1,))
     bits = bits if isinstance(bits, tuple) else (bits,)
     return len(bits) >= 3 and max(bits) > 8
+
+
+def zero_is_white(image: Image.Image) -> bool:
+    """Whether the page that a Pillow image is at says that its smallest value is white."""
+    tags: Any = getattr(image, "tag_v2", {})
+    return bool(tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO)
 
 
 def deep_colours(path: Path, page: int, size: tuple[int, int]) -> NDArray[Any]:

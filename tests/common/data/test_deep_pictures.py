@@ -186,3 +186,17 @@ def test_without_tifffile_one_line_names_the_extra(tmp_path, monkeypatch):
 def test_a_reading_that_does_not_exist_is_refused(changed, said):
     with pytest.raises(ValueError, match=said):
         Reading(**changed)
+
+
+def test_a_tiff_of_which_zero_is_white_is_turned_round_whatever_its_depth(tmp_path):
+    """Beside it black, which padding is."""
+    values = np.vstack([DARK[:4], DARK[4:]])[:, :6]
+    for name, stored, brightest in (("8", (values // 8).astype(np.uint8), 255), ("16", values, 4095),
+                                    ("32", values.astype(np.uint32), 4095)):
+        for kind in ("minisblack", "miniswhite"):
+            tifffile.imwrite(tmp_path / f"{name}.tif", stored, photometric=kind)
+            got = read(tmp_path)[0, 0]
+            expected = by(stored.astype(float), brightest)
+            assert np.array_equal(got[:, 1:7], 255 - expected if kind == "miniswhite" else expected), (name, kind)
+            assert not got[:, [0, 7]].any()
+        (tmp_path / f"{name}.tif").unlink()
