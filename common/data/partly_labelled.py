@@ -234,8 +234,9 @@ def _by_label(source: str, listing: folder.Listing) -> _Apart:
 
 def _check_apart(source: str, listing: folder.Listing, divided: _Apart, classes: tuple[str, ...]) -> None:
     """Raises: BadData where it is not clear which images have a label."""
-    if listing.question is not None:
-        raise listing.question
+    for each in (listing, divided.labelled):
+        if each.question is not None:
+            raise each.question
     if divided.others:
         raise BadData(f"{source}: it is not clear what the folder '{divided.others[0]}' beside '{LABELLED}' is.",
                       remedy=f"Class folders belong into '{LABELLED}', images without a class into '{UNLABELLED}'.")
