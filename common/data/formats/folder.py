@@ -183,10 +183,13 @@ def is_left_behind(name: str) -> bool:
 
 
 def _readable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")
+    try:
+        return os.fsencode(name).decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half a character, of an array of text
+        return name.encode("utf-8", "replace").decode()
 
 
 def class_name_of(name: str) -> str:
-    """A folder's name as the class that it stands for."""
-    # macOS stores decomposed letters; a class must have one spelling at every site.
+    """A name as the class that it stands for, of a folder, a column, a cell or an array: a class must have one spelling
+    at every site. macOS stores decomposed letters."""
     return unicodedata.normalize("NFC", _readable(name))

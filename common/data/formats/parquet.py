@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
 from semisilo.common.data.formats.extras import needed
-from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.folder import ImageFile, class_name_of
 from semisilo.common.data.formats.registry import PARQUET, format_by_name, has_suffix
 from semisilo.common.data.multi_hot import NO_FINDING, findings_of
 from semisilo.common.data.room import check_room
@@ -138,14 +138,14 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
     feature = features.get(label or "", {})
     inside = feature.get("feature")
     described = feature.get("names", inside.get("names") if isinstance(inside, dict) else None)
-    names = tuple(map(str, described)) if isinstance(described, list) else ()
+    names = tuple(class_name_of(str(each)) for each in described) if isinstance(described, list) else ()
     if len(set(names)) < len(names):
         names = ()
     lists = bool(columns) or any(isinstance(each, list) for each in labels)
     if label is not None and (multi_label or (multi_label is None and lists)):
         rows_NK, classes = _findings(labels, tuple(columns), names, source)
         return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=rows_NK, classes=classes,
-                    classes_named=True, asked=tuple(columns) or None, patients=whose)
+                    classes_named=True, asked=classes if columns else None, patients=whose)
     labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
     return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
                 classes_named=are_named, patients=whose)
@@ -368,7 +368,7 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
             raise BadData(f"{source}: a column of labels holds something other than 0 and 1.",
                           remedy="Columns of 0 and 1 are one for each class.")
         return np.array([[-1] * len(row) if all(value is None for value in row) else [int(value or 0) for value in row]
-                         for row in labels], dtype=np.int64), columns
+                         for row in labels], dtype=np.int64), tuple(map(class_name_of, columns))
     said: list[tuple[str, ...] | None] = []
     for row, value in enumerate(labels):
         each = value.split("|") if isinstance(value, str) else value
@@ -378,7 +378,8 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
             if names and any(type(one) is int and not 0 <= one < len(names) for one in each):
                 raise BadData(f"{source}: a label of row {row} is out of range.",
                               remedy="Fix the labels or the class names.")
-            said.append(tuple(names[one] if names and type(one) is int else str(one).strip() for one in each))
+            said.append(tuple(names[one] if names and type(one) is int else class_name_of(str(one).strip())
+                              for one in each))
         else:
             raise BadData(f"{source}: the labels are neither lists nor texts.",
                           remedy="Name another column, or columns of 0 and 1, one for each class: #label=A,B,C.")
@@ -407,8 +408,9 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
                           remedy="Fix the labels or the class names.")
         return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
     if there <= {str}:
-        texts = tuple(sorted({label for label in labels if label}))
+        named = [class_name_of((label or "").strip()) for label in labels]
+        texts = tuple(sorted(set(named) - {""}))
         index_of = {text: index for index, text in enumerate(texts)}
-        return np.array([index_of.get(label or "", -1) for label in labels], dtype=np.int64), texts, True
+        return np.array([index_of.get(name, -1) for name in named], dtype=np.int64), texts, True
     raise BadData(f"{source}: the labels are neither whole numbers nor texts.",
                   remedy="Name another column: add #label=COLUMN.")

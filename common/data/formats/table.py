@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
-from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
+from semisilo.common.data.formats.folder import ImageFile, Listing, class_name_of, list_images
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
@@ -208,11 +208,11 @@ def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]], list[int
     if len(lines) < 2:
         raise BadData(f"{source}: the table has no rows.", remedy="It needs a heading and a row for each image.")
     numbers, rows = zip(*lines, strict=True)
-    return [cell.strip() for cell in rows[0]], list(rows[1:]), list(numbers[1:])
+    return [class_name_of(cell.strip()) for cell in rows[0]], list(rows[1:]), list(numbers[1:])
 
 
 def _cell(row: Sequence[str], column: int) -> str:
-    return unicodedata.normalize("NFC", row[column].strip()) if column < len(row) else ""
+    return class_name_of(row[column].strip()) if column < len(row) else ""
 
 
 def _plain(name: str) -> str:
@@ -222,7 +222,8 @@ def _plain(name: str) -> str:
 def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], source: str) -> _Columns:
     plain = [_plain(name) for name in head]
 
-    def named(name: str) -> int:
+    def named(text: str) -> int:
+        name = class_name_of(text)
         for names, one in ((head, name), (plain, _plain(name))):
             if one in names:
                 return names.index(one)

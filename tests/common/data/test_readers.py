@@ -450,6 +450,23 @@ def test_class_names_of_an_npz_are_mapped_to_the_studys_order(tmp_path):
     assert "'eels'" in caught.value.remedy
 
 
+def test_class_names_of_an_npz_and_of_columns_have_one_spelling(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[0, 1],
+             classes=np.array(["cafe\u0301", "tea"]))
+    assert read_images(str(tmp_path / "a.npz"), size=4, channels=1).classes == ("caf\u00e9", "tea")
+    np.savez(tmp_path / "b.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[0, 1],
+             classes=np.array(["cafe\u0301", "caf\u00e9"]))
+    with pytest.raises(BadData, match="not a list of different names"):
+        read_images(str(tmp_path / "b.npz"), size=4, channels=1)
+    for name in "xy":
+        picture(tmp_path / f"{name}.png")
+    for heading in ("cafe\u0301", "caf\u00e9"):
+        for named in ("", "#label=cafe\u0301,tea"):
+            (tmp_path / "t.csv").write_text(f"file,{heading},tea\nx.png,1,0\ny.png,0,1\n")
+            found = read_images(f"{tmp_path}/t.csv{named}", size=4, channels=1, classes=("caf\u00e9", "tea"))
+            assert found.images.labels_N.tolist() == [0, 1]
+
+
 def test_labels_of_an_npz_without_class_names_are_indices_into_the_studys_classes(tmp_path):
     source = medmnist(tmp_path / "a.npz")
     assert read_images(source, size=8, channels=1, classes=("x", "y", "z")).images.labels_N.tolist() == [0, 1, 2] * 2
