@@ -325,7 +325,8 @@ def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None, patient:
         index = {name: label for label, name in enumerate(classes)}
         labels_N = np.array([index[file.class_name] for file in found.files], dtype=np.int64)
     elif classes is not None:
-        labels_N = to_rows([file.findings or () for file in found.files], classes, asked=asked)
+        labels_N = to_rows([file.findings or () for file in found.files], classes, asked=asked,
+                           unsure=[file.unsure for file in found.files])
     if classes is not None and labels_N is not None:
         _warn_of_twins(found, labels_N, classes)
     pictures = Counter(id(file) for file in found.files)

@@ -157,12 +157,13 @@ class _Rows:
     """As `semisilo.common.data.formats.folder.Listing.asked`."""
     usable: bool = True
 
-    def of(self, findings: tuple[str, ...] | None) -> NDArray[np.int8]:
-        """(K,), of the findings of a file; None: it has no label."""
+    def of(self, file: ImageFile) -> NDArray[np.int8]:
+        """(K,), of the findings of a file; -1 where it has no label."""
+        findings = file.findings
         if findings is None or not self.usable:
             return np.full(len(self.classes), -1, dtype=np.int8)
         row_K: NDArray[np.int8] = to_rows([[name for name in findings if name in self.classes]], self.classes,
-                                          asked=self.asked)[0]
+                                          asked=self.asked, unsure=[file.unsure])[0]
         return row_K
 
 
@@ -209,7 +210,7 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
         names = [file.name if each.part is None else f"{file.name}[{each.part}]" for each in found]
         yield Batch(np.stack([each.square for each in found]), names, [index.get(file.class_name, -1)] * len(found),
                     min(1.0, done / max(1, number)),
-                    None if rows is None else np.tile(rows.of(file.findings), (len(found), 1)))
+                    None if rows is None else np.tile(rows.of(file), (len(found), 1)))
 
 
 def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str,

@@ -48,6 +48,9 @@ class ImageFile:
     said.
     """
 
+    unsure: tuple[str, ...] = ()
+    """Beside `findings`: the classes of which it is not known whether it shows them."""
+
     @property
     def has_label(self) -> bool:
         """Whether anything says what it shows, be it that it shows nothing."""

@@ -53,7 +53,7 @@ class Rows:
     """The column, or the field of it, that holds the bytes."""
     labels_N: NDArray[np.int64] | None
     """-1 where there is none; None when the files have no labels at all. Where images may have several labels (N, K) of
-    0 and 1, a row of -1 where nothing is said."""
+    0, 1 and -1 for what is not known, a row of -1 where nothing is said."""
     classes: tuple[str, ...]
     classes_named: bool
     asked: tuple[str, ...] | None = None
@@ -168,6 +168,7 @@ def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[Im
                 if wanted is None or wanted[start + row]:
                     class_name, findings = _said(rows, start + row)
                     yield ImageFile(path, f"{path.name}[{row}]", class_name, findings=findings,
+                                    unsure=() if findings is None else _unsure(rows, start + row),
                                     patient=rows.patients[start + row] if rows.patients else "",
                                     content=value if isinstance(value, bytes) else b"")
                 row += 1
@@ -184,6 +185,12 @@ def _said(rows: Rows, row: int) -> tuple[str, tuple[str, ...] | None]:
     if rows.labels_N.ndim == 2:
         return "", findings_of(label.tolist(), rows.classes) if int(label.max()) >= 0 else None
     return rows.classes[int(label)] if int(label) >= 0 else "", None
+
+
+def _unsure(rows: Rows, row: int) -> tuple[str, ...]:
+    """The classes that are not known of a row of which others are."""
+    assert rows.labels_N is not None
+    return tuple(name for name, label in zip(rows.classes, rows.labels_N[row].tolist(), strict=True) if label < 0)
 
 
 def _batches(file: Any, path: Path, rows: Rows) -> Iterator[list[Any]]:
@@ -364,10 +371,11 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
     """Rows of 0 and 1, a row of -1 where nothing is said, and the names of the classes: of columns of 0 and 1, of lists
     of names or numbers, or of texts with "|" between names."""
     if columns:
-        if not all(value in (0, 1, None) for row in labels for value in row):
-            raise BadData(f"{source}: a column of labels holds something other than 0 and 1.",
-                          remedy="Columns of 0 and 1 are one for each class.")
-        return np.array([[-1] * len(row) if all(value is None for value in row) else [int(value or 0) for value in row]
+        if not all(value in (0, 1, -1, None) for row in labels for value in row):
+            raise BadData(f"{source}: a column of labels holds something other than 0, 1 and -1.",
+                          remedy="Columns of 0 and 1 are one for each class; -1 says that it is not known.")
+        return np.array([[-1] * len(row) if all(value in (None, -1) for value in row) else
+                         [int(value or 0) for value in row]
                          for row in labels], dtype=np.int64), tuple(map(class_name_of, columns))
     said: list[tuple[str, ...] | None] = []
     for row, value in enumerate(labels):
