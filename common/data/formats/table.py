@@ -22,7 +22,8 @@ classes, from 0.
 In a study whose images may have several labels or none ([study] task = "multi_label") they are what they are: a row of
 columns that are all 0, or a cell that says "No Finding", is an image that shows nothing, and one whose cells are empty
 is unlabelled. A -1 in a column says that this class is not known of the image; an empty cell beside others that are
-filled counts as 0, for the lists that leave cells empty do so where a report does not mention the class. Where several rows name an image, it shows what any of them says.
+filled counts as 0, for the lists that leave cells empty do so where a report does not mention the class. Where several
+rows name an image, it shows what any of them says.
 
 Shapes: none; this makes a `Listing`, as a folder does.
 """
@@ -128,7 +129,8 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     unsure = next((line for line, row in zip(lines, rows, strict=True) if _says_unknown(row, columns)), None)
     if unsure is not None:
         question = question or BadData(
-            f"{source}: row {unsure} says of a class that it is not known (-1), and a study takes one label for each image.",
+            f"{source}: row {unsure} says of a class that it is not known (-1), and a study takes one label for each"
+            " image.",
             remedy='Set [study] task = "multi_label", or name a column of your own with one label: label=COLUMN.')
     labels = [each[0] if len(each) == 1 else "" for each in told]
     open_rows = [each if len(each) > 1 and "several" not in wanted else None for each in told]

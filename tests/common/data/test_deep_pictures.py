@@ -162,7 +162,7 @@ def test_deep_colours_that_are_not_red_green_and_blue_are_refused(tmp_path: Path
     samples = 4 if kind == "separated" else 3
     tifffile.imwrite(tmp_path / "a.tif", np.full((8, 8, samples), 40000, dtype=np.uint16), photometric=kind,
                      planarconfig="contig")
-    with pytest.raises(BadData, match="a.tif cannot be read: its 16-bit colours are not red, green and blue"):
+    with pytest.raises(BadData, match=r"a\.tif cannot be read: its 16-bit colours are not red, green and blue"):
         read(tmp_path, channels=3)
 
 

@@ -148,6 +148,8 @@ def test_parquet_has_lists_texts_or_columns(scans: Path) -> None:
     assert _rows(written(label=[["b", "a"], [], ["a"], None])) == (wanted, ("a", "b"))
     assert _rows(written(label=["a|b", "No Finding", "a", ""])) == (wanted, ("a", "b"))
     assert _rows(written(a=[1, 0, 1, None], b=[True, False, False, None]) + "#label=a,b") == (wanted, ("a", "b"))
+    assert _rows(written(a=[1, -1, -1, None], b=[-1, 0, None, 1]) + "#label=a,b") == (
+        [[1, -1], [-1, 0], [0, 1]], ("a", "b")), "-1: not known; nothing beside what is: 0"
     found = read_partly_labelled(written(label=[["b", "a"], [], ["a"], None]), FORM, classes=("a", "b"),
                                  use_labels=True, multi_label=True)
     assert found.unlabelled is not None
