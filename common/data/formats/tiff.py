@@ -87,11 +87,13 @@ def _on_black(pixels: NDArray[Any]) -> NDArray[Any]:
     """(H, W, 4) of colours and opacity as colours on black, rounded half up; opacity of fractions is from 0 to 1."""
     colours, opacity = pixels[..., :3], pixels[..., 3:]
     if pixels.dtype.kind == "f":
-        return colours * opacity
+        fractions: NDArray[Any] = colours * opacity
+        return fractions
     most = int(np.iinfo(pixels.dtype).max)
     if pixels.dtype.kind != "u" or most > 2**32 - 1:
         raise UnusableError("its opacity is of a kind that is not read; save it without")
-    return ((colours.astype(np.uint64) * opacity + most // 2) // most).astype(pixels.dtype)
+    wide: NDArray[Any] = (colours.astype(np.uint64) * opacity + most // 2) // most
+    return wide.astype(pixels.dtype)
 
 
 def _upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
