@@ -84,14 +84,10 @@ def deep_colours(path: Path, page: int, size: tuple[int, int]) -> NDArray[Any]:
 
 
 def _on_black(pixels: NDArray[Any]) -> NDArray[Any]:
-    """(H, W, 4) of colours and opacity as colours on black, rounded half up; opacity of fractions is from 0 to 1."""
-    colours, opacity = pixels[..., :3], pixels[..., 3:]
-    if pixels.dtype.kind == "f":
-        fractions: NDArray[Any] = colours * opacity
-        return fractions
-    most = int(np.iinfo(pixels.dtype).max)
-    if pixels.dtype.kind != "u" or most > 2**32 - 1:
+    """(H, W, 4) of colours and opacity as colours on black, rounded half up."""
+    if pixels.dtype.kind != "u" or pixels.dtype.itemsize > 4:
         raise UnusableError("its opacity is of a kind that is not read; save it without")
+    colours, opacity, most = pixels[..., :3], pixels[..., 3:], int(np.iinfo(pixels.dtype).max)
     wide: NDArray[Any] = (colours.astype(np.uint64) * opacity + most // 2) // most
     return wide.astype(pixels.dtype)
 
