@@ -451,10 +451,10 @@ def test_class_names_of_an_npz_are_mapped_to_the_studys_order(tmp_path):
 
 
 def test_class_names_of_an_npz_and_of_columns_have_one_spelling(tmp_path):
-    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[0, 1],
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 5, 5), np.uint8), labels=[0, 1],
              classes=np.array(["cafe\u0301", "tea"]))
     assert read_images(str(tmp_path / "a.npz"), size=4, channels=1).classes == ("caf\u00e9", "tea")
-    np.savez(tmp_path / "b.npz", images=np.zeros((2, 4, 4), np.uint8), labels=[0, 1],
+    np.savez(tmp_path / "b.npz", images=np.zeros((2, 5, 5), np.uint8), labels=[0, 1],
              classes=np.array(["cafe\u0301", "caf\u00e9"]))
     with pytest.raises(BadData, match="not a list of different names"):
         read_images(str(tmp_path / "b.npz"), size=4, channels=1)

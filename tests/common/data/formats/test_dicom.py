@@ -89,7 +89,7 @@ def test_values_in_the_upper_bits_are_refused_and_not_taken_for_noise(tmp_path, 
     with pytest.raises(UnusableError, match=r"its values lie in the upper bits \(HighBit\), which is not read"):
         open_dicom(tmp_path / "left.dcm")
     right = made(tmp_path / "right.dcm", values, syntax=syntax, BitsStored=12, HighBit=11)
-    assert np.array_equal(shown(right), np.floor(values * 255 / 4095 + 0.5))
+    assert np.array_equal(shown(right), np.floor(values * 255.0 / 4095 + 0.5))
 
 
 def test_hounsfield_units_go_through_slope_intercept_and_the_files_window(tmp_path):

@@ -103,13 +103,18 @@ COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 
 
 def test_a_class_has_one_spelling_in_texts_names_and_lists(tmp_path):
-    texts = hugging_face(tmp_path / "a.parquet", [f" {DECOMPOSED}", COMPOSED, "tea ", "  "])
+    def written(name: str, labels: list[object]) -> str:
+        pq.write_table(pa.table({"image": [png(index) for index in range(len(labels))], "label": labels}),
+                       tmp_path / name)
+        return str(tmp_path / name)
+
+    texts = written("a.parquet", [f" {DECOMPOSED}", COMPOSED, "tea ", "  "])
     found = read_partly_labelled(texts, FORM, classes=("tea", COMPOSED), use_labels=True)
     assert found.labelled.labels_N.tolist() == [1, 1, 0]
     assert len(found.unlabelled) == 1, "a text of spaces is no class"
     named = hugging_face(tmp_path / "b.parquet", [0, 1], names=[DECOMPOSED, "tea"])
     assert read_images(named, size=8, channels=1).classes == (COMPOSED, "tea")
-    lists = hugging_face(tmp_path / "c.parquet", [[DECOMPOSED], [COMPOSED, "tea"]])
+    lists = written("c.parquet", [[DECOMPOSED], [COMPOSED, "tea"]])
     found = read_images(lists, size=8, channels=1, multi_label=True)
     assert (found.classes, found.images.labels_N.tolist()) == ((COMPOSED, "tea"), [[1, 0], [1, 1]])
 
