@@ -260,8 +260,8 @@ def read_listing(
     if on_error == "report":
         refuse_broken(source, everything)
     return ReadResult(images=_labelled(found, classes if labelled else None, patient,
-                                     asked=listing.asked if multi_label else ()), classes=classes,
-                    skipped=everything, tied=found.tied, ranges=found.ranges)
+                                       asked=listing.asked if multi_label else ()), classes=classes,
+                      skipped=everything, tied=found.tied, ranges=found.ranges)
 
 
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
@@ -301,8 +301,8 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
         refuse_broken(rows.source, everything)
     several = rows.labels_N is not None and rows.labels_N.ndim == 2
     return ReadResult(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
-                                     asked=rows.asked if several else ()),
-                    classes=classes, skipped=everything, tied=found.tied, ranges=found.ranges)
+                                       asked=rows.asked if several else ()),
+                      classes=classes, skipped=everything, tied=found.tied, ranges=found.ranges)
 
 
 def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
