@@ -11,8 +11,9 @@ from typing import Literal
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 
-__all__ = ["LABELLED", "PATIENT_COLUMNS", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings", "DicomRules",
-           "ImageForm", "OnError", "PatientRule", "Reading", "Selection", "patient_key"]
+__all__ = ["DEEP_LIMITS", "LABELLED", "PATIENT_COLUMNS", "UNLABELLED", "AugmentationPolicy", "AugmentationSettings",
+           "DicomRules", "ImageForm", "OnError", "PatientRule", "Ranges", "Reading", "Selection", "check_ranges",
+           "file_key", "is_of_file", "patient_key", "text_of_file"]
 
 OnError = Literal["stop", "skip", "report"]
 """At a file that cannot be read: stop; leave it out; or read everything, list all that is wrong, then stop."""
@@ -58,6 +59,24 @@ class Reading:
                 raise ValueError(f"{name} = {value}: must be between 1 and 10000.")
 
 
+Ranges = tuple[tuple[str, float], ...]
+"""What deep values were divided by, as files keep it: kinds ("16 bits", "whole numbers", "fractions") with the value
+that is white."""
+DEEP_LIMITS: Mapping[str, tuple[float, ...]] = {
+    "16 bits": (4095.0, 65535.0),  # not 255: a dark 12-bit scan must not become bright
+    "whole numbers": (255.0, 4095.0, 65535.0),
+    "fractions": (1.0, 255.0),
+}
+"""Kinds of deep values, and what may be white of them where no window says it."""
+
+
+def check_ranges(ranges: Ranges) -> None:
+    """Raises: ValueError for what no source is read with."""
+    for kind, limit in ranges:
+        if limit not in DEEP_LIMITS.get(kind, ()):
+            raise ValueError(f"ranges: values of {kind[:40]!r} are never divided by {limit:g}.")
+
+
 DicomRules = Mapping[str, tuple[str, ...] | str]
 """Keyword of a DICOM tag -> values of which the file must have one; "" stands for a file without the tag."""
 AugmentationPolicy = Literal["small", "semifl_official", "fedmatch_official", "fedmix", "none"]
@@ -65,7 +84,8 @@ AugmentationPolicy = Literal["small", "semifl_official", "fedmatch_official", "f
 PatientRule = Literal["auto", "folder", "name", "none"]
 """How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table or of
 Parquet, the key `patients` of an .npz file; "folder": the folder
-below that of the class; "name": the file's name up to the first "_"; "none": every image stands for itself."""
+below that of the class; "name": the file's name up to the first "_". Where that says nothing, slices, pages and
+frames of one file belong together. "none": every image stands for itself."""
 _KEYWORD = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 
 
@@ -99,9 +119,33 @@ PATIENT_COLUMNS = ("patient", "patient_id", "patientid", "patient_number", "pati
 """Names that columns with whose image it is usually have, in small letters and with "_" for a space."""
 
 
+_OF_FILE = "file "
+_FILE_NUMBER = re.compile(r"file [0-9]+")
+
+
 def patient_key(text: str) -> str:
-    """What stands for a patient in memory: equal for equal texts, and not the text itself. "" stays ""."""
+    """What stands for a patient in memory: equal for equal texts, and not the text itself. "" stays "". Of what
+    `text_of_file` gives it is the key of a file."""
+    if _FILE_NUMBER.fullmatch(text):
+        return f"{_OF_FILE}{patient_key(text.removeprefix(_OF_FILE))}"
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest() if text else ""
+
+
+def file_key(text: str) -> str:
+    """What stands in the place of a patient for the pictures of one file, where that is not known: as `patient_key`,
+    and told apart from those by `is_of_file`."""
+    return f"{_OF_FILE}{patient_key(text)}"
+
+
+def text_of_file(number: int) -> str:
+    """What a file of arrays says of the patient of images that are of one file, where that is not known: `is_of_file`
+    holds of its `patient_key` as well."""
+    return f"{_OF_FILE}{number}"
+
+
+def is_of_file(key: str) -> bool:
+    """Whether a key says no more than that pictures are of one file; also of what stands for such a key."""
+    return key.startswith(_OF_FILE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,14 +8,15 @@ Tests: tests/common/data/test_readers.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import is_of_file
 from semisilo.common.errors import BadData
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class ImageSet:
     names: tuple[str, ...]
     """A name per image for messages: path within the folder, or "file.npz[12]". Never leaves the site."""
     patients: tuple[str, ...] = ()
-    """A key of each image's patient, "" where none is known; () when of no image. Never leaves the site."""
+    """A key of each image's patient, or where that is not known of the file that others are of, too
+    (`semisilo.common.data.form.is_of_file`), "" where neither is; () when of no image. Never leaves the site."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.images_NCHW):
@@ -77,7 +79,23 @@ class ImageSet:
     @property
     def num_patients(self) -> int:
         """How many patients the images are of; 0 unless that is known of every image."""
-        return len(set(self.patients)) if self.patients and all(self.patients) else 0
+        return len(set(self.patients)) if self.patients and all(
+            each and not is_of_file(each) for each in self.patients) else 0
+
+    @property
+    def knows_patients(self) -> bool:
+        """Whether the patient of any image is known."""
+        return any(each and not is_of_file(each) for each in self.patients)
+
+    @property
+    def has_parts_of_files(self) -> bool:
+        """Whether several images of unknown patients are of one file."""
+        return any(map(is_of_file, self.patients))
+
+    def without_files(self) -> ImageSet:
+        """The same images, those of one file not told any more; the pixels are shared."""
+        patients = tuple("" if is_of_file(each) else each for each in self.patients)
+        return ImageSet(self.images_NCHW, self.labels_N, self.names, patients if any(patients) else ())
 
     def _patients_at(self, indices: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.patients[index] for index in indices) if self.patients else ()
@@ -166,6 +184,8 @@ class ReadResult:
     tied: tuple[str, ...] = ()
     """Kinds of deep values ("16 bits") whose range was found in the values of several pictures together: what one of
     these becomes hangs on the others."""
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    """What deep values were divided by, by their kind; also of kinds that were asked for and did not occur."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,20 @@ NO_FINDING = frozenset(("no finding", "no findings", "no_finding", "nofinding", 
 """What sources say, in small letters, of an image that shows nothing, unless a class is called so."""
 
 
-def to_rows(findings: Sequence[Sequence[str]], classes: Sequence[str], *, asked: Sequence[str] | None = None
-            ) -> NDArray[np.int8]:
+def to_rows(findings: Sequence[Sequence[str]], classes: Sequence[str], *, asked: Sequence[str] | None = None,
+            unsure: Sequence[Sequence[str]] = ()) -> NDArray[np.int8]:
     """Multi-hot rows, int8 (N, K), of the findings of every image by name; each must be one of the classes.
 
     Args:
         asked: the classes that the images were asked for; the others are not known, -1. None: all.
+        unsure: of each image: further ones that are not known of it; others than `classes` are passed over.
     """
     index = {name: label for label, name in enumerate(classes)}
     rows_NK = np.zeros((len(findings), len(classes)), dtype=np.int8)
     for row_K, names in zip(rows_NK, findings, strict=True):
         row_K[[index[name] for name in names]] = 1
+    for row_K, names in zip(rows_NK, unsure, strict=bool(unsure)):
+        row_K[[index[name] for name in names if name in index]] = -1
     if asked is not None:
         rows_NK[:, [label for name, label in index.items() if name not in asked]] = -1
     return rows_NK

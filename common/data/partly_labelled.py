@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,6 @@ from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, joined
 from semisilo.common.data.layout import layout_of, refuse_parts
 from semisilo.common.data.readers import (
-    ReadPart,
     arrays_of,
     check_folders,
     check_labels,
@@ -68,6 +67,8 @@ class PartlyLabelled:
     skipped: tuple[Skipped, ...] = ()
     tied: tuple[str, ...] = ()
     """See `ReadResult`; of both parts."""
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    """Likewise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +118,7 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
                         labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk,
                         selection=selection, multi_label=multi_label)
     return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
-                          skipped=found.skipped, tied=found.tied)
+                          skipped=found.skipped, tied=found.tied, ranges=found.ranges)
 
 
 def _folders_say_nothing(source: str, path: Path | None) -> bool:
@@ -233,8 +234,9 @@ def _by_label(source: str, listing: folder.Listing) -> _Apart:
 
 def _check_apart(source: str, listing: folder.Listing, divided: _Apart, classes: tuple[str, ...]) -> None:
     """Raises: BadData where it is not clear which images have a label."""
-    if listing.question is not None:
-        raise listing.question
+    for each in (listing, divided.labelled):
+        if each.question is not None:
+            raise each.question
     if divided.others:
         raise BadData(f"{source}: it is not clear what the folder '{divided.others[0]}' beside '{LABELLED}' is.",
                       remedy=f"Class folders belong into '{LABELLED}', images without a class into '{UNLABELLED}'.")
@@ -259,7 +261,7 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
                       remedy='Fix it, or set on_error = "skip" to leave such files out.')
 
-    def read(with_class: bool, ranges: Mapping[str, float]) -> ReadPart | None:
+    def read(with_class: bool, ranges: Mapping[str, float]) -> ReadResult | None:
         where, part = (divided.where, divided.labelled) if with_class else (source, divided.unlabelled)
         part = replace(part, skipped=())
         if not part.images:
@@ -280,7 +282,7 @@ def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on
     with_label = rows.has_label_N
     done = int(with_label.sum())
 
-    def read(with_class: bool, ranges: Mapping[str, float]) -> ReadPart | None:
+    def read(with_class: bool, ranges: Mapping[str, float]) -> ReadResult | None:
         wanted = with_label if with_class else ~with_label
         if not wanted.any():
             return None
@@ -291,7 +293,7 @@ def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on
     return _together(rows.source, read, (), on_error)
 
 
-def _together(source: str, read: Callable[[bool, Mapping[str, float]], ReadPart | None],
+def _together(source: str, read: Callable[[bool, Mapping[str, float]], ReadResult | None],
               skipped: tuple[Skipped, ...], on_error: OnError) -> PartlyLabelled:
     """Both parts, with one range of deep values: the labelled part again when the other one is brighter."""
     labelled = read(True, {})
@@ -306,11 +308,19 @@ def _together(source: str, read: Callable[[bool, Mapping[str, float]], ReadPart 
         refuse_broken(source, skipped)
     return PartlyLabelled(labelled=None if labelled is None else labelled.images,
                           unlabelled=None if unlabelled is None else unlabelled.images, skipped=skipped,
-                          tied=_united(labelled, unlabelled))
+                          tied=_united(labelled, unlabelled), ranges=_largest(labelled, unlabelled))
 
 
 def _united(*parts: ReadResult | None) -> tuple[str, ...]:
     return tuple(sorted({kind for part in parts if part is not None for kind in part.tied}))
+
+
+def _largest(*parts: ReadResult | None) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for kind, limit in () if part is None else part.ranges.items():
+            found[kind] = max(limit, found.get(kind, 0.0))
+    return found
 
 
 def _later(on_error: OnError) -> OnError:
@@ -357,7 +367,8 @@ def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tup
         if steps_N is not None:
             steps_N = np.concatenate([np.full(parts.labelled, -1, dtype=np.int64), steps_N])
     return PartlyLabelled(labelled=labelled, unlabelled=unlabelled, steps_N=steps_N,
-                          rounds_per_step=parts.rounds_per_step, tied=_united(first, second))
+                          rounds_per_step=parts.rounds_per_step, tied=_united(first, second),
+                          ranges=_largest(first, second))
 
 
 def _share_of(progress: Progress | None, done: int, count: int, total: int) -> Progress | None:

@@ -24,17 +24,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, patient_key
+from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, file_key, patient_key
 from semisilo.common.data.formats import archive, decoding, dicom, folder, parquet, pixels, table
 from semisilo.common.data.formats.folder import ImageFile, Listing
 from semisilo.common.data.formats.plugins import use_formats
@@ -71,7 +72,7 @@ def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
     labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
     reading: Reading = Reading(), disk: Path | None = None, selection: Selection = Selection(),
-    multi_label: bool = False,
+    multi_label: bool = False, ranges: Mapping[str, float] | None = None,
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
@@ -88,6 +89,7 @@ def read_images(
             are always in memory.
         selection: which DICOM files count, and how the patients of images are known.
         multi_label: whether images may have several labels or none.
+        ranges: what values of more than 8 bits are divided by at least: what was found on other images of the study.
     Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows;
         with several labels int8 (N, K) of 1, 0 and, for a class that the source was never asked for, -1.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
@@ -102,12 +104,12 @@ def read_images(
         listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
         return read_listing(source, listing, form=form, reading=reading, classes=classes, labelled=labelled,
                             on_error=on_error, progress=progress, disk=disk, patient=selection.patient,
-                            multi_label=multi_label)
+                            multi_label=multi_label, ranges=ranges)
     if kind == "parquet":
         assert path is not None
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
         return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
-                         progress=progress, disk=disk, patient=selection.patient)
+                         progress=progress, disk=disk, patient=selection.patient, ranges=ranges)
     shape = arrays_of(source, path, split, labels="no", pixels=False).shape
     _place(source, shape[0], size=size, channels=channels, disk=None)
     arrays = arrays_of(source, path, split, labels="needed" if labelled else "no", multi_label=multi_label)
@@ -115,16 +117,17 @@ def read_images(
                        if labelled else (None, classes))
     assert arrays.images is not None
     try:
-        found_range = pixels.range_of(arrays.images, reading=reading)
+        found_range = pixels.range_of(arrays.images, reading=reading, ranges=ranges or {})
         squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, reading=reading,
-                                 progress=_told(progress))
+                                 ranges=ranges or {}, progress=_told(progress))
     except pixels.UnusableError as error:
         raise BadData(f"{source}: its images cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
     patients = arrays.patients if selection.patient == "auto" else ()
     return ReadResult(_image_set(squares, labels_N, image_names, patients), names, (),
-                      () if found_range is None else found_range[:1])
+                      () if found_range is None else found_range[:1],
+                      {**(ranges or {}), **({} if found_range is None else dict([found_range]))})
 
 
 def kind_of(path: Path | None) -> SourceKind:
@@ -225,20 +228,12 @@ def _class_counts(labels_N: NDArray[np.int64] | None, classes: tuple[str, ...]) 
     return dict(zip(classes, occurring, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ReadPart(ReadResult):
-    """A result with what another part of the same source must know."""
-
-    ranges: dict[str, float] = field(default_factory=dict)
-    """What values of more than 8 bits were divided by: `semisilo.common.data.formats.decoding.decode`."""
-
-
 def read_listing(
     source: str, listing: Listing, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...],
     labelled: bool, on_error: OnError, progress: Callable[[float, str], None] | None = None,
     ranges: Mapping[str, float] | None = None, disk: Path | None = None, patient: PatientRule = "auto",
     multi_label: bool = False,
-) -> ReadPart:
+) -> ReadResult:
     """As `read_images`, of image files that were listed before.
 
     Args:
@@ -264,15 +259,15 @@ def read_listing(
     everything = _in_order([*skipped, *found.skipped])
     if on_error == "report":
         refuse_broken(source, everything)
-    return ReadPart(images=_labelled(found, classes if labelled else None, patient,
-                                     asked=listing.asked if multi_label else ()), classes=classes,
-                    skipped=everything, tied=found.tied, ranges=found.ranges)
+    return ReadResult(images=_labelled(found, classes if labelled else None, patient,
+                                       asked=listing.asked if multi_label else ()), classes=classes,
+                      skipped=everything, tied=found.tied, ranges=found.ranges)
 
 
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
               on_error: OnError, progress: Callable[[float, str], None] | None = None,
               wanted: NDArray[np.bool_] | None = None, ranges: Mapping[str, float] | None = None,
-              disk: Path | None = None, patient: PatientRule = "auto") -> ReadPart:
+              disk: Path | None = None, patient: PatientRule = "auto") -> ReadResult:
     """As `read_images`, of Parquet files that were opened before.
 
     Args:
@@ -305,9 +300,9 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
     if on_error == "report":
         refuse_broken(rows.source, everything)
     several = rows.labels_N is not None and rows.labels_N.ndim == 2
-    return ReadPart(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
-                                     asked=rows.asked if several else ()),
-                    classes=classes, skipped=everything, tied=found.tied, ranges=found.ranges)
+    return ReadResult(images=_labelled(found, classes if labelled else None, patient if patient == "auto" else "none",
+                                       asked=rows.asked if several else ()),
+                      classes=classes, skipped=everything, tied=found.tied, ranges=found.ranges)
 
 
 def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
@@ -330,25 +325,35 @@ def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None, patient:
         index = {name: label for label, name in enumerate(classes)}
         labels_N = np.array([index[file.class_name] for file in found.files], dtype=np.int64)
     elif classes is not None:
-        labels_N = to_rows([file.findings or () for file in found.files], classes, asked=asked)
+        labels_N = to_rows([file.findings or () for file in found.files], classes, asked=asked,
+                           unsure=[file.unsure for file in found.files])
     if classes is not None and labels_N is not None:
         _warn_of_twins(found, labels_N, classes)
-    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None and asked == ())
+    pictures = Counter(id(file) for file in found.files)
+    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None and asked == (),
+                                has_several=pictures[id(file)] > 1)
                      for file, of_file in zip(found.files, found.patients, strict=True))
     return _image_set(found.squares, labels_N, found.names, patients if any(patients) else ())
 
 
-def patient_of(file: ImageFile, of_tags: str, rule: PatientRule, *, in_class: bool) -> str:
-    """A key of an image's patient; "" where that is not known.
+def patient_of(file: ImageFile, of_tags: str, rule: PatientRule, *, in_class: bool, has_several: bool = False) -> str:
+    """A key of an image's patient; where that is not known, of its file if others of it count; "" else.
 
     Args:
         of_tags: what the file itself says, a key as well.
         in_class: whether the first folder is that of the class.
+        has_several: whether other pictures of the file count: slices of a volume, pages, frames.
     """
-    if rule == "auto":
-        return file.patient or of_tags
     if rule == "none":
         return ""
+    # By where it lies: in two folders files of the same name are two files.
+    return _patient_by(rule, file, of_tags, in_class=in_class) or (
+        file_key(os.path.realpath(file.path)) if has_several else "")
+
+
+def _patient_by(rule: PatientRule, file: ImageFile, of_tags: str, *, in_class: bool) -> str:
+    if rule == "auto":
+        return file.patient or of_tags
     *folders, name = file.name.split("/")
     if rule == "name":
         return patient_key(name.partition("_")[0]) if "_" in name else ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from semisilo.common.config import ABSENT_AT_DEFAULT, canonical_json, from_dict
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Ranges, check_ranges
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.measures.finding_calibration import PlattScaling
 from semisilo.common.methods.contract import ModelSettings
@@ -96,11 +96,15 @@ class ModelFacts:
     operating_points: tuple[OperatingPoint, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
     """With several labels for an image: what the thresholds of these classes were chosen for. Those of the others have
     the largest F1."""
+    ranges: Ranges = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """What deep values of the study's labelled images were divided by, where their values decided it; () without such,
+    and in files of earlier versions."""
     format: int = _FORMAT
 
     def __post_init__(self) -> None:
         if self.format != _FORMAT:
             raise ValueError(f"format = {self.format}: written by another version of semisilo.")
+        check_ranges(self.ranges)
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature = {self.temperature}: must be above 0 and finite.")
         if len(self.model.classes) < 2 or len(set(self.model.classes)) != len(self.model.classes):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from semisilo.common.methods.contract import Numerics, NumericsRecord, Precision
 from semisilo.common.numerics.side_by_side import set_lanes
 from semisilo.common.process.processors import usable_processors
 
-__all__ = ["apply", "at_work", "precision", "record"]
+__all__ = ["apply", "as_handed_over", "at_work", "precision", "record"]
 
 _REDUCED: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose convolutions and matrix products are computed in a type of 16 bits."""
@@ -54,6 +56,32 @@ def apply(numerics: Numerics, *, device: str = "cpu", processors: int = 0) -> Nu
     wins = device == "cpu" or numerics.precision != "fp32"
     _channels_last = numerics.memory_format == "channels_last" or (numerics.memory_format == "auto" and wins)
     return record(device=device)
+
+
+@contextmanager
+def as_handed_over() -> Iterator[None]:
+    """float32 without TensorFloat-32, and operations that have a deterministic form in it: what a model that is handed
+    over is measured with (`apply`), for a while in somebody else's process. Afterwards all is as it was, also after an
+    error. An operation without such a form does not raise: the answer is better than none.
+    """
+    # Before the first handle of cuBLAS: its sums are not reproducible without.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    wanted = {(torch.backends.cudnn, "deterministic"): True, (torch.backends.cudnn, "benchmark"): False,
+              (torch.backends.cudnn, "allow_tf32"): False, (torch.backends.cuda.matmul, "allow_tf32"): False,
+              (torch.utils.deterministic, "fill_uninitialized_memory"): False}
+    before = {(owner, name): getattr(owner, name) for owner, name in wanted}
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.set_deterministic_debug_mode("warn" if mode == 0 else mode)
+            for (owner, name), value in wanted.items():
+                setattr(owner, name, value)
+            yield
+    finally:
+        for (owner, name), value in before.items():
+            setattr(owner, name, value)
+        torch.set_deterministic_debug_mode(mode)
 
 
 def record(*, device: str = "cpu") -> NumericsRecord:

@@ -29,7 +29,7 @@ from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord
 from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.models.exported import ModelFacts
-from semisilo.coordinator.export.choose_model import BEST_ON_TEST, STUDY_TEST, ChosenModel
+from semisilo.coordinator.export.choose_model import BEST_ON_TEST, CHANGED_TEST, STUDY_TEST, ChosenModel
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.export.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
 from semisilo.coordinator.export.operating_point import CardOperatingPoint, PointRates
@@ -240,7 +240,7 @@ class CardTest(Measures):
     """The numbers of `measure`, with what they are."""
 
     source: str
-    """Which images, in words; `STUDY_TEST` for the study's own."""
+    """Which images, in words; `STUDY_TEST` for the study's own, `CHANGED_TEST` where these have changed."""
     sha256_images: str
     confidence_level: float
     """Of every interval."""
@@ -253,7 +253,7 @@ class CardFindings(FindingsMeasures):
     """The numbers of `measure_findings`, with what they are."""
 
     source: str
-    """Which images, in words; `STUDY_TEST` for the study's own."""
+    """Which images, in words; `STUDY_TEST` for the study's own, `CHANGED_TEST` where these have changed."""
     sha256_images: str
     confidence_level: float
     """Of every interval."""
@@ -420,8 +420,8 @@ class ModelCard:
 
     @property
     def shows_gain(self) -> bool:
-        """Whether the accuracy may be compared with that of the labels alone: on the same images, with silos that had
-        part in it."""
+        """Whether the accuracy may be compared with that of the labels alone: on the same images, which these were
+        measured on while the study ran, with silos that had part in it."""
         measured = self.test or self.findings
         return (measured is not None and self.labelled_only is not None and measured.source == STUDY_TEST
                 and self.cost.updates_accepted > 0)
@@ -637,7 +637,7 @@ def _limits_of_findings(findings: CardFindings) -> list[str]:
              " the true intervals wider.",
              "Classes are asked by themselves: the model does not know that some findings come together or exclude one"
              " another."]
-    if findings.source == STUDY_TEST:
+    if findings.source in (STUDY_TEST, CHANGED_TEST):
         found.append("The test scores of every round were shown while the study ran; whoever chose settings by them has"
                      " made these numbers optimistic.")
     if findings.thresholds_from == NOT_CHOSEN:
@@ -672,7 +672,7 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
     else:
         found.append("Intervals treat every test image as independent. Several images of one patient, or from one"
                      " device, make the true intervals wider.")
-        if test.source == STUDY_TEST:
+        if test.source in (STUDY_TEST, CHANGED_TEST):
             found.append("The test accuracy of every round was shown while the study ran; whoever chose settings by it"
                          " has made these numbers optimistic.")
             if card.model.chosen == BEST_ON_TEST:

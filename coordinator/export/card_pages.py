@@ -468,7 +468,8 @@ def _classes(card: ModelCard) -> list[_Section]:
                        (name, *(str(cell) for cell in row))
                        for name, row in zip(names, test.confusion, strict=True)))]
     else:
-        blocks.append(_Text("The confusion matrix is in model_card.json."))
+        blocks.append(_Text("The confusion matrix is in model_card.json" + (
+            ": the cells that are not 0." if test.confusion_cells else ".")))
     return [_Section("Every class", tuple(blocks))]
 
 

@@ -15,7 +15,7 @@ from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import first_update
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
 
-__all__ = ["BEST_ON_TEST", "CHOSEN", "STUDY_TEST", "ChosenModel", "choose_model"]
+__all__ = ["BEST_ON_TEST", "CHANGED_TEST", "CHOSEN", "STUDY_TEST", "ChosenModel", "choose_model"]
 
 CHOSEN = "chosen"
 """The rule that looks at validation images alone."""
@@ -23,6 +23,7 @@ BEST_ON_TEST = "best-on-test"
 """The rule that looks at the test images: its name says so, since they then no longer measure that model."""
 
 STUDY_TEST = "the study's test images"
+CHANGED_TEST = "the study's test images, which have changed since it was started"
 """How a card calls the images that the study itself measures on."""
 
 

@@ -28,7 +28,7 @@ from torch import nn
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.formats.folder import is_left_behind
 from semisilo.common.data.image_set import ImageSet
-from semisilo.common.data.pixel_digests import pixel_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, StorageDamaged, UsageError
 from semisilo.common.learning import batch_norm
@@ -71,7 +71,7 @@ from semisilo.coordinator.export.card import (
     software_here,
 )
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
-from semisilo.coordinator.export.choose_model import CHOSEN, STUDY_TEST, ChosenModel, choose_model
+from semisilo.coordinator.export.choose_model import CHANGED_TEST, CHOSEN, STUDY_TEST, ChosenModel, choose_model
 from semisilo.coordinator.export.figures import finding_reliability_figure, reliability_figure
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
@@ -90,7 +90,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
-from semisilo.coordinator.studies.held_out import check_apart
+from semisilo.coordinator.studies.held_out import check_apart, check_patients_apart
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.privacy import masked_sentence
@@ -313,21 +313,25 @@ def _opened_labels_alone(chosen: ChosenModel, study_folder: Path, data: StudyDat
 def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None, str]:
     """What the model is measured on, and how the card calls it; (None, "") where there is nothing.
 
-    Raises: BadData where images of `--test` are among those that the coordinator has trained or chosen with.
+    Raises: BadData where images of `--test`, or their patients, are among those that the coordinator has trained or
+        chosen with.
     """
     if not choice.test:
-        return opened.data.images.test, STUDY_TEST if opened.data.images.test is not None else ""
+        own = opened.data.images.test
+        return own, "" if own is None else CHANGED_TEST if "test" in opened.data.changes else STUDY_TEST
     form = opened.facts.image
     found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
-                        multi_label=opened.facts.task == "multi_label",
+                        multi_label=opened.facts.task == "multi_label", ranges=dict(opened.facts.ranges),
                         selection=config_from_dict(opened.chosen.study.config, where="study").data.selection)
     data = opened.data.images
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),
                                           ("test", found.images)) if each is not None}
-    digests = {name: pixel_digests(each) for name, each in sets.items()}
+    digests = {name: telling_digests(each, pixel_digests(each)) for name, each in sets.items()}
     for name in [each for each in sets if each != "test"]:  # what the two have in common by now is told on the card
-        check_apart({each: sets[each] for each in (name, "test")}, digests, where=f"--test {choice.test}:")
+        both, where = {each: sets[each] for each in (name, "test")}, f"--test {choice.test}:"
+        check_apart(both, digests, where=where)
+        check_patients_apart(both, where=where)
     name = Path(choice.test).name or choice.test
     broken = sum(item.broken for item in found.skipped)
     left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""

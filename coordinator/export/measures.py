@@ -6,18 +6,22 @@ Shapes: N images, K classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.calibration import Calibration, auroc, calibration_at, fit_temperature, probabilities
 from semisilo.common.measures.gain import ImageCounts, interval_of
 from semisilo.common.measures.intervals import Interval, area_interval, dependent_mean_interval, mean_interval, wilson
 from semisilo.common.measures.study_measure import StudyMeasure
 
-__all__ = ["ClassMeasures", "Measures", "measure", "temperature_for"]
+__all__ = ["MOST_DENSE", "ClassMeasures", "Measures", "measure", "temperature_for"]
+
+MOST_DENSE = 300
+"""Classes up to which every cell of the confusion matrix is written: of 3000 that would be 9 million."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +59,15 @@ class Measures:
     auroc_macro_interval: Interval | None
     classes: tuple[ClassMeasures, ...]
     confusion: tuple[tuple[int, ...], ...]
-    """confusion[true][predicted], in images."""
+    """confusion[true][predicted], in images; () for more than `MOST_DENSE` classes."""
     calibration: Calibration
     """Of the probabilities as they come, at temperature 1."""
     temperature: float
     """1, or what was fitted on validation images."""
     calibration_with_temperature: Calibration | None
     """None at temperature 1."""
+    confusion_cells: tuple[tuple[int, int, int], ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """Of more classes: (true, predicted, images) of all that is not 0, by the labels' order."""
 
     def value_of(self, measure: StudyMeasure) -> float | None:
         """A study's measure on these images, 0 to 1; None where they do not give it."""
@@ -97,7 +103,12 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
     number = len(classes)
     predicted_N = logits_NK.argmax(axis=1)
     counted = np.bincount(labels_N * number + predicted_N, minlength=number * number).reshape(number, number)
-    confusion = tuple(tuple(int(cell) for cell in row) for row in counted)
+    confusion: tuple[tuple[int, ...], ...] = ()
+    cells: tuple[tuple[int, int, int], ...] = ()
+    if number <= MOST_DENSE:
+        confusion = tuple(tuple(row) for row in counted.tolist())
+    else:
+        cells = tuple((true, answer, int(counted[true, answer])) for true, answer in np.argwhere(counted).tolist())
     p_NK = probabilities(logits_NK)
     areas = auroc(p_NK, labels_N)
     found = []
@@ -120,7 +131,7 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
         balanced_accuracy=sum(recalls) / len(recalls), balanced_accuracy_interval=balanced,
         auroc_macro=None if areas is None else areas.macro,
         auroc_macro_interval=dependent_mean_interval(around) if around else None, classes=tuple(found),
-        confusion=confusion,
+        confusion=confusion, confusion_cells=cells,
         calibration=calibration_at(logits_NK, labels_N), temperature=temperature,
         calibration_with_temperature=None if temperature == 1.0 else
         calibration_at(logits_NK, labels_N, temperature=temperature))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Ranges
 from semisilo.common.measures.gain import ImageCounts
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, SumStep, TaskSpec, UpdateHeader
@@ -106,6 +106,16 @@ class FrozenStudy:
     test_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     read_with: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Versions of what has read them: others may make other pixels of the same files."""
+    ranges: Ranges = field(default=(), metadata=ABSENT_AT_DEFAULT)
+    """What deep values of the labelled images (without any, of the validation or test images) are divided by, where
+    their values decide it; the least for the other sets. () without such, and in a study that an earlier version began:
+    each set was read by its own values."""
+    plain_images: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether some labelled images are of a single value and may be held out, however many of them are alike; False in
+    a study that an earlier version began."""
+    by_file: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether several images of unknown patients are of one file, a volume for example, and none is in two of the sets;
+    False in a study that an earlier version began."""
     keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
     """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
     study that an earlier version began."""

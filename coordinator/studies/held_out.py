@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import is_of_file
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.text.describe import counted
 
 __all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "Overlap", "check_apart", "check_patients_apart",
            "draw_validation", "held_out_share", "shared_images", "shared_patients", "wanted_of_each"]
@@ -78,8 +80,9 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
     a class closer to its share than it carries others beyond theirs; of a class that has none then, the patient with
     the fewest images.
     Args:
-        patients: a key of each image's, "" where it is not known; () where none is.
-        digests: of the pixels; an image that stands twice is not held out, for it would stand on both sides.
+        patients: `ImageSet.patients`.
+        digests: of the pixels, as `telling_digests`; an image that stands twice is not held out, for it would stand on
+            both sides.
         seed: of the study; the stream is called "validation split".
         drawn_before: how many images the study held out at its first opening; 0 at the first. An earlier version held
             one out of every class with two, however many that were: such a study keeps its images.
@@ -89,7 +92,7 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
         return np.empty(0, dtype=np.int64)
     share = min(share, MOST_HELD_OUT / max(1, len(labels_N)))
     seen = Counter(digests or ())
-    once_N = np.array([seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
+    once_N = np.array([not each or seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
         np.ones(len(labels_N), dtype=bool)
     images_K = np.bincount(labels_N[labels_N >= 0], minlength=num_classes)[:num_classes].astype(np.int64)
 
@@ -182,9 +185,11 @@ def shared_patients(sets: Mapping[str, ImageSet]) -> list[Overlap]:
         if both:
             pairs = [f"{sets[second].names[mine]} and {sets[first].names[where[patient]]}"
                      for patient, mine in list(both.items())[:_NAMED]]
+            files = sum(map(is_of_file, both))
+            who = " and ".join(filter(None, (counted(len(both) - files, "patient") if len(both) > files else "",
+                                             counted(files, "file") if files else "")))
             found.append(Overlap(of=second, pairs=_first(pairs, of=len(both)),
-                                 text=f"{len(both)} patient{'s' * (len(both) != 1)} of the {second} images have {first}"
-                                      " ones as well"))
+                                 text=f"{who} of the {second} images have {first} ones as well"))
     return found
 
 
@@ -193,12 +198,13 @@ def shared_images(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) 
 
     Args:
         sets: by the name that table [data] has for them.
-        digests: `pixel_digests` of each.
+        digests: `telling_digests` of each: plain images are nobody's twins.
     """
     found = []
     for first, second in _twos(sets):
         numbers = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
-        twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second]) if digest in numbers]
+        twice = [(number, numbers[digest]) for number, digest in enumerate(digests[second])
+                 if digest and digest in numbers]
         if twice:
             pairs = [f"{sets[second].names[mine]} = {sets[first].names[other]}" for mine, other in twice[:_NAMED]]
             found.append(Overlap(of=second, pairs=_first(pairs, of=len(twice)),
@@ -216,13 +222,15 @@ def _first(pairs: Sequence[str], *, of: int) -> str:
     return f"{', '.join(pairs)}{', ...' if of > len(pairs) else ''}"
 
 
-def check_patients_apart(sets: Mapping[str, ImageSet]) -> None:
+def check_patients_apart(sets: Mapping[str, ImageSet], *, where: str = "[data]") -> None:
     """Whether no patient is in two sets.
 
+    Args:
+        where: what has named the sets, for the error.
     Raises: BadData with how many are, and the names of the first images.
     """
     if found := shared_patients(sets):
-        raise BadData(f"[data] {'; '.join(each.line for each in found)}.",
+        raise BadData(f"{where} {'; '.join(each.line for each in found)}.",
                       remedy="Keep all images of a patient in one set. If these are different patients, say so: [data]"
                              ' patient = "none", or "folder" or "name" where those tell patients apart.')
 
@@ -231,7 +239,7 @@ def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests], *,
     """Whether no image stands in two sets.
 
     Args:
-        digests: `pixel_digests` of each set.
+        digests: `telling_digests` of each set.
         where: what has named the sets, for the error.
     Raises: BadData with how many do, and the names of the first.
     """

@@ -17,10 +17,10 @@ import numpy as np
 
 from semisilo.common import __version__
 from semisilo.common.data.augmentation.augment import check_settings
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Ranges
 from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
-from semisilo.common.data.pixel_digests import pixel_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.averaged_training import log_prior
@@ -98,16 +98,25 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     multi_label = config.study.task == "multi_label"
     skipped: list[str] = []
     broken: list[Skipped] = []
+    ranges: Ranges = () if frozen is None else frozen.ranges
+    is_first = frozen is None
 
     def read(source: str, part: str) -> ImageSet | None:
-        nonlocal classes
+        nonlocal classes, ranges, is_first
         if not source:
             return None
         found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
                             classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report" else
                             data.on_error, progress=progress, reading=image.reading, disk=disk,
-                            selection=data.selection, multi_label=multi_label)
+                            selection=data.selection, multi_label=multi_label, ranges=dict(ranges))
         classes = classes or found.classes
+        if is_first:
+            ranges, is_first = tuple(sorted(found.ranges.items())), False
+        for kind, limit in ranges if frozen is None else ():
+            if found.ranges[kind] > limit:
+                _LOG.warning("values of %s go up to %g in the %s images, and not beyond %g in those that the study"
+                             " learns from: they are read darker; set [data.image.reading] window", kind,
+                             found.ranges[kind], part, limit)
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped if not item.unchosen)
         if frozen is None and (unchosen := sum(item.unchosen for item in found.skipped)):
             _LOG.info("%s images: %s left out by a setting of [data]", part, counted(unchosen, "file"))
@@ -118,9 +127,14 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                              test=read(data.test, "test"))
     if data.on_error == "report":
         refuse_broken(str(folder), broken)
-    sets = (images.labelled, images.validation, images.test)
-    by_patient = frozen.by_patient if frozen is not None else any(each is not None and any(each.patients)
-                                                                  for each in sets)
+    if frozen is not None and not frozen.by_file:
+        images = CoordinatorData(labelled=_without_files(images.labelled), test=_without_files(images.test),
+                                 validation=_without_files(images.validation))
+    plain_images = frozen.plain_images if frozen is not None else images.labelled is not None and not all(
+        telling_digests(images.labelled, (b"image",) * len(images.labelled)))
+    sets = [each for each in (images.labelled, images.validation, images.test) if each is not None]
+    by_patient = frozen.by_patient if frozen is not None else any(each.knows_patients for each in sets)
+    by_file = frozen.by_file if frozen is not None else any(each.has_parts_of_files for each in sets)
     images, num_held_out, images_K, digests, shared = _parted(
         config, images, frozen, num_classes=len(classes), disk=disk, may_have_changed=may_have_changed)
     if len(classes) < 2:
@@ -147,9 +161,9 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
-        num_held_out=num_held_out, by_patient=by_patient, labelled_patients=_patients(images.labelled),
-        validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
-        measure_reason=measure_reason,
+        num_held_out=num_held_out, ranges=ranges, plain_images=plain_images, by_patient=by_patient, by_file=by_file,
+        labelled_patients=_patients(images.labelled), validation_patients=_patients(images.validation),
+        test_patients=_patients(images.test), measure=str(measure), measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)), test_without=_without(images.test),
         task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
@@ -204,13 +218,15 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     sets = {name: each for name, each in (("labelled", labelled), ("validation", validation), ("test", images.test))
             if each is not None}
     digests: dict[str, Sequence[bytes]] = {name: pixel_digests(each) for name, each in sets.items()}
+    telling = {name: telling_digests(each, digests[name]) for name, each in sets.items()}
     shared: list[Overlap] = []
     if frozen is None or frozen.measure:
         if may_have_changed:
-            shared += shared_images(sets, digests)
+            shared += shared_images(sets, telling)
         else:
-            check_apart(sets, digests)
-    if frozen is None or frozen.by_patient:
+            check_apart(sets, telling)
+    by_patient = frozen is None or frozen.by_patient or frozen.by_file
+    if by_patient:
         if may_have_changed:
             shared += shared_patients(sets)
         else:
@@ -221,8 +237,9 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
     labels_N = labelled.labels_N.numpy()
     drawn = draw_validation(strata_of(labels_N), share, seed=config.study.seed,
                             num_classes=num_strata(labels_N, num_classes),
-                            digests=digests["labelled"],
-                            patients=labelled.patients if frozen is None or frozen.by_patient else (),
+                            digests=telling["labelled"] if frozen is None or frozen.plain_images else
+                            digests["labelled"],
+                            patients=labelled.patients if by_patient else (),
                             drawn_before=0 if frozen is None else frozen.num_held_out)
     if len(drawn) == 0:
         if config.data.stated_share is None or may_have_changed:
@@ -466,6 +483,11 @@ def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
         if now != then:
             raise BadConfiguration(f"[data] {name} = {now} differs from {then}, with which the study was started.",
                                    remedy="Restore the old value, or start a new study.")
+
+
+def _without_files(images: ImageSet | None) -> ImageSet | None:
+    """The images as a study that an earlier version began sees them."""
+    return None if images is None else images.without_files()
 
 
 def _patients(images: ImageSet | None) -> int:

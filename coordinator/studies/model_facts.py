@@ -32,5 +32,6 @@ def model_facts(study: str, config: StudyConfig, frozen: FrozenStudy, labelled: 
     return ModelFacts(
         model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image, study=study,
         method=LABELS_ALONE if is_alone else config.method.name, round=None if is_alone else round,
-        state=state, task=frozen.task, training_prior=training_prior(config.method.settings, labelled, classes)
-        if alone_adjusted is None else prior_of_labels_alone(labelled, classes, adjusted=alone_adjusted))
+        state=state, task=frozen.task, ranges=frozen.ranges,
+        training_prior=training_prior(config.method.settings, labelled, classes) if alone_adjusted is None else
+        prior_of_labels_alone(labelled, classes, adjusted=alone_adjusted))

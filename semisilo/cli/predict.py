@@ -104,6 +104,14 @@ def predict(
     allow_factory: Annotated[list[str] | None, typer.Option(
         "--allow-factory", metavar="CODE:factory", show_default=False,
         help="A network from a package that you trust; may be repeated.")] = None,
+    format_plugin: Annotated[list[str] | None, typer.Option(
+        "--format-plugin", metavar="NAME", show_default=False,
+        help="An installed plug-in that reads files of another format, as [data] formats of a study; may be repeated.")]
+    = None,
+    dicom: Annotated[list[str] | None, typer.Option(
+        "--dicom", metavar="TAG=VALUE,...", show_default=False,
+        help="Of DICOM files only those whose tag has one of the values, as [data] dicom of a study; an empty value"
+             " stands for a file without the tag; may be repeated.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Predicts the class of every image with an exported model. Not for clinical use.
@@ -123,6 +131,7 @@ def predict(
       semisilo predict hand-over digits#test --json
       semisilo predict hand-over /scans/new --prevalence melanoma=0.02
       semisilo predict hand-over /scans/labels.csv --out predictions.csv
+      semisilo predict hand-over /pacs-export --dicom Modality=CR,DX --format-plugin slide
     """
     import json
 
@@ -132,6 +141,7 @@ def predict(
     from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.logs import printable
     from semisilo.common.text.progress_bar import progress_bar
+    from semisilo.prediction.options import selection_of
     from semisilo.prediction.predictor import predict as run
     from semisilo.prediction.terminal import show_measures
 
@@ -139,7 +149,8 @@ def predict(
     with interrupt_on_termination(), progress_bar(console) as progress:
         found = run(model, source, device=device, batch_size=batch_size, on_error=on_error,
                     allow_factories=tuple(allow_factory or ()), progress=progress,
-                    operating_point=not no_operating_point, prevalence=prevalence)
+                    operating_point=not no_operating_point, prevalence=prevalence,
+                    selection=selection_of(format_plugin or (), dicom or ()))
     if out is not None:
         found.to_csv(out, top=top)
     if json_:

@@ -10,15 +10,16 @@ Tests: tests/semisilo/prediction/test_predict.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Selection
 from semisilo.common.data.formats import archive, decoding, parquet, pixels
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
@@ -50,11 +51,13 @@ class Batch:
 class Source:
     """An iterable of batches, all of one size but the last; afterwards `skipped` is complete."""
 
-    def __init__(self, parts: Iterator[Batch], batch_size: int, skipped: list[Skipped], *, not_compared: str = ""
-                 ) -> None:
+    def __init__(self, parts: Iterator[Batch], batch_size: int, skipped: list[Skipped], *, ranges: dict[str, float],
+                 not_compared: str = "") -> None:
         self._parts = parts
         self._batch_size = batch_size
         self.skipped = skipped
+        self.ranges = ranges
+        """What deep values were divided by, where their values decide it; complete afterwards."""
         self.not_compared = not_compared
         """Which of the source's labels do not count, and why, where images may have several; else empty."""
 
@@ -85,21 +88,27 @@ class Source:
 
 
 def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_error: OnError, batch_size: int,
-                multi_label: bool = False) -> Source:
+                multi_label: bool = False, least: Mapping[str, float] = MappingProxyType({}),
+                selection: Selection = Selection()) -> Source:
     """The images of a source for a model of these classes.
 
     Args:
+        selection: which DICOM files count, and which plug-ins read files of other formats.
+        least: what deep values are divided by at least, as the model's study did.
         source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
         multi_label: whether the model's images may have several labels or none.
     Raises: BadData, naming the source or file.
     """
     skipped: list[Skipped] = []
+    ranges = _Ranges(least)
     if not isinstance(source, (str, Path)):
-        return Source(_arrays(source, form, classes, multi_label=multi_label), batch_size, skipped)
+        return Source(_arrays(source, form, classes, ranges, multi_label=multi_label), batch_size, skipped,
+                      ranges=ranges.used)
     path, part = parse_source(str(source))
     kind = kind_of(path)
     if path is not None and kind in ("folder", "table"):
-        listing = listing_of(path, part, source=str(source), classes=classes, multi_label=multi_label)
+        listing = listing_of(path, part, source=str(source), classes=classes, selection=selection,
+                             multi_label=multi_label)
         skipped += listing.skipped
         index = {} if multi_label else _index(listing.folders, classes)
         rows, not_compared = _Rows(classes) if multi_label else None, ""
@@ -108,21 +117,35 @@ def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_er
             rows = _Rows(classes, asked=listing.asked, usable=listing.question is None)
             not_compared = not_compared or _unknown(listing.folders, classes)
         parts = _files(listing.images, listing.images, len(listing.images), index, form, on_error, str(source), skipped,
-                       rows=rows)
-        return Source(parts, batch_size, skipped, not_compared=not_compared)
+                       ranges, rows=rows)
+        return Source(parts, batch_size, skipped, ranges=ranges.used, not_compared=not_compared)
     elif path is not None and kind == "parquet":
         held = parquet.open_rows(parquet.parquet_files(path), part, source=str(source), multi_label=multi_label)
         everything = np.ones(held.number, dtype=bool)
         parts = _files(parquet.files_of(held, everything), parquet.files_of(held, everything), held.number,
                        {} if multi_label else _index(held.classes, classes, named=held.classes_named), form, on_error,
-                       str(source), skipped, rows=_Rows(classes, asked=held.asked) if multi_label else None)
-        return Source(parts, batch_size, skipped,
+                       str(source), skipped, ranges,
+                       rows=_Rows(classes, asked=held.asked) if multi_label else None)
+        return Source(parts, batch_size, skipped, ranges=ranges.used,
                       not_compared=_unknown(held.classes, classes) if multi_label else "")
     elif multi_label:
-        return _npz_of_findings(path, part, form, classes, str(source), batch_size, skipped)
+        return _npz_of_findings(path, part, form, classes, str(source), batch_size, skipped, ranges)
     else:
-        parts = _npz(path, part, form, classes, str(source))
-    return Source(parts, batch_size, skipped)
+        parts = _npz(path, part, form, classes, str(source), ranges)
+    return Source(parts, batch_size, skipped, ranges=ranges.used)
+
+
+class _Ranges:
+    """What deep values are divided by: what the model's study did, or more where the images need it."""
+
+    def __init__(self, least: Mapping[str, float]) -> None:
+        self.least = least
+        self.used: dict[str, float] = {}
+
+    def use(self, found: Mapping[str, float]) -> dict[str, float]:
+        """The ranges for a source that needs these."""
+        self.used |= {kind: max(limit, self.least.get(kind, 0.0)) for kind, limit in found.items()}
+        return {**self.least, **self.used}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +157,13 @@ class _Rows:
     """As `semisilo.common.data.formats.folder.Listing.asked`."""
     usable: bool = True
 
-    def of(self, findings: tuple[str, ...] | None) -> NDArray[np.int8]:
-        """(K,), of the findings of a file; None: it has no label."""
+    def of(self, file: ImageFile) -> NDArray[np.int8]:
+        """(K,), of the findings of a file; -1 where it has no label."""
+        findings = file.findings
         if findings is None or not self.usable:
             return np.full(len(self.classes), -1, dtype=np.int8)
         row_K: NDArray[np.int8] = to_rows([[name for name in findings if name in self.classes]], self.classes,
-                                          asked=self.asked)[0]
+                                          asked=self.asked, unsure=[file.unsure])[0]
         return row_K
 
 
@@ -165,7 +189,8 @@ def _index(found: Sequence[str], classes: tuple[str, ...], *, named: bool = True
 
 
 def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, index: dict[str, int], form: ImageForm,
-           on_error: OnError, source: str, skipped: list[Skipped], *, rows: _Rows | None = None) -> Iterator[Batch]:
+           on_error: OnError, source: str, skipped: list[Skipped], ranges: _Ranges, *, rows: _Rows | None = None
+           ) -> Iterator[Batch]:
     """A batch for each file.
 
     Args:
@@ -173,8 +198,8 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
         again: the same files as `files`: of values above 8 bits the range of the whole source is known beforehand.
     """
     geometry = pixels.Geometry(size=form.size, channels=form.channels, resize=form.resize)
-    ranges = decoding.ranges_of(again, form.reading)
-    for done, (file, found) in enumerate(decoding.decoded(files, geometry, form.reading, ranges), 1):
+    needed = ranges.use(decoding.ranges_of(again, form.reading))
+    for done, (file, found) in enumerate(decoding.decoded(files, geometry, form.reading, needed), 1):
         if isinstance(found, decoding.Trouble):
             if found.broken and on_error == "stop":
                 raise BadData(f"{source}: {file.name} cannot be read: {found.reason}.",
@@ -185,11 +210,11 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
         names = [file.name if each.part is None else f"{file.name}[{each.part}]" for each in found]
         yield Batch(np.stack([each.square for each in found]), names, [index.get(file.class_name, -1)] * len(found),
                     min(1.0, done / max(1, number)),
-                    None if rows is None else np.tile(rows.of(file.findings), (len(found), 1)))
+                    None if rows is None else np.tile(rows.of(file), (len(found), 1)))
 
 
 def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str,
-                     batch_size: int, skipped: list[Skipped]) -> Source:
+                     batch_size: int, skipped: list[Skipped], ranges: _Ranges) -> Source:
     """Where images may have several labels or none."""
     arrays = _array_source(path, part, source, multi_label=None)
     assert arrays.images is not None
@@ -207,8 +232,8 @@ def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tup
                 rows_NK[:, classes.index(name)] = labels_N[:, column]
         not_compared = _unknown(names, classes)
     parts = _squares(arrays.images, form, [f"{arrays.prefix}[{index}]" for index in range(len(rows_NK))],
-                     [-1] * len(rows_NK), f"{source}: its images", rows_NK=rows_NK)
-    return Source(parts, batch_size, skipped, not_compared=not_compared)
+                     [-1] * len(rows_NK), f"{source}: its images", ranges, rows_NK=rows_NK)
+    return Source(parts, batch_size, skipped, ranges=ranges.used, not_compared=not_compared)
 
 
 def _array_source(path: Path | None, part: str, source: str, *, multi_label: bool | None = False) -> archive.Arrays:
@@ -219,7 +244,8 @@ def _array_source(path: Path | None, part: str, source: str, *, multi_label: boo
         archive.npz(path, part, source=source, labels="if there", multi_label=multi_label)
 
 
-def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str) -> Iterator[Batch]:
+def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str, ranges: _Ranges
+         ) -> Iterator[Batch]:
     arrays = _array_source(path, part, source)
     assert arrays.images is not None
     known = [-1] * len(arrays.images)
@@ -227,10 +253,11 @@ def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...]
         index = _index(arrays.classes, classes, named=arrays.classes_named)
         known = [index.get(arrays.classes[label], -1) if label >= 0 else -1 for label in arrays.labels_N.tolist()]
     yield from _squares(arrays.images, form, [f"{arrays.prefix}[{index}]" for index in range(len(known))], known,
-                        f"{source}: its images")
+                        f"{source}: its images", ranges)
 
 
-def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], *, multi_label: bool) -> Iterator[Batch]:
+def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], ranges: _Ranges, *, multi_label: bool
+            ) -> Iterator[Batch]:
     images, labels = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
     images = np.asarray(images)
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)) or not len(images):
@@ -242,20 +269,21 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], *, multi_lab
                           remedy=f"Give {len(images)} x {len(classes)}: 1 where the image shows the class, 0 where it"
                                  " does not, -1 where that is not known.")
         yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], [-1] * len(images),
-                            "The images", rows_NK=rows_NK.astype(np.int8))
+                            "The images", ranges, rows_NK=rows_NK.astype(np.int8))
         return
     known = [-1] * len(images) if labels is None else [int(label) for label in np.asarray(labels).ravel()]
     if len(known) != len(images) or max(known) >= len(classes) or min(known) < -1:
         raise BadData(f"The labels are not one per image, from 0 to {len(classes) - 1}.",
                       remedy="Give the place of each image's class among the model's classes.")
-    yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], known, "The images")
+    yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], known, "The images", ranges)
 
 
-def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str, *,
-             rows_NK: NDArray[np.int8] | None = None) -> Iterator[Batch]:
+def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str,
+             ranges: _Ranges, *, rows_NK: NDArray[np.int8] | None = None) -> Iterator[Batch]:
     try:
+        found = pixels.range_of(images, reading=form.reading)
         squares = pixels.squares(images, size=form.size, channels=form.channels, resize=form.resize,
-                                 reading=form.reading)
+                                 reading=form.reading, ranges=ranges.use(dict([found] if found else [])))
     except pixels.UnusableError as error:
         raise BadData(f"{what} cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None

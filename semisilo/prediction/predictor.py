@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import to_dict
+from semisilo.common.data.form import Selection
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
@@ -91,9 +92,12 @@ class Predictions:
     not_compared: str = ""
     """Which labels of the source do not count, and why; empty where all do."""
 
+    read_with: tuple[str, ...] = ()
+    """How images of more than 8 bits were read, where the files do not say it: a line for each kind of values."""
+
     def notes(self) -> tuple[str, ...]:
         """What whoever reads the predictions must know, a line each."""
-        found = []
+        found = list(self.read_with)
         if self.thresholds:
             found.append("thresholds: " + ", ".join(f"{name} {cut:.4g}" for name, cut in zip(
                 self.classes, self.thresholds, strict=True)))
@@ -252,7 +256,8 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
 def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
             batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
-            operating_point: bool = True, prevalence: str = "", network: Network | None = None) -> Predictions:
+            operating_point: bool = True, prevalence: str = "", network: Network | None = None,
+            selection: Selection = Selection()) -> Predictions:
     """What a model says of images.
 
     Args:
@@ -272,6 +277,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
             probabilities are brought to them (Saerens et al., 2002). The operating point looks at the probabilities as
             they were before, since its sensitivity and specificity do not depend on prevalence.
         network: what `semisilo.simulate(model=...)` was given, for a model that was trained so by another process.
+        selection: which DICOM files count, and which format plug-ins read files of other kinds, as [data] dicom and
+            formats of a study.
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
@@ -283,7 +290,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     if facts.task == "multi_label":
         _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
-                         batch_size=batch_size, multi_label=facts.task == "multi_label")
+                         batch_size=batch_size, multi_label=facts.task == "multi_label", least=dict(facts.ranges),
+                         selection=selection)
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []
     true: list[int] = []
@@ -321,7 +329,19 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         predicted_N = np.where(plain_NK[:, label] >= point.threshold, label, others_NK.argmax(axis=1))
     return Predictions(classes=classes, files=tuple(files), predicted=predicted_N, probabilities=p_NK,
                        true=np.array(true, dtype=np.int64), skipped=tuple(images.skipped), operating_point=point,
-                       prevalence=brought_to)
+                       prevalence=brought_to, read_with=_read_with(images.ranges, facts))
+
+
+def _read_with(ranges: Mapping[str, float], facts: ModelFacts) -> tuple[str, ...]:
+    """How deep images were read, a line for each kind of values."""
+    found = []
+    for kind, limit in sorted(ranges.items()):
+        of_study = dict(facts.ranges).get(kind)
+        why = "as far as these images show; the model does not say what its study took" if of_study is None else \
+            "as in the model's study" if of_study == limit else \
+            f"since these images go beyond {of_study:g}, the white of the model's study: the model sees them darker"
+        found.append(f"values of {kind}: {limit:g} and above are white, {why}")
+    return tuple(found)
 
 
 def _check_options_of_findings(*, operating_point: bool, prevalence: str) -> None:
@@ -349,7 +369,7 @@ def _of_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], fact
     return Predictions(classes=classes, files=files, predicted=(p_NK - np.array(cuts)).argmax(axis=1),
                        probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64),
                        skipped=tuple(images.skipped), thresholds=cuts, truth=rows_NK, measures=measures,
-                       not_compared=images.not_compared)
+                       not_compared=images.not_compared, read_with=_read_with(images.ranges, facts))
 
 
 def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = (),
@@ -412,10 +432,12 @@ class _TorchPredictor:
         import torch
 
         from semisilo.common.models.exported import logits_of
+        from semisilo.common.numerics.numerics import as_handed_over
 
         pixels = torch.from_numpy(np.ascontiguousarray(images_BCHW))
-        answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,
-                                                batch_size=max(1, len(pixels))).numpy()
+        with as_handed_over():
+            answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,
+                                                    batch_size=max(1, len(pixels))).numpy()
         return answer
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import is_of_file, text_of_file
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
@@ -138,18 +139,21 @@ class Dealt:
                 f" {'it' if whole.moved == 1 else 'them'}, {counted(whole.left_out, 'image')} left out"
                 f"{'; ' if others else ''}{', '.join(others)}")
 
-    def patient_numbers(self, name: str) -> NDArray[np.int64] | None:
+    def patient_numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.str_] | None:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every
         set; None where no patient has several of the images that are dealt or tested with. The numbers stand for
-        nothing else."""
+        nothing else. Texts where images are of one file of an unknown patient: "file 3"; "" where nothing is known."""
         beside = () if self.test is None or len(self.split.test) else self.test.patients
         known = [patient for patient in (*self.images.patients, *beside) if patient]
         number = {patient: index for index, patient in enumerate(dict.fromkeys(known))}
         chosen = self.coordinator_set(name)
         if len(number) == len(known) or chosen is None:
             return None
-        return np.array([number.get(patient, -1) for patient in chosen.patients or ("",) * len(chosen)],
-                        dtype=np.int64)
+        patients = chosen.patients or ("",) * len(chosen)
+        if any(map(is_of_file, known)):
+            return np.array(["" if not patient else text_of_file(number[patient]) if is_of_file(patient)
+                             else str(number[patient]) for patient in patients])
+        return np.array([number.get(patient, -1) for patient in patients], dtype=np.int64)
 
     def silos_images(self) -> SilosImages:
         """What each silo trains on, by its index."""
@@ -181,24 +185,46 @@ class Dealt:
         return total.hexdigest()
 
 
-def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] | None = None) -> Dealt:
+def deal_study(study: SimulatedStudy, *, begun: str = "",
+               progress: Callable[[float, str], None] | None = None) -> Dealt:
     """Reads the images of a simulated study and deals them: the same file and seed give the same parts everywhere.
 
+    Args:
+        begun: the digest of what was dealt, of a simulation that was begun before: where an earlier version dealt
+            otherwise, it is dealt as by that; "" for a new one.
     Raises: BadData, naming the source; BadConfiguration when the split does not fit the images or the scenario.
+    """
+    dealt = _deal(study, progress, as_before=False)
+    if not begun or dealt.digest() == begun:
+        return dealt
+    earlier = _deal(study, progress, as_before=True)
+    return earlier if earlier.digest() == begun else dealt
+
+
+def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool) -> Dealt:
+    """See `deal_study`.
+
+    Args:
+        as_before: whether slices of a file are dealt one by one, as an earlier version did.
     """
     settings, form = study.simulation, study.draft.data.image
     source, test_source = _sources(study)
 
+    ranges: Mapping[str, float] = {}
+
     def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
+        nonlocal ranges
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
                             selection=study.draft.data.selection,
-                            multi_label=study.draft.study.task == "multi_label")
-        return found.images, classes or found.classes
+                            multi_label=study.draft.study.task == "multi_label", ranges=ranges)
+        ranges = {} if as_before else ranges or found.ranges
+        return found.images.without_files() if as_before else found.images, classes or found.classes
 
     classes_known, apart = True, 0
     if settings.labelled:
         images, classes, apart, classes_known = _joined_sources(study, read, source)
+        images = images.without_files() if as_before else images
     else:
         images, classes = read(source, study.draft.data.classes)
     test = read(test_source, classes)[0] if test_source else None

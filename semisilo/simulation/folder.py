@@ -89,6 +89,16 @@ class SimulationFolder(CoordinatorFolder):
                          remedy="Name a folder that `semisilo simulate` has written, such as runs/NAME; of a federation"
                                 " it is `coordinator report`.")
 
+    def begun_digest(self) -> str:
+        """The digest of what was dealt for the simulation that was begun here, "" for none; also where it was killed
+        before its ledger was there."""
+        try:
+            found = json.loads(self.record.read_bytes())
+        except (OSError, ValueError):
+            return ""
+        digest = found.get("digest") if isinstance(found, dict) else None
+        return digest if isinstance(digest, str) else ""
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held while a simulation runs here; the kernel lets go of it however the process ends.

@@ -173,7 +173,7 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
             check_participation(study.draft, f"study {study.name}", silos=study.simulation.split.silos)
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
-        dealt = deal_study(study)
+        dealt = deal_study(study, begun=folder.begun_digest())
         if line := dealt.patients_line():
             watcher.step(line)
         begin(folder, dealt, stamp=stamp)

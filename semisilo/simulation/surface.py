@@ -99,7 +99,7 @@ def _dealt_again(folder: SimulationFolder, record: SimulationRecord) -> Dealt:
                          remedy="Call `semisilo simulate STUDY --out` with this folder once, with its study file.")
     study = load_simulated_study({**source.tables, "simulation": _without_none(source.simulation)},
                                  name=record.study)
-    dealt = deal_study(replace(study, folder=Path(source.folder)))
+    dealt = deal_study(replace(study, folder=Path(source.folder)), begun=record.digest)
     if dealt.digest() != record.digest:
         raise UsageError(f"{folder.folder}: the images of the study are no longer those of this simulation.",
                          remedy=f"Put them back where they were ({source.simulation['data']}).")

@@ -13,14 +13,15 @@ Shapes: N unlabelled images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import ImageForm, OnError
+from semisilo.common.data.form import ImageForm, OnError, is_of_file
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
 from semisilo.common.data.layout import Layout, layout_of, refuse_parts
 from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
@@ -40,10 +41,13 @@ from semisilo.common.errors import BadData
 from semisilo.common.methods import Scenario, silos_have_labels
 from semisilo.common.methods.contract import SiloData
 from semisilo.common.text.describe import counted
+from semisilo.common.text.logs import printable
 from semisilo.silo.compute.messages import Surveyed
 from semisilo.silo.site.home import JoinChoice, check_apart
 
 __all__ = ["ReadSilo", "SiloImages", "check_silo_images", "read_silo_images", "survey_silo_images"]
+
+_LOG = logging.getLogger("semisilo.data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,21 +140,39 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
                         rounds_per_step=found.rounds_per_step, tied=found.tied)
     skipped, twins = found.skipped, tuple[str, ...]()
+    read_with = {choice.source: found.ranges}
     if choice.labelled:
         more = read(choice.labelled, 1, with_labels=labels_count)
         images = replace(images, labelled=more.images) if labels_count else _with_hidden(images, more.images, disk)
         images = replace(images, tied=tuple(sorted({*images.tied, *more.tied})))
         skipped += more.skipped
+        read_with[choice.labelled] = more.ranges
     if choice.test:
         test = read(choice.test, number - 1, with_labels=True)
         apart, twins = _apart(test.images, images, choice)
         images = replace(images, test=apart)
         skipped += test.skipped
+        read_with[choice.test] = test.ranges
+    _warn_of_ranges(read_with)
     if choice.on_error == "report":
         refuse_broken(" and ".join(choice.sources), skipped, any_left=any(
             each is not None for each in (images.labelled, images.unlabelled, images.test)))
     _check_patients(images)
     return ReadSilo(images, skipped, twins)
+
+
+def _warn_of_ranges(read_with: Mapping[str, Mapping[str, float]]) -> None:
+    """Says on this machine where the site's sources are read with several ranges: each finds its own."""
+    by_kind: dict[str, dict[str, float]] = {}
+    for source, ranges in read_with.items():
+        for kind, limit in ranges.items():
+            by_kind.setdefault(kind, {})[source] = limit
+    for kind, limits in by_kind.items():
+        if len(set(limits.values())) > 1:
+            _LOG.warning("values of %s: %s. Each source is read by its own values; if they are of one kind, ask for a"
+                         " study with [data.image.reading] window", kind,
+                         ", ".join(f"{limit:g} is white in {printable(source, limit=200)}"
+                                   for source, limit in limits.items()))
 
 
 def _apart(test: ImageSet, images: SiloImages, choice: JoinChoice) -> tuple[ImageSet, tuple[str, ...]]:
@@ -183,7 +205,7 @@ def _check_patients(images: SiloImages) -> None:
         return
     trained = {patient for each in (images.labelled, images.unlabelled) if each is not None
                for patient in each.patients}
-    twice = {patient for patient in test.patients if patient} & trained
+    twice = {patient for patient in test.patients if patient and not is_of_file(patient)} & trained
     if twice:
         first = next(name for name, patient in zip(test.names, test.patients, strict=True) if patient in twice)
         raise BadData(f"{counted(len(twice), 'patient')} of the test images are among the images to train on, too,"

@@ -590,7 +590,7 @@ _CHOICE = _mutants(
     ("held-out-images-are-trained-on", "coordinator/studies/images.py",
      "kept = np.setdiff1d(np.arange(len(labelled)), drawn)", "kept = np.arange(len(labelled))",
      f"{_HELD_OUT}::test_a_study_with_many_labels_holds_some_out_and_trains_on_the_rest"),
-    ("test-images-may-be-labelled-ones", "coordinator/studies/images.py", "check_apart(sets, digests)", "pass",
+    ("test-images-may-be-labelled-ones", "coordinator/studies/images.py", "check_apart(sets, telling)", "pass",
      f"{_HELD_OUT}::test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened"),
     ("the-chosen-state-is-removed", "coordinator/ledger/cleanup.py",
      "if number % every == 0 or number in last}", "if number % every == 0}",

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data.form import patient_key
+from semisilo.common.data.formats.folder import class_name_of
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import source_trouble
@@ -344,10 +345,11 @@ def _classes(archive: Any, *, source: str, columns: int = 0) -> tuple[tuple[str,
     """
     if "classes" in archive.files:
         names = _member(archive, "classes", source=source)
-        if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) != len(names):
+        found = tuple(class_name_of(str(name)) for name in names.ravel().tolist())
+        if names.ndim != 1 or names.dtype.kind != "U" or len(set(found)) != len(found):
             raise BadData(f"{source}: 'classes' is not a list of different names.",
                           remedy="Store numpy.array([...]) of text, one name per class in label order.")
-        return tuple(str(name) for name in names), True
+        return found, True
     if columns:
         return tuple(str(label) for label in range(columns)), False
     highest = -1

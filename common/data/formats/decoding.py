@@ -130,8 +130,8 @@ def count_pictures(files: Sequence[ImageFile], reading: Reading) -> list[int]:
 
 
 def ranges_of(files: Iterable[ImageFile], reading: Reading) -> dict[str, float]:
-    """What the values of 16 bits of a source are divided by, for those who decode it in parts; quick where no file has
-    more than 8 bits."""
+    """What the values of 16 bits of a source are divided by, for those who decode it in parts: of the kinds that occur;
+    quick where no file has more than 8 bits."""
     form, found = Geometry(size=8, channels=1, resize="stretch"), dict[str, float]()
     deep = (file for file in files if (about := header(file, reading)) is not None and about.bits > 8)
     for _ in decoded(deep, form, reading, found):

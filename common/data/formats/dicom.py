@@ -299,6 +299,10 @@ def _checked(path: Path, data: Any, following: bytes, *, size: int, inflated: by
         implicit, little = data.original_encoding
         syntax = "1.2.840.10008.1.2" if implicit else f"1.2.840.10008.1.2.{1 if little else 2}"
     compressed = bool(needed("pydicom.uid", DICOM).UID(syntax).is_compressed)
+    # A decoder of a compressed stream gives values from the lowest bit on, whatever the tag says.
+    if (not compressed or syntax == _RUN_LENGTHS) and (_whole(data, "HighBit") or 0) >= bits:
+        raise UnusableError("its values lie in the upper bits (HighBit), which is not read; convert it to values"
+                            " from the lowest bit on")
     declared = 8 * frames if compressed else -(-rows * columns * samples * allocated * frames // 8)
     if photometric == "YBR_FULL_422" and not compressed:
         declared = declared * 2 // 3

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ from semisilo.common.text.system_errors import gone, source_trouble
 
 __all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "is_left_behind", "list_images"]
 
+_NAMED = 5
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 
@@ -47,6 +48,9 @@ class ImageFile:
     said.
     """
 
+    unsure: tuple[str, ...] = ()
+    """Beside `findings`: the classes of which it is not known whether it shows them."""
+
     @property
     def has_label(self) -> bool:
         """Whether anything says what it shows, be it that it shows nothing."""
@@ -62,7 +66,8 @@ class Listing:
     """Names of the top folders, sorted, also of those without images."""
     skipped: tuple[Skipped, ...]
     question: BadData | None = None
-    """Of a table: what must be said before its labels can be used; without them it can be read."""
+    """What must be said before its labels can be used: of a table, or of folders whose names are no text; without them
+    it can be read."""
     asked: tuple[str, ...] | None = None
     """Where images have `findings`: the classes that every one of them was asked for. None: all that there are, so that
     what an image does not say it does not show."""
@@ -91,8 +96,20 @@ def list_images(folder: Path) -> Listing:
         raise BadData(f"{folder}: found {len(skipped)} file{'s' * (len(skipped) > 1)}, none is an image: "
                       f"first is {skipped[0].name} ({skipped[0].reason}).",
                       remedy=f"Images are {names_of_images()} files.")
-    folders = sorted(class_name_of(entry.name) for entry in _entries(folder) if _is_folder(entry))
-    return Listing(tuple(images), tuple(folders), tuple(skipped))
+    names = [entry.name for entry in _entries(folder) if _is_folder(entry)]
+    return Listing(tuple(images), tuple(sorted(set(map(class_name_of, names)))), tuple(skipped),
+                   question=_of_unreadable(folder, names))
+
+
+def _of_unreadable(folder: Path, names: Sequence[str]) -> BadData | None:
+    """What is to be said before folders count as classes whose names are no text: two of them may look alike."""
+    wrong = sorted(os.fsencode(name) for name in names if _readable(name) != name)
+    if not wrong:
+        return None
+    first = ", ".join(f"'{name.decode('utf-8', 'backslashreplace')}'" for name in wrong[:_NAMED])
+    return BadData(f"{folder}: the names of {len(wrong)} folder{'s' * (len(wrong) > 1)} are not in UTF-8:"
+                   f" {first}{', ...' if len(wrong) > _NAMED else ''}.",
+                   remedy="Rename them: the name of a class is a text. Images without a label may stay where they are.")
 
 
 def holds_files(folder: Path) -> bool:
@@ -169,10 +186,13 @@ def is_left_behind(name: str) -> bool:
 
 
 def _readable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")
+    try:
+        return os.fsencode(name).decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half a character, of an array of text
+        return name.encode("utf-8", "replace").decode()
 
 
 def class_name_of(name: str) -> str:
-    """A folder's name as the class that it stands for."""
-    # macOS stores decomposed letters; a class must have one spelling at every site.
+    """A name as the class that it stands for, of a folder, a column, a cell or an array: a class must have one spelling
+    at every site. macOS stores decomposed letters."""
     return unicodedata.normalize("NFC", _readable(name))

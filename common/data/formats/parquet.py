@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
 from semisilo.common.data.formats.extras import needed
-from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.folder import ImageFile, class_name_of
 from semisilo.common.data.formats.registry import PARQUET, format_by_name, has_suffix
 from semisilo.common.data.multi_hot import NO_FINDING, findings_of
 from semisilo.common.data.room import check_room
@@ -53,7 +53,7 @@ class Rows:
     """The column, or the field of it, that holds the bytes."""
     labels_N: NDArray[np.int64] | None
     """-1 where there is none; None when the files have no labels at all. Where images may have several labels (N, K) of
-    0 and 1, a row of -1 where nothing is said."""
+    0, 1 and -1 for what is not known, a row of -1 where nothing is said."""
     classes: tuple[str, ...]
     classes_named: bool
     asked: tuple[str, ...] | None = None
@@ -138,14 +138,14 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
     feature = features.get(label or "", {})
     inside = feature.get("feature")
     described = feature.get("names", inside.get("names") if isinstance(inside, dict) else None)
-    names = tuple(map(str, described)) if isinstance(described, list) else ()
+    names = tuple(class_name_of(str(each)) for each in described) if isinstance(described, list) else ()
     if len(set(names)) < len(names):
         names = ()
     lists = bool(columns) or any(isinstance(each, list) for each in labels)
     if label is not None and (multi_label or (multi_label is None and lists)):
         rows_NK, classes = _findings(labels, tuple(columns), names, source)
         return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=rows_NK, classes=classes,
-                    classes_named=True, asked=tuple(columns) or None, patients=whose)
+                    classes_named=True, asked=classes if columns else None, patients=whose)
     labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
     return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
                 classes_named=are_named, patients=whose)
@@ -168,6 +168,7 @@ def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[Im
                 if wanted is None or wanted[start + row]:
                     class_name, findings = _said(rows, start + row)
                     yield ImageFile(path, f"{path.name}[{row}]", class_name, findings=findings,
+                                    unsure=() if findings is None else _unsure(rows, start + row),
                                     patient=rows.patients[start + row] if rows.patients else "",
                                     content=value if isinstance(value, bytes) else b"")
                 row += 1
@@ -184,6 +185,12 @@ def _said(rows: Rows, row: int) -> tuple[str, tuple[str, ...] | None]:
     if rows.labels_N.ndim == 2:
         return "", findings_of(label.tolist(), rows.classes) if int(label.max()) >= 0 else None
     return rows.classes[int(label)] if int(label) >= 0 else "", None
+
+
+def _unsure(rows: Rows, row: int) -> tuple[str, ...]:
+    """The classes that are not known of a row of which others are."""
+    assert rows.labels_N is not None
+    return tuple(name for name, label in zip(rows.classes, rows.labels_N[row].tolist(), strict=True) if label < 0)
 
 
 def _batches(file: Any, path: Path, rows: Rows) -> Iterator[list[Any]]:
@@ -364,11 +371,12 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
     """Rows of 0 and 1, a row of -1 where nothing is said, and the names of the classes: of columns of 0 and 1, of lists
     of names or numbers, or of texts with "|" between names."""
     if columns:
-        if not all(value in (0, 1, None) for row in labels for value in row):
-            raise BadData(f"{source}: a column of labels holds something other than 0 and 1.",
-                          remedy="Columns of 0 and 1 are one for each class.")
-        return np.array([[-1] * len(row) if all(value is None for value in row) else [int(value or 0) for value in row]
-                         for row in labels], dtype=np.int64), columns
+        if not all(value in (0, 1, -1, None) for row in labels for value in row):
+            raise BadData(f"{source}: a column of labels holds something other than 0, 1 and -1.",
+                          remedy="Columns of 0 and 1 are one for each class; -1 says that it is not known.")
+        return np.array([[-1] * len(row) if all(value in (None, -1) for value in row) else
+                         [int(value or 0) for value in row]
+                         for row in labels], dtype=np.int64), tuple(map(class_name_of, columns))
     said: list[tuple[str, ...] | None] = []
     for row, value in enumerate(labels):
         each = value.split("|") if isinstance(value, str) else value
@@ -378,7 +386,8 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
             if names and any(type(one) is int and not 0 <= one < len(names) for one in each):
                 raise BadData(f"{source}: a label of row {row} is out of range.",
                               remedy="Fix the labels or the class names.")
-            said.append(tuple(names[one] if names and type(one) is int else str(one).strip() for one in each))
+            said.append(tuple(names[one] if names and type(one) is int else class_name_of(str(one).strip())
+                              for one in each))
         else:
             raise BadData(f"{source}: the labels are neither lists nor texts.",
                           remedy="Name another column, or columns of 0 and 1, one for each class: #label=A,B,C.")
@@ -407,8 +416,9 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
                           remedy="Fix the labels or the class names.")
         return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
     if there <= {str}:
-        texts = tuple(sorted({label for label in labels if label}))
+        named = [class_name_of((label or "").strip()) for label in labels]
+        texts = tuple(sorted(set(named) - {""}))
         index_of = {text: index for index, text in enumerate(texts)}
-        return np.array([index_of.get(label or "", -1) for label in labels], dtype=np.int64), texts, True
+        return np.array([index_of.get(name, -1) for name in named], dtype=np.int64), texts, True
     raise BadData(f"{source}: the labels are neither whole numbers nor texts.",
                   remedy="Name another column: add #label=COLUMN.")

@@ -7,7 +7,8 @@ Depth. Values of 8 bits are taken as they are. 16-bit values are divided by 4095
 put 12 bits into 16-bit files, else by 65535; other whole numbers likewise, but by 255 when none exceeds 255. Fractions
 are taken as 0..1 when none exceeds 1, else as 0..255. Negative values, larger ones and NaN are refused: which window
 shows them is a medical choice, not ours. The range is that of the whole source (of an .npz: of its split), so that a
-dark picture stays dark. A window that the study names, or "image", takes the place of all this.
+dark picture stays dark; what a study found on its labelled images is the least for its other sets, and where its model
+is used. A window that the study names, or "image", takes the place of all this.
 
 Shapes: N images, H rows, W columns, C channels, S side of the square.
 
@@ -18,13 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from semisilo.common.data.form import Reading
+from semisilo.common.data.form import DEEP_LIMITS, Reading
 from semisilo.common.data.formats import grey
 
 __all__ = ["Geometry", "NoPictureError", "Range", "Resize", "UnusableError", "eight_bits", "fitted", "range_of",
@@ -37,11 +39,6 @@ Range = tuple[str, float]
 
 _FILTER = Image.Resampling.BILINEAR
 _CHUNK = 4096
-_LIMITS: dict[str, tuple[float, ...]] = {
-    "16 bits": (4095.0, 65535.0),  # not 255: a dark 12-bit scan must not become bright
-    "whole numbers": (255.0, 4095.0, 65535.0),
-    "fractions": (1.0, 255.0),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +62,8 @@ class NoPictureError(UnusableError):
     """A file that is whole and holds no picture, such as a report among scans: left out whatever else is wrong."""
 
 
-def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapping[str, float]
-           ) -> tuple[Pixels, Range | None]:
+def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapping[str, float],
+           deep_inverted: bool = False) -> tuple[Pixels, Range | None]:
     """The picture as uint8 (C, S, S), and what its values were divided by if they have more than 8 bits.
 
     The orientation that a camera noted is applied, transparency lies on black, a palette is resolved, of several frames
@@ -75,6 +72,7 @@ def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapp
     scales nothing.
     Args:
         ranges: the range that other pictures of the source need at least.
+        deep_inverted: whether 0 is white, of a picture of more than 8 bits. Pillow sees to those of 8 bits.
     Raises: UnusableError with the reason; whatever Pillow raises for damaged data.
     """
     image = ImageOps.exif_transpose(image)
@@ -86,7 +84,7 @@ def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapp
         if values.dtype == np.int32 and values.min() >= 0 and values.max() <= 65535:
             values = values.astype(np.uint16)  # Pillow hands some 16-bit files over in 32 bits
         shown, divided = eight_bits(values, reading=reading, ranges=ranges)
-        image = Image.fromarray(shown)
+        image = Image.fromarray(255 - shown if deep_inverted else shown)
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
@@ -104,18 +102,19 @@ def fitted(image: Image.Image, form: Geometry) -> Pixels:
 
 def squares(
     images: NDArray[np.generic], *, size: int, channels: int, resize: str, reading: Reading = Reading(),
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] | None = None, ranges: Mapping[str, float] = MappingProxyType({}),
 ) -> Pixels:
     """A stack of pictures as uint8 (N, C, S, S).
 
     Args:
         images: (N, H, W), (N, H, W, 1), (N, H, W, 3) or (N, H, W, 4), the last channel being opacity.
+        ranges: the range that other pictures need at least.
         progress: told the share that is done, 0 to 1.
     Raises: UnusableError with the reason.
     """
     images_NHWC = images[..., None] if images.ndim == 3 else images
     number, height, width, _ = images_NHWC.shape
-    low, high = _ends(images_NHWC, reading, {})[:2] if reading.window != "image" else (0.0, 0.0)
+    low, high = _ends(images_NHWC, reading, ranges)[:2] if reading.window != "image" else (0.0, 0.0)
     done = np.empty((number, channels, size, size), dtype=np.uint8)
     for start in range(0, number, _CHUNK):
         stop = min(start + _CHUNK, number)
@@ -133,12 +132,13 @@ def squares(
     return done
 
 
-def range_of(images: NDArray[np.generic], *, reading: Reading) -> Range | None:
+def range_of(images: NDArray[np.generic], *, reading: Reading, ranges: Mapping[str, float] = MappingProxyType({})
+             ) -> Range | None:
     """What `squares` divides a stack of pictures by, where it finds that in the values of all of them.
 
     Raises: UnusableError as `squares`.
     """
-    return None if reading.window == "image" else _ends(images, reading, {})[2]
+    return None if reading.window == "image" else _ends(images, reading, ranges)[2]
 
 
 def eight_bits(values: NDArray[Any], *, reading: Reading, ranges: Mapping[str, float]) -> tuple[Pixels, Range | None]:
@@ -172,12 +172,12 @@ def _ends(values: NDArray[Any], reading: Reading, ranges: Mapping[str, float]) -
                             " it is read")
     kind = "fractions" if values.dtype.kind == "f" else (
         "16 bits" if values.dtype.kind == "u" and values.dtype.itemsize == 2 else "whole numbers")
-    for limit in _LIMITS[kind]:
+    for limit in DEEP_LIMITS[kind]:
         if high <= limit:
             limit = max(limit, ranges.get(kind, 0.0))
             return 0.0, limit, (kind, limit)
-    raise UnusableError(f"its brightest pixel is {high:g}, beyond {_LIMITS[kind][-1]:g}; name a window, or convert it"
-                        " to 8-bit grey")
+    raise UnusableError(f"its brightest pixel is {high:g}, beyond {DEEP_LIMITS[kind][-1]:g}; name a window, or convert"
+                        " it to 8-bit grey")
 
 
 def _by_image(values: NDArray[Any]) -> Pixels:

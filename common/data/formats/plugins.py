@@ -61,7 +61,7 @@ def opened_array(*pictures: NDArray[Any], patient: str = "") -> OpenedImage:
 
     Args:
         pictures: each (H, W), or (H, W, 3) for colour; uint8, uint16, or fractions from 0 to 1. How deeper ones become
-            8 bits is the study's, [data.image.reading].
+            8 bits is the study's, [data.image.reading], and without a window the whole source's, as for other files.
         patient: who it is, where the file says so: kept as a key, and never sent.
     Raises: UnusableError for arrays that are no pictures.
     """
@@ -95,19 +95,21 @@ class _Arrays:
 
     def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
         """See `OpenedImage`."""
+        from PIL import Image
+
         from semisilo.common.data.form import patient_key
         from semisilo.common.data.formats.picture import Picture, chosen, part_of
-        from semisilo.common.data.formats.pixels import squares
+        from semisilo.common.data.formats.pixels import eight_bits, fitted
 
         those, found = chosen(len(self.arrays), reading.frames), []
         for index in those:
             array = self.arrays[index]
-            square = squares(array[None], size=form.size, channels=form.channels, resize=form.resize,
-                             reading=reading)[0]
+            values = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+            shown, divided = eight_bits(values, reading=reading, ranges=ranges)
             found.append(Picture(
-                square=square, width=array.shape[1], height=array.shape[0], channels=_channels(array),
-                bits=8 * array.dtype.itemsize, part=part_of(those, len(self.arrays), index),
-                patient=patient_key(self.patient)))
+                square=fitted(Image.fromarray(shown), form), divided=divided, width=array.shape[1],
+                height=array.shape[0], channels=_channels(array), bits=8 * array.dtype.itemsize,
+                part=part_of(those, len(self.arrays), index), patient=patient_key(self.patient)))
         return found
 
 

@@ -21,7 +21,7 @@ from semisilo.common.data.formats.extras import needed, silence
 from semisilo.common.data.formats.picture import Header, Picture, chosen, part_of
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, fitted, square
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, JPEG
-from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours
+from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours, zero_is_white
 from semisilo.common.text.system_errors import may_be_of_one_file, source_trouble
 
 __all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
@@ -98,7 +98,8 @@ class OpenedRaster:
                     pixels, channels = fitted(Image.fromarray(shown), form), 3
                 else:
                     channels = 1 if _is_grey(image) else 3
-                    pixels, divided = square(image, form, reading=reading, ranges=ranges)
+                    pixels, divided = square(image, form, reading=reading, ranges=ranges,
+                                             deep_inverted=zero_is_white(image))
                 found.append(Picture(square=pixels, channels=channels, part=part_of(those, pages, page),
                                      divided=divided, width=width, height=height, bits=bits))
         return found

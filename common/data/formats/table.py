@@ -21,7 +21,9 @@ classes, from 0.
 
 In a study whose images may have several labels or none ([study] task = "multi_label") they are what they are: a row of
 columns that are all 0, or a cell that says "No Finding", is an image that shows nothing, and one whose cells are empty
-is unlabelled. Where several rows name an image, it shows what any of them says.
+is unlabelled. A -1 in a column says that this class is not known of the image; an empty cell beside others that are
+filled counts as 0, for the lists that leave cells empty do so where a report does not mention the class. Where several
+rows name an image, it shows what any of them says.
 
 Shapes: none; this makes a `Listing`, as a folder does.
 """
@@ -36,7 +38,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
-from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
+from semisilo.common.data.formats.folder import ImageFile, Listing, class_name_of, list_images
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
@@ -111,7 +113,8 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     told = _alone(told) if len(columns.labels) == 1 else told
     if multi_label:
         findings, names = _as_findings(told, rows, columns, head, classes)
-        found = _listed([""] * len(rows), findings, names, (), columns, rows, lines, folder, source, columns.question)
+        found = _listed([""] * len(rows), findings, names, (), columns, rows, lines, folder, source, columns.question,
+                        unsure=_unsure(rows, columns, head, names))
         return replace(found, asked=names) if len(columns.labels) > 1 else found
     several = [line for line, each in zip(lines, told, strict=True) if len(each) > 1]
     left_out: list[Skipped] = []
@@ -123,6 +126,12 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
             left_out = [Skipped(f"row {line}", "has several labels", unchosen=True) for line in several]
             kept = [at for at, each in enumerate(told) if len(each) <= 1]
             rows, lines, told = [rows[at] for at in kept], [lines[at] for at in kept], [told[at] for at in kept]
+    unsure = next((line for line, row in zip(lines, rows, strict=True) if _says_unknown(row, columns)), None)
+    if unsure is not None:
+        question = question or BadData(
+            f"{source}: row {unsure} says of a class that it is not known (-1), and a study takes one label for each"
+            " image.",
+            remedy='Set [study] task = "multi_label", or name a column of your own with one label: label=COLUMN.')
     labels = [each[0] if len(each) == 1 else "" for each in told]
     open_rows = [each if len(each) > 1 and "several" not in wanted else None for each in told]
     if len(columns.labels) > 1:
@@ -134,11 +143,11 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
 
 def _listed(labels: list[str], findings: Sequence[tuple[str, ...] | None], names: tuple[str, ...],
             left_out: Sequence[Skipped], columns: _Columns, rows: list[list[str]], lines: Sequence[int], folder: Path,
-            source: str, question: BadData | None) -> Listing:
+            source: str, question: BadData | None, *, unsure: Sequence[tuple[str, ...]] = ()) -> Listing:
     """The images of the rows. Raises: BadData when none is there."""
     patients = ["" if columns.patient is None else patient_key(_cell(row, columns.patient)) for row in rows]
     found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, findings, patients, lines,
-                              _FilesByName(list_images(folder)))
+                              _FilesByName(list_images(folder)), unsure or [()] * len(rows))
     if not found:
         raise BadData(f"{source}: names {len(rows)} images, none of them is in {folder}.",
                       remedy="Name the folder: add #folder=images, from the table's own folder on.")
@@ -151,13 +160,23 @@ def _as_findings(told: Sequence[tuple[str, ...]], rows: Sequence[Sequence[str]],
     if len(columns.labels) > 1:
         kept = [index for index in columns.labels if head[index].casefold() not in NO_FINDING or head[index] in classes]
         names = tuple(head[index] for index in kept)
-        said = [any(_cell(row, index) for index in columns.labels) for row in rows]
+        said = [any(_cell(row, index) and not _is_unknown(_cell(row, index)) for index in columns.labels)
+                for row in rows]
         return [tuple(name for name in each if name in names) if is_said else None
                 for each, is_said in zip(told, said, strict=True)], names
     pieces = sorted({piece for each in told for piece in each})
     names, renamed = _as_classes([piece for piece in pieces if not _is_nothing(piece, classes)], classes)
     new = dict(zip((piece for piece in pieces if not _is_nothing(piece, classes)), renamed, strict=True))
     return [tuple(new[piece] for piece in each if piece in new) if each else None for each in told], names
+
+
+def _unsure(rows: Sequence[Sequence[str]], columns: _Columns, head: Sequence[str], names: tuple[str, ...]
+            ) -> list[tuple[str, ...]]:
+    """The classes of which each row says that it is not known."""
+    if len(columns.labels) == 1:
+        return [()] * len(rows)
+    return [tuple(head[index] for index in columns.labels if head[index] in names and _is_unknown(_cell(row, index)))
+            for row in rows]
 
 
 def _is_nothing(piece: str, classes: tuple[str, ...]) -> bool:
@@ -208,11 +227,11 @@ def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]], list[int
     if len(lines) < 2:
         raise BadData(f"{source}: the table has no rows.", remedy="It needs a heading and a row for each image.")
     numbers, rows = zip(*lines, strict=True)
-    return [cell.strip() for cell in rows[0]], list(rows[1:]), list(numbers[1:])
+    return [class_name_of(cell.strip()) for cell in rows[0]], list(rows[1:]), list(numbers[1:])
 
 
 def _cell(row: Sequence[str], column: int) -> str:
-    return unicodedata.normalize("NFC", row[column].strip()) if column < len(row) else ""
+    return class_name_of(row[column].strip()) if column < len(row) else ""
 
 
 def _plain(name: str) -> str:
@@ -222,7 +241,8 @@ def _plain(name: str) -> str:
 def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], source: str) -> _Columns:
     plain = [_plain(name) for name in head]
 
-    def named(name: str) -> int:
+    def named(text: str) -> int:
+        name = class_name_of(text)
         for names, one in ((head, name), (plain, _plain(name))):
             if one in names:
                 return names.index(one)
@@ -250,7 +270,8 @@ def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], sou
     if label is not None and label != file:
         return _Columns(file, (label,), split, patient)
     others = [index for index in range(len(head)) if index not in (file, split, patient)]
-    ones = [index for index in others if all(_flag(_cell(row, index)) is not None for row in rows)]
+    ones = [index for index in others if all(
+        _flag(cell := _cell(row, index)) is not None or _is_unknown(cell) for row in rows)]
     if others and len(ones) != len(others):
         return _Columns(file, (), split, patient, BadData(
             f"{source}: which column holds the labels? Its columns: {_shown(head)}.",
@@ -275,6 +296,18 @@ def _flag(text: str) -> bool | None:
     return bool(value) if value in (0.0, 1.0) else None
 
 
+def _says_unknown(row: Sequence[str], columns: _Columns) -> bool:
+    return len(columns.labels) > 1 and any(_is_unknown(_cell(row, index)) for index in columns.labels)
+
+
+def _is_unknown(text: str) -> bool:
+    """Whether a cell says -1: it is not known whether the image shows the class, as CheXpert and MIMIC-CXR have it."""
+    try:
+        return float(text) == -1
+    except ValueError:
+        return False
+
+
 def _labels(row: list[str], columns: _Columns, head: list[str], line: int, source: str) -> tuple[str, ...]:
     """The labels of a row; none, one, or several."""
     if not columns.labels:
@@ -282,11 +315,12 @@ def _labels(row: list[str], columns: _Columns, head: list[str], line: int, sourc
     if len(columns.labels) == 1:
         text = _cell(row, columns.labels[0])
         return () if text.casefold() in _NO_LABEL else _pieces(text, _BETWEEN)
-    flags = [_flag(_cell(row, index)) for index in columns.labels]
+    cells = [_cell(row, index) for index in columns.labels]
+    flags = [False if _is_unknown(cell) else _flag(cell) for cell in cells]
     if None in flags:
         column = head[columns.labels[flags.index(None)]]
         raise BadData(f"{source}: row {line} has neither 0 nor 1 in the column '{column}'.",
-                      remedy="Columns of 0 and 1 are one for each class.")
+                      remedy="Columns of 0 and 1 are one for each class; -1 says that it is not known.")
     return tuple(head[index] for index, flag in zip(columns.labels, flags, strict=True) if flag)
 
 
@@ -368,12 +402,15 @@ class _FilesByName:
 
 
 def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, ...] | None], patients: list[str],
-             lines: Iterable[int], files: _FilesByName) -> tuple[list[ImageFile], list[Skipped]]:
+             lines: Iterable[int], files: _FilesByName, unsure: Sequence[tuple[str, ...]]
+             ) -> tuple[list[ImageFile], list[Skipped]]:
     rows: dict[str, tuple[ImageFile, set[str], int]] = {}
     skipped: list[Skipped] = []
     of: dict[str, str] = {}
     shows: dict[str, tuple[str, ...]] = {}
-    for line, name, label, finding, patient in zip(lines, names, labels, findings, patients, strict=True):
+    open_: dict[str, set[str]] = {}
+    for line, name, label, finding, patient, unknown in zip(lines, names, labels, findings, patients, unsure,
+                                                            strict=True):
         if not name:
             skipped.append(Skipped(f"row {line}", "names no file", broken=True))
             continue
@@ -387,6 +424,7 @@ def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, 
         of.setdefault(file.name, patient)
         if finding is not None:
             shows[file.name] = tuple(dict.fromkeys((*shows.get(file.name, ()), *finding)))
+            open_[file.name] = open_.get(file.name, set(unknown)) & set(unknown)  # what any row knows is known
     found = []
     for file, seen, count in rows.values():
         named = seen - {""}
@@ -396,7 +434,7 @@ def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, 
         if count > 1 and file.name not in shows:
             skipped.append(Skipped(file.name, f"listed {count} times; counted once"))
         found.append(ImageFile(file.path, file.name, next(iter(named), ""), patient=of[file.name],
-                               findings=shows.get(file.name)))
+                               findings=shows.get(file.name), unsure=tuple(sorted(open_.get(file.name, ())))))
     found.sort(key=lambda file: file.name.encode())
     skipped.sort(key=lambda item: item.name.encode())
     return found, skipped

@@ -130,6 +130,35 @@ def test_colours_of_16_bits_in_a_tiff_follow_the_same_rule(tmp_path, packing):
     assert np.array_equal(np.moveaxis(read(tmp_path, channels=3)[0], 0, 2), by(colours // 16, 4095))
 
 
+@each_of("orientation", list(range(1, 9)))
+def test_deep_colours_are_the_right_way_up_like_those_of_8_bits(tmp_path: Path, orientation: int) -> None:
+    colours = np.random.default_rng(1).integers(0, 256, (4, 8, 3)).astype(np.uint8)
+    for name, stored in (("a8", colours), ("b16", colours.astype(np.uint16) * 257)):
+        tifffile.imwrite(tmp_path / f"{name}.tif", stored, photometric="rgb",
+                         extratags=[(274, 3, 1, orientation, True)])
+    both = read(tmp_path, channels=3)
+    assert np.array_equal(both[0], both[1])
+    assert both[0].any(axis=(0, 1)).all() == (orientation < 5), "it stands where it is on its side"
+
+
+def test_deep_colours_with_opacity_lie_on_black_like_those_of_8_bits(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (8, 8, 4)).astype(np.uint8)
+    pixels[0, :, 3], pixels[1, :, 3] = 0, 255
+    for name, stored in (("a8", pixels), ("b16", pixels.astype(np.uint16) * 257)):
+        tifffile.imwrite(tmp_path / f"{name}.tif", stored, photometric="rgb", extrasamples=["unassalpha"])
+    eight, sixteen = read(tmp_path, channels=3).astype(int)
+    assert not sixteen[:, 0].any()
+    assert np.array_equal(sixteen[:, 1], pixels[1, :, :3].T)
+    assert np.abs(eight - sixteen).max() <= 1, "but for the rounding of 8 bits"
+
+
+def test_deep_colours_that_are_not_red_green_and_blue_are_refused(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.full((8, 8, 4), 40000, dtype=np.uint16), photometric="separated",
+                     planarconfig="contig")
+    with pytest.raises(BadData, match=r"a\.tif cannot be read: its 16-bit colours are not red, green and blue"):
+        read(tmp_path, channels=3)
+
+
 def zlib_zeros(mebibytes: int) -> bytes:
     """As zlib packs them; its sum at the end counts the bytes, where all are zero."""
     sums = (mebibytes * 2**20 % 65521) << 16 | 1
@@ -186,3 +215,16 @@ def test_without_tifffile_one_line_names_the_extra(tmp_path, monkeypatch):
 def test_a_reading_that_does_not_exist_is_refused(changed, said):
     with pytest.raises(ValueError, match=said):
         Reading(**changed)
+
+
+def test_a_tiff_of_which_zero_is_white_is_turned_round_whatever_its_depth(tmp_path):
+    """Beside it black, which padding is."""
+    values = np.vstack([DARK[:4], DARK[4:]])[:, :6]
+    for name, stored, brightest in (("8", (values // 8).astype(np.uint8), 255), ("16", values, 4095)):
+        for kind in ("minisblack", "miniswhite"):
+            tifffile.imwrite(tmp_path / f"{name}.tif", stored, photometric=kind)
+            got = read(tmp_path)[0, 0]
+            expected = by(stored.astype(float), brightest)
+            assert np.array_equal(got[:, 1:7], 255 - expected if kind == "miniswhite" else expected), (name, kind)
+            assert not got[:, [0, 7]].any()
+        (tmp_path / f"{name}.tif").unlink()

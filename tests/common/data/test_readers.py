@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from semisilo.common.data.form import Selection
+from semisilo.common.data.partly_labelled import check_partly_labelled
 from semisilo.common.data.readers import ImageSet, measure_form, read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData, SystemTrouble
 
@@ -77,6 +78,27 @@ def test_a_class_name_has_one_spelling_whatever_the_file_system(tmp_path):
     picture(tmp_path / "O\u0308dem/a.png")  # decomposed, as macOS stores it
     result = read_images(str(tmp_path), size=8, channels=1, classes=("\u00d6dem",))
     assert result.images.labels_N.tolist() == [0]
+
+
+def test_two_spellings_of_a_class_are_one_class(tmp_path):
+    """As a folder that was copied from macOS beside one of the same name."""
+    picture(tmp_path / "caf\u00e9" / "a.png")
+    picture(tmp_path / "cafe\u0301" / "b.png", value=9)
+    picture(tmp_path / "tea" / "c.png", value=90)
+    found = read_images(str(tmp_path), size=4, channels=1)
+    assert (found.classes, found.images.labels_N.tolist()) == (("caf\u00e9", "tea"), [0, 0, 1])
+    assert survey(str(tmp_path)).class_counts == {"caf\u00e9": 2, "tea": 1}
+
+
+def test_class_folders_whose_names_are_no_text_are_refused_by_name(tmp_path):
+    for name in (b"caf\xe9", b"caf\xea", b"tea"):
+        picture(tmp_path / os.fsdecode(name) / "a.png", value=name[-1] // 2)
+    for read in (lambda: read_images(str(tmp_path), size=4, channels=1),
+                 lambda: check_partly_labelled(str(tmp_path), classes=())):
+        with pytest.raises(BadData) as caught:
+            read()
+        assert caught.value.text.endswith("the names of 2 folders are not in UTF-8: 'caf\\xe9', 'caf\\xea'.")
+    assert len(read_images(str(tmp_path), size=4, channels=1, labelled=False).images) == 3
 
 
 def test_unlabelled_reading_takes_images_at_any_depth_and_drops_labels(cells):
@@ -426,6 +448,23 @@ def test_class_names_of_an_npz_are_mapped_to_the_studys_order(tmp_path):
     with pytest.raises(BadData, match="class 'eel'") as caught:
         read_images(source, size=8, channels=1, classes=("cat", "dog", "eels"))
     assert "'eels'" in caught.value.remedy
+
+
+def test_class_names_of_an_npz_and_of_columns_have_one_spelling(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 5, 5), np.uint8), labels=[0, 1],
+             classes=np.array(["cafe\u0301", "tea"]))
+    assert read_images(str(tmp_path / "a.npz"), size=4, channels=1).classes == ("caf\u00e9", "tea")
+    np.savez(tmp_path / "b.npz", images=np.zeros((2, 5, 5), np.uint8), labels=[0, 1],
+             classes=np.array(["cafe\u0301", "caf\u00e9"]))
+    with pytest.raises(BadData, match="not a list of different names"):
+        read_images(str(tmp_path / "b.npz"), size=4, channels=1)
+    for name in "xy":
+        picture(tmp_path / f"{name}.png")
+    for heading in ("cafe\u0301", "caf\u00e9"):
+        for named in ("", "#label=cafe\u0301,tea"):
+            (tmp_path / "t.csv").write_text(f"file,{heading},tea\nx.png,1,0\ny.png,0,1\n")
+            found = read_images(f"{tmp_path}/t.csv{named}", size=4, channels=1, classes=("caf\u00e9", "tea"))
+            assert found.images.labels_N.tolist() == [0, 1]
 
 
 def test_labels_of_an_npz_without_class_names_are_indices_into_the_studys_classes(tmp_path):

@@ -122,3 +122,26 @@ def test_statistics_of_batch_norm_are_float32_whatever_the_precision() -> None:
                     form=ImageForm(size=10, channels=1, mean=(0.0,), std=(1.0,)), generator=torch.Generator())
     assert float(found["1"].mean) == pytest.approx(1 / 3, abs=1e-6)
     assert float(found["1"].var) == pytest.approx(2 / 9 * 300 / 299, abs=1e-6)
+
+
+def test_a_model_that_is_handed_over_is_run_as_it_was_measured_and_all_is_as_it_was_afterwards() -> None:
+    numerics.apply(Numerics(threads=1, deterministic=False, precision="tf32"))
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+    def in_force() -> tuple[bool, ...]:
+        return (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark,
+                torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled(),
+                bool(torch.utils.deterministic.fill_uninitialized_memory))  # type: ignore[attr-defined]
+
+    before = in_force()
+    assert before == (True, True, True, False, False, True)
+    with numerics.as_handed_over():
+        assert in_force() == (False, False, False, True, True, False)
+    assert in_force() == before
+    with pytest.raises(RuntimeError, match="out of memory"), numerics.as_handed_over():
+        raise RuntimeError("out of memory")
+    assert in_force() == before
+    torch.set_deterministic_debug_mode("error")
+    with numerics.as_handed_over():
+        assert torch.get_deterministic_debug_mode() == 2, "who asked for errors has them"
+    assert torch.get_deterministic_debug_mode() == 2

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.calibration import fit_temperature
 from semisilo.common.measures.gain import ImageCounts, interval_of
@@ -29,6 +30,22 @@ def test_counts_shares_and_intervals_are_those_of_the_confusion_matrix() -> None
     assert (a.images, a.predicted, a.right, a.recall, a.precision) == (3, 4, 3, 1.0, 0.75)
     assert (b.recall, b.recall_interval, b.precision_interval) == (0.5, wilson(1, 2), wilson(1, 1))
     assert (c.images, c.recall, c.recall_interval, c.precision, c.auroc) == (0, None, None, None, None)
+
+
+def test_of_very_many_classes_only_cells_that_are_not_0_are_kept() -> None:
+    number = 301
+    labels = np.arange(number).repeat(2)
+    logits = np.eye(number, dtype=np.float32)[labels]
+    logits[1] = np.eye(number, dtype=np.float32)[7]
+    found = measure(logits, labels, classes=[f"c{label}" for label in range(number)])
+    assert found.confusion == ()
+    assert found.confusion_cells[:3] == ((0, 0, 1), (0, 7, 1), (1, 1, 2))
+    assert (len(found.confusion_cells), sum(cell[2] for cell in found.confusion_cells)) == (302, 602)
+    assert (found.right, found.classes[7].predicted) == (601, 3)
+    written = canonical_json(found)
+    assert len(written) < 1000 * number, "each class has a line, not each pair of them"
+    few = measure(LOGITS, LABELS, classes=CLASSES)
+    assert "confusion_cells" not in canonical_json(few)
 
 
 def test_the_area_under_the_curve_is_the_share_of_pairs_in_the_right_order() -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from semisilo.common.config import to_dict
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
-from semisilo.common.data.pixel_digests import pixel_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
+from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.measures.gain import ImageCounts
 from semisilo.coordinator.studies.held_out import (
@@ -21,7 +23,7 @@ from semisilo.coordinator.studies.held_out import (
     draw_validation,
     held_out_share,
 )
-from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.images import StudyData, _digest_of, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 from tests.each_of import each_of
 
@@ -226,16 +228,22 @@ def test_a_recall_of_a_class_that_there_is_not_is_refused_with_the_nearest(tmp_p
 
 
 def images(*pixels: int, name: str) -> ImageSet:
-    content = torch.tensor(pixels, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous()
+    """Of one value each but for a black corner."""
+    content = torch.tensor(pixels, dtype=torch.uint8).reshape(-1, 1, 1, 1).repeat(1, 1, 4, 4)
+    content[..., 0, 0] = 0
     return ImageSet(content, torch.zeros(len(pixels), dtype=torch.int64),
                     tuple(f"{name}{index}.png" for index in range(len(pixels))))
+
+
+def telling(sets: dict[str, ImageSet]) -> dict[str, list[bytes]]:
+    return {name: telling_digests(each, pixel_digests(each)) for name, each in sets.items()}
 
 
 def test_images_with_the_same_pixels_in_two_sets_are_told_with_number_and_names() -> None:
     sets = {"labelled": images(1, 2, 3, name="l"), "validation": images(9, 2, name="v"), "test": images(3, 1, 7, 9,
                                                                                                        name="t")}
     with pytest.raises(BadData) as caught:
-        check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()})
+        check_apart(sets, telling(sets))
     line = caught.value.line()
     assert "\n" not in line
     assert "1 of 2 validation images have the pixels of labelled ones (v1.png = l1.png)" in line
@@ -246,7 +254,45 @@ def test_images_with_the_same_pixels_in_two_sets_are_told_with_number_and_names(
 
 def test_sets_that_are_apart_pass_whatever_stands_twice_within_one() -> None:
     sets = {"labelled": images(1, 1, name="l"), "test": images(2, 2, name="t")}
-    check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()})
+    check_apart(sets, telling(sets))
+
+
+def with_blank_edges(path: Path, *, seed: int, scans: int = 12) -> None:
+    """Slices of so many scans, 8 of each, of which the first and the last are black."""
+    slices = np.random.default_rng(seed).integers(0, 256, (scans, 8, 8, 8), dtype=np.uint8)
+    slices[:, [0, -1]] = 0
+    np.savez(path, images=slices.reshape(-1, 8, 8), labels=np.repeat(np.arange(scans) % 2, 8),
+             patients=np.repeat(np.arange(scans), 8) + 100 * seed)
+
+
+def test_black_slices_are_nobodys_twins_and_do_not_keep_their_patient_from_being_held_out(tmp_path: Path) -> None:
+    with_blank_edges(tmp_path / "labelled.npz", seed=1)
+    with_blank_edges(tmp_path / "test.npz", seed=2)
+    found = read(tmp_path, test="test.npz", validation_share="25%")
+    assert (found.frozen.num_held_out, found.frozen.validation_patients, found.frozen.plain_images) == (16, 2, True)
+    again = read(tmp_path, test="test.npz", validation_share="25%", before=found)
+    assert again.images.validation.names == found.images.validation.names  # type: ignore[union-attr]
+
+
+def test_a_study_that_held_out_no_black_images_goes_on_with_those_that_it_has(tmp_path: Path) -> None:
+    """An earlier version took no image that stands twice, were it black."""
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    pixels[[3, 8, 11, 20, 30]] = 0
+    labels = np.arange(40) % 2
+    np.savez(tmp_path / "labelled.npz", images=pixels, labels=labels)
+    digests = [bytes([0]) if not image.any() else image.tobytes() for image in pixels]
+    drawn = draw_validation(labels, 0.25, seed=4, num_classes=2, digests=digests)
+    now = read(tmp_path, validation_share="25%")
+    assert now.images.validation is not None
+    assert [int(name.rpartition("[")[2][:-1]) for name in now.images.validation.names] != drawn.tolist()
+    labelled = read_images(str(tmp_path / "labelled.npz"), size=8, channels=1).images
+    rest = np.setdiff1d(np.arange(40), drawn)
+    frozen = replace(now.frozen, plain_images=False, num_held_out=len(drawn), **{
+        f"{name}_digest": _digest_of(part, pixel_digests(part)) for name, part in (
+            ("labelled", labelled.subset(rest)), ("validation", labelled.subset(drawn)))})
+    again = read(tmp_path, validation_share="25%", before=replace(now, frozen=frozen)).images.validation
+    assert again is not None
+    assert [int(name.rpartition("[")[2][:-1]) for name in again.names] == drawn.tolist()
 
 
 def test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened(tmp_path: Path) -> None:
@@ -367,6 +413,59 @@ def test_a_study_keeps_patients_apart_and_freezes_how_many_there_are(tmp_path: P
     with pytest.raises(BadData, match=r"1 patient of the test images have labelled ones as well") as caught:
         read(tmp_path, **data)
     assert 'patient = "none"' in caught.value.remedy
+
+
+def stacks(folder: Path, *names: str, pages: int = 4) -> None:
+    """TIFF files of several pages, no two alike."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        random = np.random.default_rng([ord(letter) for letter in name])
+        content = random.integers(0, 256, (pages, 8, 8), dtype=np.uint8)
+        first, *others = map(Image.fromarray, content)
+        first.save(folder / name, save_all=True, append_images=others)
+
+
+STACKS = [f"l/{name}/{number}.tif" for name in ("cat", "dog") for number in range(10)]
+ALL_PAGES = {"labelled": "l", "validation_share": "20%",
+             "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25], "reading": {"frames": "all"}}}
+
+
+def files_of(images: ImageSet | None) -> set[str]:
+    assert images is not None
+    return {name.partition("[")[0] for name in images.names}
+
+
+def test_pages_of_a_file_whose_patient_nobody_knows_are_held_out_together(tmp_path: Path) -> None:
+    stacks(tmp_path, *STACKS)
+    stacks(tmp_path, "t/cat/0.tif", "t/dog/0.tif")  # other files of the same names are no trouble
+    found = read(tmp_path, test="t", **ALL_PAGES)
+    frozen, labelled, validation = found.frozen, found.images.labelled, found.images.validation
+    assert files_of(validation)
+    assert not files_of(validation) & files_of(labelled)
+    assert (frozen.by_file, frozen.by_patient, frozen.num_labelled + frozen.num_validation) == (True, False, 80)
+    assert (frozen.labelled_patients, frozen.test_patients) == (0, 0), "files are not counted as patients"
+    again = read(tmp_path, before=found, test="t", **ALL_PAGES)
+    assert again.images.validation.names == validation.names  # type: ignore[union-attr]
+
+
+def test_a_study_that_held_out_single_pages_goes_on_with_them(tmp_path: Path) -> None:
+    stacks(tmp_path, *STACKS)
+    single = read(tmp_path, patient="none", **ALL_PAGES)
+    assert files_of(single.images.validation) & files_of(single.images.labelled)
+    assert not single.frozen.by_file
+    assert "by_file" not in to_dict(single.frozen)
+    again = read(tmp_path, before=single, **ALL_PAGES)
+    assert again.images.validation.names == single.images.validation.names  # type: ignore[union-attr]
+    assert again.images.labelled.patients == (), "nor are folds of labels alone others"  # type: ignore[union-attr]
+
+
+def test_pages_of_a_patient_are_his_and_a_single_page_stands_for_itself(tmp_path: Path) -> None:
+    stacks(tmp_path, "l/cat/P1_0.tif", "l/cat/P1_1.tif", "l/dog/P2_0.tif")
+    none = {**ALL_PAGES, "validation_share": "0%"}
+    whole = read(tmp_path, patient="name", **none).frozen
+    assert (whole.by_file, whole.by_patient) == (False, True)
+    first = {**none, "image": {**none["image"], "reading": {}}}  # type: ignore[dict-item]
+    assert not read(tmp_path, **first).frozen.by_file
 
 
 def test_dicom_files_that_a_setting_leaves_out_are_not_told_as_files_that_are_no_images(tmp_path: Path) -> None:

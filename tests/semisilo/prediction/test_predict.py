@@ -103,6 +103,31 @@ def test_the_graph_predicts_what_the_network_predicts_and_loads_no_torch(with_gr
     assert done.stdout.split() == [str(ours.right), str(len(ours)), "False"]
 
 
+def test_the_network_is_run_with_what_the_coordinator_measures_with_and_without_trace(
+        model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU TensorFloat-32 and operations without order give other bits."""
+    opened = open_predictor(model / "model.safetensors", device="cpu")
+    seen: list[tuple[bool, bool]] = []
+    real = torch.nn.Module.__call__
+
+    def watched(module: torch.nn.Module, *arguments: Any, **more: Any) -> Any:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()))
+        return real(module, *arguments, **more)
+
+    mode = torch.get_deterministic_debug_mode()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.set_deterministic_debug_mode("default")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.nn.Module, "__call__", watched)
+            opened.logits(np.zeros((2, 1, 8, 8), dtype=np.uint8))
+        assert seen
+        assert set(seen) == {(False, True)}
+        assert (torch.backends.cudnn.allow_tf32, torch.get_deterministic_debug_mode()) == (True, 0)
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
 def test_batches_of_any_size_predict_the_same(model: Path, scans: Path) -> None:
     few = scans / "3"
     whole = predict(model, few, device="cpu")

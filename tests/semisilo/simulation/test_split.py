@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from PIL import Image
 
 from semisilo.common.config import load_toml, to_dict
 from semisilo.common.data.form import ImageForm
@@ -316,3 +317,40 @@ def test_files_of_patients_with_one_image_each_are_those_of_images_without_patie
     known, unknown = (all_bytes(tmp_path / name / "parts") for name in ("known", "unknown"))
     assert known.keys() == unknown.keys()
     assert all(known[name] == unknown[name] for name in known if name != "manifest.json"), "it names the source"
+
+
+def test_pages_of_a_file_are_dealt_together_and_held_out_together_by_who_gets_them(tmp_path: Path) -> None:
+    tables = of_pages(tmp_path)
+    dealt = dealt_of(tables)
+    whose = np.array([name.partition("[")[0] for name in dealt.images.names])
+    parts = [dealt.split.coordinator, dealt.split.test, *dealt.split.silos]
+    files = [set(whose[part]) for part in parts]
+    assert sum(map(len, files)) == len(set().union(*files)), "none is in two parts"
+    write_parts(dealt, tmp_path / "parts")
+    held = read_images(str(tmp_path / "parts" / "coordinator" / "data" / "labelled.npz"), size=8, channels=1).images
+    assert len(set(held.patients)) == len(files[0])
+    assert (held.has_parts_of_files, held.num_patients) == (True, 0), "they are files, not patients"
+
+
+def test_a_simulation_that_dealt_single_pages_goes_on_with_its_deal(tmp_path: Path) -> None:
+    tables = of_pages(tmp_path)
+    single = dealt_of({**tables, "data": {**tables["data"], "patient": "none"}})
+    new = dealt_of(tables)
+    assert single.digest() != new.digest()
+    again = deal_study(load_simulated_study(tables), begun=single.digest())
+    assert again.digest() == single.digest()
+    assert deal_study(load_simulated_study(tables), begun="0" * 64).digest() == new.digest()
+
+
+def of_pages(folder: Path) -> dict[str, Any]:
+    """A study of 90 TIFF files of 5 pages each."""
+    for number in range(90):
+        path = folder / "scans" / f"class{number % 3}" / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        first, *others = map(Image.fromarray, np.random.default_rng(number).integers(0, 256, (5, 8, 8), dtype=np.uint8))
+        first.save(path, save_all=True, append_images=others)
+    tables = study(split={"num_labelled": 90, "num_test": 60, "fraction": 1.0})
+    tables["simulation"]["data"] = str(folder / "scans")
+    tables["data"] = {**tables.get("data", {}), "image": {**tables.get("data", {}).get("image", {}),
+                                                         "reading": {"frames": "all"}}}
+    return tables

@@ -271,3 +271,24 @@ def test_a_patient_is_not_trained_on_and_tested_with(site: Path) -> None:
     assert read(replace(by_name, patient="none"), "labels-at-silo").test is not None
     (site / "held/dog/P2_b.png").rename(site / "held/dog/P3_b.png")
     assert read(by_name, "labels-at-silo").test is not None
+
+
+def test_sources_of_a_site_with_several_ranges_of_16_bits_are_said_in_its_log(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, brightest in (("scans/a", 3000), ("test/cat/a", 60000), ("test/dog/b", 2000)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(len(name)).integers(0, brightest, (8, 8)).astype(np.uint16)
+        pixels[0, 0] = brightest
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    choice = JoinChoice(source=str(tmp_path / "scans"), test=str(tmp_path / "test"))
+
+    def said(form: ImageForm) -> list[str]:
+        caplog.clear()
+        read_silo_images(choice, form, classes=("cat", "dog"), scenario="labels-at-coordinator")
+        return [record.getMessage() for record in caplog.records if "is white" in record.getMessage()]
+
+    assert said(form) == [
+        f"values of 16 bits: 4095 is white in {tmp_path / 'scans'}, 65535 is white in {tmp_path / 'test'}. Each source"
+        " is read by its own values; if they are of one kind, ask for a study with [data.image.reading] window"]
+    assert said(replace(form, reading=Reading(window=(2048, 4096)))) == []

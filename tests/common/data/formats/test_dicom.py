@@ -62,6 +62,8 @@ def made(path: Path, pixels: np.ndarray | bytes, *, syntax: str = ExplicitVRLitt
     data.PhotometricInterpretation = "RGB" if data.get("SamplesPerPixel") == 3 else "MONOCHROME2"
     for name, value in tags.items():
         setattr(data, name, value)
+    if "BitsStored" in tags and "HighBit" not in tags:
+        data.HighBit = data.BitsStored - 1
     data.PixelData = pixels + b"\0" * (len(pixels) % 2)
     data.save_as(path, enforce_file_format=True)
     return path
@@ -78,6 +80,16 @@ def window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
     """PS3.3 C.11.2.1.2.1 from scratch, rounded half up."""
     y = np.clip(((values - (centre - 0.5)) / (width - 1) + 0.5) * 255, 0, 255)
     return np.floor(y + 0.5).astype(np.uint8)
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, DeflatedExplicitVRLittleEndian])
+def test_values_in_the_upper_bits_are_refused_and_not_taken_for_noise(tmp_path, syntax):
+    values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    made(tmp_path / "left.dcm", values << 4, syntax=syntax, BitsStored=12, HighBit=15)
+    with pytest.raises(UnusableError, match=r"its values lie in the upper bits \(HighBit\), which is not read"):
+        open_dicom(tmp_path / "left.dcm")
+    right = made(tmp_path / "right.dcm", values, syntax=syntax, BitsStored=12, HighBit=11)
+    assert np.array_equal(shown(right), np.floor(values * 255.0 / 4095 + 0.5))
 
 
 def test_hounsfield_units_go_through_slope_intercept_and_the_files_window(tmp_path):

@@ -99,6 +99,26 @@ def test_plain_binary_columns_and_texts_as_labels_are_understood(tmp_path):
         read_images(f"{tmp_path}/a.parquet#image=what", size=8, channels=1)
 
 
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
+
+
+def test_a_class_has_one_spelling_in_texts_names_and_lists(tmp_path):
+    def written(name: str, labels: list[object]) -> str:
+        pq.write_table(pa.table({"image": [png(index) for index in range(len(labels))], "label": labels}),
+                       tmp_path / name)
+        return str(tmp_path / name)
+
+    texts = written("a.parquet", [f" {DECOMPOSED}", COMPOSED, "tea ", "  "])
+    found = read_partly_labelled(texts, FORM, classes=("tea", COMPOSED), use_labels=True)
+    assert found.labelled.labels_N.tolist() == [1, 1, 0]
+    assert len(found.unlabelled) == 1, "a text of spaces is no class"
+    named = hugging_face(tmp_path / "b.parquet", [0, 1], names=[DECOMPOSED, "tea"])
+    assert read_images(named, size=8, channels=1).classes == (COMPOSED, "tea")
+    lists = written("c.parquet", [[DECOMPOSED], [COMPOSED, "tea"]])
+    found = read_images(lists, size=8, channels=1, multi_label=True)
+    assert (found.classes, found.images.labels_N.tolist()) == ((COMPOSED, "tea"), [[1, 0], [1, 1]])
+
+
 def test_a_folder_of_files_is_one_source_with_splits(tmp_path):
     for name, start in (("train-00000-of-00002", 0), ("train-00001-of-00002", 10), ("test-00000-of-00001", 20)):
         hugging_face(tmp_path / f"set/data/{name}.parquet", [0, 1], names=["cat", "dog"], start=start)

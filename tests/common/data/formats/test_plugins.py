@@ -33,16 +33,20 @@ def read(path):
         path.with_suffix(".index").read_bytes()
     if content == b"broken":
         raise ValueError("no slide")
+    if path.suffix == ".deep":
+        return opened_array(np.frombuffer(content, dtype=np.uint16).reshape(4, 4, 1))
     return opened_array(np.frombuffer(content, dtype=np.uint8).reshape(4, 4))
 
 
 SLIDE = ImageFormat(name="slide", suffixes=(".slide",), open=read)
+DEEP = ImageFormat(name="deep", suffixes=(".deep",), open=read)
 PNG = ImageFormat(name="png2", suffixes=(".png",), open=read)
 OTHER = ImageFormat(name="other", suffixes=(".other",), open=read)
 DOTLESS = ImageFormat(name="dotless", suffixes=("slide",), open=read)
 TEXT = "slide"
 '''
-ENTRIES = ("[semisilo.formats]\nslide = slides_of_tests:SLIDE\npng2 = slides_of_tests:PNG\n"
+ENTRIES = ("[semisilo.formats]\nslide = slides_of_tests:SLIDE\ndeep = slides_of_tests:DEEP\n"
+           "png2 = slides_of_tests:PNG\n"
            "name = slides_of_tests:OTHER\n"
            "dotless = slides_of_tests:DOTLESS\ntext = slides_of_tests:TEXT\ngone = slides_of_tests:GONE\n")
 
@@ -80,6 +84,22 @@ def test_files_of_a_plug_in_are_images_for_who_names_it_and_for_nobody_else(slid
     with pytest.raises(BadData):  # also after somebody else has named it in this process
         read_images(str(slides), size=4, channels=1)
     assert registry.others == ()
+
+
+def test_the_range_of_16_bits_is_that_of_the_source_as_for_other_files(tmp_path: Path) -> None:
+    """A dark slide does not become as bright as the one beside it."""
+    (tmp_path / "deep").mkdir()
+    for name, value in (("a", 2000), ("b", 60000), ("c", 2000)):
+        (tmp_path / "deep" / f"{name}.deep").write_bytes(np.full(16, value, dtype=np.uint16).tobytes())
+
+    def read() -> tuple[list[int], tuple[str, ...]]:
+        found = read_images(str(tmp_path / "deep"), size=4, channels=1, labelled=False,
+                            selection=Selection(formats=("deep",)))
+        return found.images.images_NCHW[:, 0, 0, 0].tolist(), found.tied
+
+    assert read() == ([8, 233, 8], ("16 bits",))
+    (tmp_path / "deep" / "b.deep").unlink()
+    assert read() == ([125, 125], ("16 bits",))
 
 
 def test_what_the_reader_raises_is_said_of_the_file(slides: Path) -> None:

@@ -47,6 +47,24 @@ def test_columns_of_0_and_1_are_classes_and_a_class_without_a_column_is_not_know
     assert _rows(source, ("Mass", "Hernia", "Edema"))[0] == [[1, -1, 1], [0, -1, 0], [0, -1, 1]]
 
 
+def test_a_class_may_not_be_known_of_an_image_and_an_empty_cell_beside_others_is_0(scans: Path) -> None:
+    """As CheXpert and MIMIC-CXR have it: -1.0 where the report is not certain, nothing where it does not say it."""
+    source = _table(scans, "image,No Finding,Edema,Mass\n0.png,,1.0,-1.0\n1.png,1.0,,\n2.png,,,0.0\n3.png,,-1.0,\n"
+                           "4.png,,-1.0,1.0\n")
+    assert _rows(source) == ([[1, -1], [0, 0], [0, 0], [-1, 1]], ("Edema", "Mass"))
+    assert _rows(source, ("Mass", "Hernia", "Edema"))[0] == [[-1, -1, 1], [0, -1, 0], [0, -1, 0], [1, -1, -1]]
+    found = read_partly_labelled(source, FORM, classes=("Edema", "Mass"), use_labels=True, multi_label=True)
+    assert found.unlabelled is not None
+    assert found.unlabelled.names == ("3.png",), "nothing is known of it"
+    survey_partly_labelled(source)
+    for named in (source, source + "#label=Edema,Mass"):
+        with pytest.raises(BadData, match=r"row 2 says of a class that it is not known \(-1\)") as caught:
+            read_images(named, size=4, channels=1)
+        assert 'task = "multi_label"' in caught.value.remedy
+    two = _table(scans, "image,Edema,Mass\n0.png,-1,-1\n0.png,0,-1\n0.png,-1,1\n1.png,1,0\n")
+    assert _rows(two)[0] == [[0, 1], [1, 0]], "what any row knows is known"
+
+
 def test_an_image_that_several_rows_name_shows_what_any_of_them_says(scans: Path) -> None:
     source = _table(scans, "image_id,class_name\n0,Mass\n0,Edema\n0,Mass\n1,No finding\n1,No finding\n")
     assert _rows(source + "#label=class_name") == ([[1, 1], [0, 0]], ("Edema", "Mass"))
@@ -130,6 +148,8 @@ def test_parquet_has_lists_texts_or_columns(scans: Path) -> None:
     assert _rows(written(label=[["b", "a"], [], ["a"], None])) == (wanted, ("a", "b"))
     assert _rows(written(label=["a|b", "No Finding", "a", ""])) == (wanted, ("a", "b"))
     assert _rows(written(a=[1, 0, 1, None], b=[True, False, False, None]) + "#label=a,b") == (wanted, ("a", "b"))
+    assert _rows(written(a=[1, -1, -1, None], b=[-1, 0, None, 1]) + "#label=a,b") == (
+        [[1, -1], [-1, 0], [0, 1]], ("a", "b")), "-1: not known; nothing beside what is: 0"
     found = read_partly_labelled(written(label=[["b", "a"], [], ["a"], None]), FORM, classes=("a", "b"),
                                  use_labels=True, multi_label=True)
     assert found.unlabelled is not None
