@@ -21,7 +21,7 @@ from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
-from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
+from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
 from semisilo.simulation.simulate import EngineName
 from semisilo.simulation.simulate import run as run_simulation
 
@@ -268,7 +268,9 @@ def _images_of(study: SimulatedStudy, setup: Setup) -> int:
 def _check(study: Mapping[str, Any], label: str) -> SimulatedStudy:
     """Looks at the settings of a run before the first one has begun."""
     try:
-        return load_simulated_study(study)
+        loaded = load_simulated_study(study)
+        check_names(loaded)
+        return loaded
     except SemisiloError as error:
         raise type(error)(f"{label}: {error.text}", remedy=error.remedy) from None
 

@@ -23,7 +23,7 @@ from semisilo.simulation.dealing import Dealt, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
 from semisilo.simulation.folder import SimulationFolder, begin, holds
 from semisilo.simulation.result import SimulationResult, read_result
-from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
+from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
 from semisilo.simulation.silos import Workplace
 from semisilo.simulation.source_stamp import source_stamp
 
@@ -62,6 +62,7 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
     if (over := _result_of_before(chosen, folder, watcher)) is not None:
         return over
     _check_device(device)
+    check_names(chosen)
     with without_waiting(), torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, folder, engine=engine, device="" if device == "auto" else device,
                                            watcher=watcher, workers=workers, labels_alone=labels_alone))

@@ -163,6 +163,27 @@ def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
         run(RESUMED, out=tmp_path, device="cpu")
 
 
+@pytest.mark.parametrize("wrong", [
+    study("semifl", model={"name": "small-cnn"}),
+    study("semifl", augmentation={"without": ["Foo"]}),
+])
+def test_a_name_that_is_not_there_is_said_before_there_is_a_folder(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SemisiloError, match=r"study study: .*(small-cnn|Foo)"):
+        run(wrong, out=tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_that_shows_when_the_study_is_opened_may_be_corrected(
+        tmp_path: Path, undisturbed: SimulationResult) -> None:
+    with pytest.raises(SemisiloError, match="patience = 2 looks at validation images"):
+        run({**study("semifl", split={"num_validation": 0}, study={"patience": 2}), "augmentation": {}},
+            out=tmp_path, device="cpu")
+    assert Ledger(tmp_path / "ledger.sqlite").study("study").state == "failed"
+    corrected = run(RESUMED, out=tmp_path, device="cpu", engine="process")
+    assert corrected.digest == undisturbed.digest
+    assert run(RESUMED, out=tmp_path, device="cpu") == corrected
+
+
 def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(
         tmp_path: Path, killed_in_round_2: Path) -> None:
     path, out = copied(killed_in_round_2, tmp_path / "copy")
