@@ -169,12 +169,14 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
                    labels_alone: Path | None = None) -> SimulationResult:
     """See `run`."""
     with folder.lock():
-        if not folder.record.exists():
+        if new := not folder.record.exists():
             # Only where one begins: what an earlier version has begun is gone on with, and read.
             check_participation(study.draft, f"study {study.name}", silos=study.simulation.split.silos)
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
         dealt = deal_study(study)
+        if new and (line := dealt.check_tested_apart()):
+            watcher.step(line)
         if line := dealt.patients_line():
             watcher.step(line)
         begin(folder, dealt, stamp=stamp)
