@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
-from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, stored
+from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, plain, stored
 from semisilo.common.config import canonical_json
 from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
@@ -77,6 +77,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     Returns: the run, when all rounds are over.
     Raises: SemisiloError for what is wrong with settings, images or the folder, with a remedy.
     """
+    seed = plain(seed, "seed")
     if study is not None:
         given = [name for name, value, default in (
             ("data", data, None), ("labelled", labelled, None), ("unlabelled", unlabelled, None), ("test", test, None),
@@ -89,10 +90,12 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         if given:
             raise UsageError(f"{given[0]} has no effect beside a study, which says it itself.",
                              remedy="Leave it out, or leave the study out.")
-        source: Path | Mapping[str, Any] = study if isinstance(study, Mapping) else Path(study)
-        label = str(study.get("method", {}).get("name", "study")) if isinstance(study, Mapping) else \
-            _name_of(Path(study))
-        tables_of = dict(study) if isinstance(study, Mapping) else {"study": str(Path(study).absolute())}
+        if not isinstance(study, (Mapping, str, Path)):
+            raise UsageError(f"study = {str(study)[:80]}: is neither a path nor the tables of a study file.",
+                             remedy='Write "study.toml", or give its tables as a dictionary.')
+        source: Path | Mapping[str, Any] = plain(study, "study") if isinstance(study, Mapping) else Path(study)
+        label = _method_of(source) if isinstance(source, dict) else _name_of(Path(source))
+        tables_of = source if isinstance(source, dict) else {"study": str(Path(source).absolute())}
     else:
         setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                        split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
@@ -136,7 +139,8 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     Raises: SemisiloError for what is wrong with settings or images, with a remedy; runs that are over stay.
     """
     wanted = labelled_methods(methods)
-    if isinstance(seeds, int) or not seeds or len(set(seeds)) != len(seeds):
+    seeds = plain(seeds, "seeds")
+    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) != len(seeds):
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
     home = Path(out)
     setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
@@ -212,7 +216,8 @@ def _setup(kept: Path, *, data: DataSource | None, labelled: DataSource | None, 
         labelled="" if labelled is None else stored(labelled, kept, where="labelled"),
         test="" if test is None else stored(test, kept, where="test"), silos=silos, split=split,
         num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
-        num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables or {})
+        num_validation=num_validation, rounds=rounds, model=model, image_size=image_size,
+        tables={} if tables is None else tables)
 
 
 def _equal(value: object, default: object) -> bool:
@@ -287,6 +292,12 @@ def _progress(wanted: bool) -> Iterator[Shown]:
 def _home(out: Path | str | None) -> Path:
     """Beside what arrays are kept in a file: the folder of a simulation is its own alone."""
     return Path("runs") if out is None else Path(out).absolute().parent
+
+
+def _method_of(tables: Mapping[str, Any]) -> str:
+    """The name of a study's method; what is wrong with its table is said by who reads it."""
+    method = tables.get("method")
+    return str(method.get("name", "study")) if isinstance(method, dict) else "study"
 
 
 def _name_of(study: Path) -> str:
