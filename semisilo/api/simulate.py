@@ -93,9 +93,15 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         if not isinstance(study, (Mapping, str, Path)):
             raise UsageError(f"study = {str(study)[:80]}: is neither a path nor the tables of a study file.",
                              remedy='Write "study.toml", or give its tables as a dictionary.')
-        source: Path | Mapping[str, Any] = plain(study, "study") if isinstance(study, Mapping) else Path(study)
-        label = _method_of(source) if isinstance(source, dict) else _name_of(Path(source))
-        tables_of = source if isinstance(source, dict) else {"study": str(Path(source).absolute())}
+        source: Path | Mapping[str, Any]
+        if isinstance(study, Mapping):
+            source = tables_of = plain(study, "study")
+            label = _method_of(tables_of)
+        else:
+            source = Path(study)
+            loaded = load_simulated_study(source)
+            label = loaded.name
+            tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation}
     else:
         setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                        split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
@@ -298,9 +304,3 @@ def _method_of(tables: Mapping[str, Any]) -> str:
     """The name of a study's method; what is wrong with its table is said by who reads it."""
     method = tables.get("method")
     return str(method.get("name", "study")) if isinstance(method, dict) else "study"
-
-
-def _name_of(study: Path) -> str:
-    from semisilo.simulation.settings import name_of
-
-    return name_of(study.absolute())

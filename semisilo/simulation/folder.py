@@ -145,14 +145,15 @@ def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
         changed = [key for key in wanted if canonical_json(before.get(key)) != canonical_json(wanted[key])]
         if changed and _has_begun(folder, str(before.get("study", ""))):
             raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
-                             remedy="Choose another folder, or remove that one.")
+                             remedy="Choose another folder (--out; from Python out=), or remove that one.")
         if changed:
             _clear(folder, str(before.get("study", "")))
             write_durably(folder.record, canonical_json(now).encode() + b"\n")
         elif before.get("source") != to_dict(now.source):  # files have moved, or diagnostics were turned on
             write_durably(folder.record, canonical_json(now).encode() + b"\n")
     elif any(path.name != "lock" for path in folder.folder.iterdir()):
-        raise UsageError(f"{folder.folder} is not empty, and holds no simulation.", remedy="Choose another folder.")
+        raise UsageError(f"{folder.folder} is not empty, and holds no simulation.",
+                         remedy="Choose another folder (--out; from Python out=).")
     else:
         write_durably(folder.record, canonical_json(now).encode() + b"\n")
     if not (folder.studies / study.name / _WRITTEN_LAST).exists():

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from PIL import Image
 
@@ -156,6 +157,21 @@ def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
     assert found.payload_bytes == sum(each.payload_down + each.payload_up for each in wanted.rounds)
     assert found.silos == wanted.silos
     assert (found.wire_bytes, found.simulated, found.state) == (None, True, "completed")
+
+
+def test_a_study_file_that_was_edited_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr(api_module, "_run", lambda study, folder, **_: folders.append(folder))
+    path = tmp_path / "lungs.toml"
+    for rounds in (1, 2, 1):
+        path.write_text(tomli_w.dumps(study("semifl", rounds=rounds)), encoding="utf-8")
+        semisilo.simulate(path, progress=False)
+    (tmp_path / "elsewhere").mkdir()
+    semisilo.simulate(path.rename(tmp_path / "elsewhere" / "lungs.toml"), progress=False)
+    first, edited, again, moved = (folder.name for folder in folders)
+    assert first == again
+    assert len({first, edited, moved}) == 3, "relative paths start at another folder"
+    assert {name.rpartition("-")[0] for name in (first, edited, moved)} == {"lungs"}
 
 
 def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(tmp_path: Path) -> None:
