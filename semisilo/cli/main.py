@@ -167,8 +167,6 @@ def simulate(
       semisilo simulate study.toml --workers 4
       semisilo simulate study.toml --engine ray
     """
-    import logging
-
     from rich.console import Console
 
     from semisilo.common.text.cli_errors import interrupt_on_termination
@@ -180,8 +178,6 @@ def simulate(
     from semisilo.simulation.simulate import run
 
     set_up_logging(quiet=True)
-    # Told as this command's own error; its remedy there is for a coordinator.
-    logging.getLogger("semisilo.coordinator").addFilter(lambda record: not record.msg.startswith("study %s failed"))
     console = Console(highlight=False, stderr=json_ == _STANDARD_OUTPUT)
     if tensorboard:
         check_installed(TrackingSettings(tensorboard=True))

@@ -174,10 +174,11 @@ def test_a_name_that_is_not_there_is_said_before_there_is_a_folder(tmp_path: Pat
 
 
 def test_a_mistake_that_shows_when_the_study_is_opened_may_be_corrected(
-        tmp_path: Path, undisturbed: SimulationResult) -> None:
+        tmp_path: Path, undisturbed: SimulationResult, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SemisiloError, match="patience = 2 looks at validation images"):
         run({**study("semifl", split={"num_validation": 0}, study={"patience": 2}), "augmentation": {}},
             out=tmp_path, device="cpu")
+    assert caplog.records == [], "the error says it, and nobody runs a coordinator"
     assert Ledger(tmp_path / "ledger.sqlite").study("study").state == "failed"
     corrected = run(RESUMED, out=tmp_path, device="cpu", engine="process")
     assert corrected.digest == undisturbed.digest
@@ -433,6 +434,19 @@ def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: P
         load_study(written(study(), tmp_path))
     assert "semisilo simulate" in error.value.remedy
     assert "semisilo split" in error.value.remedy
+
+
+def test_an_error_that_nobody_foresaw_is_logged_once_without_a_command_of_a_coordinator(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr("semisilo.coordinator.rounds.engine.card_of", broken)
+    with pytest.raises(SemisiloError, match=r"nobody foresaw, ZeroDivisionError: a mistake\.$"):
+        run(study(rounds=1), out=tmp_path, device="cpu", engine="process")
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "coordinator queue" not in record.getMessage()
 
 
 def test_a_mistake_in_a_method_ends_the_simulation_and_is_not_taken_for_a_silos_refusal(
