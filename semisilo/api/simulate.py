@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
@@ -22,12 +22,10 @@ from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
-from semisilo.simulation.simulate import EngineName
+from semisilo.simulation.simulate import DeviceName, EngineName
 from semisilo.simulation.simulate import run as run_simulation
 
 __all__ = ["compare", "load_run", "simulate"]
-
-Device = Literal["auto", "cpu", "cuda"]
 
 
 def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSource | None = None,
@@ -39,7 +37,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
              rounds: int = 20, model: str | Mapping[str, Any] | Network = "small_cnn", image_size: int | None = None,
              tables: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None,
              labelled_only: bool = True, out: Path | str | None = None, engine: EngineName = "processes",
-             device: Device = "auto", progress: bool = True) -> Run:
+             device: DeviceName = "auto", progress: bool = True) -> Run:
     """Runs a study with simulated silos, or goes on with it.
 
     Args:
@@ -125,7 +123,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
             model: str | Mapping[str, Any] | Network = "small_cnn", image_size: int | None = None,
             tables: Mapping[str, Mapping[str, Any]] | None = None,
             labelled_only: bool = True, out: Path | str = "runs", engine: EngineName = "processes",
-            device: Device = "auto", progress: bool = True) -> Comparison:
+            device: DeviceName = "auto", progress: bool = True) -> Comparison:
     """Runs several methods on the same images with the same seeds: one simulation for each method and seed.
 
     A seed deals the same images to the same silos whatever the method. Interrupted, the same call goes on; with more
@@ -232,7 +230,7 @@ def _equal(value: object, default: object) -> bool:
 
 
 def _run(study: Path | Mapping[str, Any], folder: Path, *, label: str, seed: int | None, engine: EngineName,
-         device: Device, watching: Watching, labels_alone: Path | None = None) -> Run:
+         device: DeviceName, watching: Watching, labels_alone: Path | None = None) -> Run:
     result = run_simulation(study, out=folder, seed=seed, engine=engine, device=device, watcher=watching,
                             labels_alone=labels_alone)
     ledger = Ledger(result.folder / "ledger.sqlite", waits=False)

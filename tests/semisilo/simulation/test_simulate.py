@@ -421,12 +421,15 @@ def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tab
 
 @pytest.mark.parametrize(("options", "match"), [
     ({"engine": "spark"}, "no engine 'spark'"),
+    ({"device": "mps"}, "no device 'mps'"),
+    ({"device": "cuda:1"}, "no device 'cuda:1'"),
     pytest.param({"device": "cuda"}, "no GPU", marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="there is one")),
 ])
 def test_an_option_that_cannot_be_honoured_is_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         run(study(), out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: Path) -> None:
