@@ -107,13 +107,12 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
                                remedy='Add [simulation] data = "digits" and'
                                       ' split = { name = "iid", silos = 10, num_labelled = 50 }.')
     simulation = from_dict(SimulationSettings, tables.pop("simulation"), where=f"{where}: [simulation]")
-    if seed is not None:
-        tables.setdefault("study", {})["seed"] = seed
-    numerics = tables.setdefault("numerics", {})
-    if threads is not None:
-        numerics["threads"] = threads
-    if isinstance(numerics, dict) and not numerics.get("threads"):
-        numerics["threads"] = 1  # silos train side by side, and the bits are those of every machine
+    written, numerics = tables.setdefault("study", {}), tables.setdefault("numerics", {})  # other than tables: below
+    if seed is not None and isinstance(written, dict):
+        written["seed"] = seed
+    if isinstance(numerics, dict):
+        # Silos train side by side, and with one thread the bits are those of every machine.
+        numerics["threads"] = (threads if threads is not None else numerics.get("threads")) or 1
     draft = _draft(tables, where)
     model = with_digest(draft.model, folder)
     if model != draft.model:

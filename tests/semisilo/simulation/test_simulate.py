@@ -432,6 +432,13 @@ def test_an_option_that_cannot_be_honoured_is_refused(tmp_path: Path, options: d
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["study", "numerics"])
+def test_what_is_no_table_is_refused_by_name_also_where_an_option_goes_into_it(tmp_path: Path, name: str) -> None:
+    path = written({**study(), name: 1}, tmp_path)
+    with pytest.raises(BadConfiguration, match=rf"\[{name}\]: expected a table, found 1"):
+        load_simulated_study(path, seed=2, threads=1)
+
+
 def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"simulated silos") as error:
         load_study(written(study(), tmp_path))
