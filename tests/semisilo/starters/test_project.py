@@ -66,6 +66,10 @@ def test_its_study_and_its_script_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (("new",), "Missing argument"), (("new", "taken"), "taken: is there already, and not empty"),
     (("new", "method"), "A method needs a name"), (("new", "a", "b"), "'b' is one word too many"),
     (("new", "method", "semifl"), "'semifl' is built in"), (("new", "method", "Über"), "cannot name a method"),
+    (("new", "method", "json"), "'json' cannot name a method: `import json` is another package"),
+    (("new", "method", "torch"), "`import torch` is another package"),
+    (("new", "method", "pytest"), "`import pytest` is another package"),
+    (("new", "method", "test"), "`import test` is another package"),
     (("new", "method", "class"), "cannot name a method"), (("new", "method", "../x"), "cannot name a method"),
     (("new", "file/x"), "cannot be written")])
 def test_what_cannot_be_made_is_a_wrong_use_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...],
