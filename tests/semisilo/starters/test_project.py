@@ -84,6 +84,16 @@ def test_what_cannot_be_made_is_a_wrong_use_and_nothing_is_written(tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_a_project_may_be_called_whatever_a_folder_may(tmp_path: Path) -> None:
+    assert run_command(MODULE, "new", "my study & co")[0] == 0
+    project = tmp_path / "my study & co"
+    name = load_simulated_study(project / "study.toml").name
+    assert name == "my-study-co"
+    text = (project / "README.md").read_text()
+    assert text.startswith("# my study & co\n")
+    assert f"a report in runs/{name}\n" in text
+
+
 def test_a_project_may_be_called_method(tmp_path: Path) -> None:
     assert run_command(MODULE, "new", "./method")[0] == 0
     assert (tmp_path / "method" / "study.toml").is_file()
