@@ -134,7 +134,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         labelled_only: whether the network is also trained on the labels alone, once for each seed: for as many steps
             as the method takes that looks at the most labelled images, whatever the order of the methods. Every run has
             this line, and may hand it over. With a method more that looks at more of them, the runs that are over keep
-            theirs.
+            theirs to hand over, and all are compared with the new one.
         out: where the folders of the runs go, one for each.
         data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
             rounds, model, image_size,
