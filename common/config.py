@@ -62,11 +62,13 @@ def load_toml(path: Path) -> Tables:
     Raises: BadConfiguration, naming the line, when it is missing, unreadable or not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a mark first
     except FileNotFoundError:
         raise BadConfiguration(f"{path}: no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise BadConfiguration(f"{path}: cannot be read: {error}.") from None
+    except UnicodeDecodeError:
+        raise BadConfiguration(f"{path}: cannot be read: it is not UTF-8.", remedy="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
         raise BadConfiguration(f"{path}: not valid TOML: {error}.", remedy="Fix that line.") from None
 

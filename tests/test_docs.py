@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import re
 import shlex
+import statistics
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from benchmarks.learning.cells import CELLS, LABELS_ALONE, OURS
+from benchmarks.learning.results import read_table
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import AugmentationSettings, Reading
 from semisilo.common.data.split_settings import SplitSettings
@@ -379,6 +382,29 @@ def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evide
         assert f"]({page.name})" in index
         headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert {"Context", "Choice", "Rejected", "Evidence"} <= set(headings), page.name
+
+
+def test_the_page_on_choosing_has_the_gains_that_were_measured() -> None:
+    """After new rows of the comparison: write what this test expects into the page."""
+    table = read_table(ROOT / "benchmarks" / "learning" / "results.jsonl")
+    heading = "| images | labels per class | cells | `self_training` | `semifl` | `fedavg` + FixMatch |"
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    rows = page.partition(f"{heading}\n")[2].partition("\n\n")[0].splitlines()[1:]
+    expected, shown = [], set()
+    for row in rows:
+        data, labels = (cell.strip() for cell in row.strip("| ").split("|")[:2])
+        cells = [cell for cell in CELLS if cell.data == data and str(cell.per_class) in labels.split(", ")
+                 and table.differences(cell, OURS, LABELS_ALONE)]
+        shown |= set(cells)
+        ranges = []
+        for method in (OURS, "SemiFL", "FedAvg + FixMatch"):
+            gains = [statistics.fmean(found) for cell in cells if (found := table.differences(cell, method,
+                                                                                               LABELS_ALONE))]
+            ends = dict.fromkeys(f"{end:+.1f}" for end in (min(gains), max(gains))) if gains else {}
+            ranges.append(f" {' to '.join(ends)} |" if ends else " |")
+        expected.append(f"| {data} | {labels} | {len(cells)} |{''.join(ranges)}")
+    assert rows == expected
+    assert shown == {cell for cell in CELLS if table.differences(cell, OURS, LABELS_ALONE)}
 
 
 @each_of("page", [page for page in PAGES if page.parent.name != "decisions"],  # which stay as written

@@ -230,6 +230,18 @@ def test_what_a_signal_cuts_short_ends_with_128_and_its_number(number: int, stat
     process.stdout.close()
 
 
+@pytest.mark.parametrize("words", [("demo",), ("simulate", "study.toml"), ("probe", "study.toml")])
+def test_a_file_that_could_not_be_written_is_said_before_anything_runs(
+        words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from semisilo.cli.main import app as semisilo_app
+
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(semisilo_app, [*words, "--json", "no/such/f.json"], name="semisilo") == 2
+    assert "--json no/such/f.json: there is no folder no/such. Make it" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_simulations_print_one_json_document_on_standard_output(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.wide_resnet import WideResNet28
 from semisilo.common.numerics.numerics import at_work
 
-__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder",
+__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "check_name", "initial_model", "model_builder",
            "model_file_content", "model_names"]
 
 
@@ -81,6 +81,17 @@ def model_names() -> tuple[str, ...]:
     return (*_BUILT_IN, *torchvision_names())
 
 
+def check_name(name: str) -> None:
+    """Whether there is a network of this name. What a factory or a file gives shows only when it is built.
+
+    Raises: UnknownName with the nearest name.
+    """
+    if ":" in name or names_file(name) or name in _BUILT_IN:
+        return
+    if name not in (timm_names() if name.startswith(PREFIX) else (*torchvision_names(), *monai_names())):
+        raise _unknown(name)
+
+
 def build_model(settings: ModelSettings, *, channels: int, size: int,
                 allow_factories: Collection[PermittedCode] = ()) -> nn.Module:
     """The network of a study, on the CPU, with random weights from torch's global generator.
@@ -95,6 +106,7 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         normalisation layers that the network has no place for.
     """
     name, classes, kind = settings.name, len(settings.classes), settings.normalisation_layers
+    check_name(name)
     if classes < 2:
         raise BadConfiguration(f"Model '{name}' needs at least 2 classes; the study has {classes}.")
     if ":" in name:
@@ -107,12 +119,10 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         if name in _NOTHING_TO_NORMALISE and kind != "none":
             raise _takes_no_normalisation(settings)
         return _BUILT_IN[name](classes, channels, size, kind)
-    elif name in (timm_names() if name.startswith(PREFIX) else (*torchvision_names(), *monai_names())):
+    else:
         build = build_timm_model if name.startswith(PREFIX) else build_monai_model if name.startswith(MONAI_PREFIX) \
             else build_torchvision_model
         model = _fitting(name, size, lambda: build(name, num_classes=classes, channels=channels, size=size))
-    else:
-        raise _unknown(name)
     if settings.normalisation not in ("auto", "none") and not any(map(_is_batch_norm, model.modules())):
         raise _takes_no_normalisation(settings)
     try:

@@ -201,16 +201,18 @@ class Engine:
         except RoundGone:  # while a step of the round was under way; what it gave is of no use
             _LOG.info("study %s begins again, or goes back to an earlier round", study.name)
         except SemisiloError as error:
-            _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
-                       study.name)
+            if self._operated:  # else whoever runs the study is told by its reason
+                _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
+                           study.name)
             self._failed(study.name, error.line())
         except Exception as error:
             if isinstance(error, MemoryError) or explained(error) is not None:
                 raise  # says nothing of the study
             text = f"an error that nobody foresaw, {type(error).__name__}: {error}"
-            _LOG.exception("study %s failed: %s. Please report it with the lines below. To continue from its last"
-                           " round: coordinator queue %s", study.name, text, study.name)
-            self._failed(study.name, f"{text}. The coordinator's log has where.")
+            _LOG.exception("study %s failed: %s. Please report it with the lines below.%s", study.name, text,
+                           f" To continue from its last round: coordinator queue {study.name}" if self._operated
+                           else "")
+            self._failed(study.name, f"{text}. The coordinator's log has where." if self._operated else f"{text}.")
         self._labels_alone.leave()
         self._well()
         await self._lifecycle.tidy_up()

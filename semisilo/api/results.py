@@ -104,6 +104,8 @@ class Run:
     test_images: ImageCounts
     """How many test images there are, in all and of each class."""
     simulated: bool = True
+    labelled_only_steps: int = 0
+    """Steps that the labels alone took; 0 where that was not done."""
     participation: ParticipationFacts = field(default_factory=ParticipationFacts)
     """On how many of how many silos it ran; `participation.text` says it in one line."""
 
@@ -372,6 +374,7 @@ def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simul
                test_images=ImageCounts(0) if row.frozen is None else row.frozen.test_counts,
                labelled_only_accuracy=summary.labelled_only,
                labelled_only={} if row.baseline is None else row.baseline.metrics,
+               labelled_only_steps=0 if row.baseline is None else row.baseline.steps,
                digest=ledger.committed_digest(study),
                dense_bytes=row.dense_bytes, silos=silo_results(ledger, study), simulated=simulated)
 
@@ -405,8 +408,10 @@ def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _lines(runs: Sequence[Run]) -> dict[int, Mapping[str, float]]:
-    """Seed -> all numbers of the labels alone."""
-    return {run.seed: run.labelled_only for run in runs if run.labelled_only}
+    """Seed -> all numbers of the labels alone: of those that took the most steps, where runs have others, as after a
+    method more that looks at more labels."""
+    trained = sorted((run for run in runs if run.labelled_only), key=lambda run: run.labelled_only_steps)
+    return {run.seed: run.labelled_only for run in trained}
 
 
 def _spread(values: Sequence[float]) -> float | None:

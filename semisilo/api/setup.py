@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
 __all__ = ["DataSource", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
-           "named_method", "stored"]
+           "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
@@ -55,7 +56,11 @@ class NamedMethod:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What a simulation is made of, besides method and seed. `simulate` and `compare` document each field."""
+    """What a simulation is made of, besides method and seed. `simulate` and `compare` document each field; numbers may
+    be NumPy's.
+
+    Raises: UsageError for what cannot be a setting.
+    """
 
     data: str
     """A source that `semisilo.common.data.readers` reads; absolute, or a named set."""
@@ -73,6 +78,17 @@ class Setup:
     image_size: int | None = None
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("silos", "num_labelled", "labelled_per_class", "num_test", "num_validation", "rounds",
+                     "image_size"):
+            object.__setattr__(self, name, plain(getattr(self, name), name))
+        if not isinstance(self.split, str):
+            object.__setattr__(self, "split", _table(self.split, "split", 'Write split="iid", or {"name": "iid"}.'))
+        if isinstance(self.model, Mapping):
+            object.__setattr__(self, "model", plain(self.model, "model"))
+        object.__setattr__(self, "tables", _table(
+            self.tables, "tables", 'Write tables={"participation": {"silos_per_round": 5}}.'))
+
     def study(self, method: NamedMethod, *, seed: int, labelled_only: bool) -> dict[str, object]:
         """The tables of a study file with a method.
 
@@ -88,7 +104,8 @@ class Setup:
         mean = "labelled" if at_coordinator else [0.5] * channels
         std = "labelled" if at_coordinator else [0.25] * channels
         tables: dict[str, Mapping[str, object]] = {
-            "study": {"seed": seed, "rounds": self.rounds, "labelled_only_baseline": labelled_only and at_coordinator},
+            "study": {"seed": seed, "rounds": self.rounds,
+                      "labelled_only_baseline": bool(labelled_only) and at_coordinator},
             "model": {"name": self.model} if isinstance(self.model, str) else
             _with_file(self.model) if isinstance(self.model, Mapping) else {},
             "data": {"image": {"size": size, "channels": channels, "mean": mean, "std": std}},
@@ -151,15 +168,44 @@ def _with_file(model: Mapping[str, object]) -> dict[str, object]:
         else dict(model)
 
 
+def plain(value: Any, where: str) -> Any:
+    """A setting in types that a study file has: numbers and lists of NumPy as Python's, paths as text.
+
+    Args:
+        where: the argument that it was given as, for errors.
+    Raises: UsageError for what no study file can hold.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}: {key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [plain(item, where) for item in value]
+    raise UsageError(f"{where}: {str(value)[:80]} ({type(value).__name__}) cannot be a setting.",
+                     remedy="Give a number, a text, true or false, or a list or dictionary of them.")
+
+
+def _table(value: object, where: str, remedy: str) -> dict[str, Any]:
+    """A table of settings in plain types; {} for None. Raises: UsageError for what is no dictionary."""
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f"{where} = {str(value)[:80]}: must be a dictionary.", remedy=remedy)
+    found: dict[str, Any] = plain(value or {}, where)
+    return found
+
+
 def named_method(method: Method) -> NamedMethod:
     """A method with its settings. Raises: UsageError without a name; UnknownName for a method that there is not."""
-    name = method if isinstance(method, str) else method.get("name")
+    name = method.get("name") if isinstance(method, Mapping) else method
     if not isinstance(name, str):
         raise UsageError(f"A method needs a name; {method!r} has none.",
                          remedy='Write "semifl" or {"name": "semifl", "local_epochs": 1}.')
     find_method(name)
     return NamedMethod(name, {} if isinstance(method, str) else
-                       {key: value for key, value in method.items() if key != "name"})
+                       {key: value for key, value in plain(method, "method").items() if key != "name"})
 
 
 def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[str, NamedMethod]:
@@ -169,6 +215,8 @@ def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[s
     """
     if isinstance(methods, str):
         raise UsageError(f"methods = {methods!r}: must be a list.", remedy=f'Write methods=["{methods}"].')
+    if not isinstance(methods, (Mapping, Sequence)):
+        raise UsageError(f"methods = {methods!r}: must be a list.", remedy='Write methods=["fedavg", "semifl"].')
     pairs = [(label, named_method(method)) for label, method in methods.items()] if isinstance(methods, Mapping) else \
         [(method.name, method) for method in map(named_method, methods)]
     found: dict[str, NamedMethod] = {}

@@ -10,24 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
-from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, stored
+from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, plain, stored
 from semisilo.common.config import canonical_json
 from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
-from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
-from semisilo.simulation.simulate import EngineName
+from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
+from semisilo.simulation.simulate import DeviceName, EngineName
 from semisilo.simulation.simulate import run as run_simulation
 
 __all__ = ["compare", "load_run", "simulate"]
-
-Device = Literal["auto", "cpu", "cuda"]
 
 
 def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSource | None = None,
@@ -39,7 +37,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
              rounds: int = 20, model: str | Mapping[str, Any] | Network = "small_cnn", image_size: int | None = None,
              tables: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None,
              labelled_only: bool = True, out: Path | str | None = None, engine: EngineName = "processes",
-             device: Device = "auto", progress: bool = True) -> Run:
+             device: DeviceName = "auto", progress: bool = True) -> Run:
     """Runs a study with simulated silos, or goes on with it.
 
     Args:
@@ -77,6 +75,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     Returns: the run, when all rounds are over.
     Raises: SemisiloError for what is wrong with settings, images or the folder, with a remedy.
     """
+    seed = plain(seed, "seed")
     if study is not None:
         given = [name for name, value, default in (
             ("data", data, None), ("labelled", labelled, None), ("unlabelled", unlabelled, None), ("test", test, None),
@@ -89,10 +88,18 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         if given:
             raise UsageError(f"{given[0]} has no effect beside a study, which says it itself.",
                              remedy="Leave it out, or leave the study out.")
-        source: Path | Mapping[str, Any] = study if isinstance(study, Mapping) else Path(study)
-        label = str(study.get("method", {}).get("name", "study")) if isinstance(study, Mapping) else \
-            _name_of(Path(study))
-        tables_of = dict(study) if isinstance(study, Mapping) else {"study": str(Path(study).absolute())}
+        if not isinstance(study, (Mapping, str, Path)):
+            raise UsageError(f"study = {str(study)[:80]}: is neither a path nor the tables of a study file.",
+                             remedy='Write "study.toml", or give its tables as a dictionary.')
+        source: Path | Mapping[str, Any]
+        if isinstance(study, Mapping):
+            source = tables_of = plain(study, "study")
+            label = _method_of(tables_of)
+        else:
+            source = Path(study)
+            loaded = load_simulated_study(source)
+            label = loaded.name
+            tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation}
     else:
         setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                        split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
@@ -116,7 +123,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
             model: str | Mapping[str, Any] | Network = "small_cnn", image_size: int | None = None,
             tables: Mapping[str, Mapping[str, Any]] | None = None,
             labelled_only: bool = True, out: Path | str = "runs", engine: EngineName = "processes",
-            device: Device = "auto", progress: bool = True) -> Comparison:
+            device: DeviceName = "auto", progress: bool = True) -> Comparison:
     """Runs several methods on the same images with the same seeds: one simulation for each method and seed.
 
     A seed deals the same images to the same silos whatever the method. Interrupted, the same call goes on; with more
@@ -127,7 +134,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         labelled_only: whether the network is also trained on the labels alone, once for each seed: for as many steps
             as the method takes that looks at the most labelled images, whatever the order of the methods. Every run has
             this line, and may hand it over. With a method more that looks at more of them, the runs that are over keep
-            theirs.
+            theirs to hand over, and all are compared with the new one.
         out: where the folders of the runs go, one for each.
         data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
             rounds, model, image_size,
@@ -136,7 +143,8 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     Raises: SemisiloError for what is wrong with settings or images, with a remedy; runs that are over stay.
     """
     wanted = labelled_methods(methods)
-    if isinstance(seeds, int) or not seeds or len(set(seeds)) != len(seeds):
+    seeds = plain(seeds, "seeds")
+    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) != len(seeds):
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
     home = Path(out)
     setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
@@ -212,7 +220,8 @@ def _setup(kept: Path, *, data: DataSource | None, labelled: DataSource | None, 
         labelled="" if labelled is None else stored(labelled, kept, where="labelled"),
         test="" if test is None else stored(test, kept, where="test"), silos=silos, split=split,
         num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
-        num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables or {})
+        num_validation=num_validation, rounds=rounds, model=model, image_size=image_size,
+        tables={} if tables is None else tables)
 
 
 def _equal(value: object, default: object) -> bool:
@@ -221,7 +230,7 @@ def _equal(value: object, default: object) -> bool:
 
 
 def _run(study: Path | Mapping[str, Any], folder: Path, *, label: str, seed: int | None, engine: EngineName,
-         device: Device, watching: Watching, labels_alone: Path | None = None) -> Run:
+         device: DeviceName, watching: Watching, labels_alone: Path | None = None) -> Run:
     result = run_simulation(study, out=folder, seed=seed, engine=engine, device=device, watcher=watching,
                             labels_alone=labels_alone)
     ledger = Ledger(result.folder / "ledger.sqlite", waits=False)
@@ -268,7 +277,9 @@ def _images_of(study: SimulatedStudy, setup: Setup) -> int:
 def _check(study: Mapping[str, Any], label: str) -> SimulatedStudy:
     """Looks at the settings of a run before the first one has begun."""
     try:
-        return load_simulated_study(study)
+        loaded = load_simulated_study(study)
+        check_names(loaded)
+        return loaded
     except SemisiloError as error:
         raise type(error)(f"{label}: {error.text}", remedy=error.remedy) from None
 
@@ -287,7 +298,7 @@ def _home(out: Path | str | None) -> Path:
     return Path("runs") if out is None else Path(out).absolute().parent
 
 
-def _name_of(study: Path) -> str:
-    from semisilo.simulation.settings import name_of
-
-    return name_of(study.absolute())
+def _method_of(tables: Mapping[str, Any]) -> str:
+    """The name of a study's method; what is wrong with its table is said by who reads it."""
+    method = tables.get("method")
+    return str(method.get("name", "study")) if isinstance(method, dict) else "study"

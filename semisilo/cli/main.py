@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from semisilo.cli import new, predict, probe
+from semisilo.cli.json_file import STANDARD_OUTPUT, check_json_file, write_json_file
 from semisilo.common.text.cli_errors import Terminated, run_cli
 from semisilo.common.text.command_line import show_version
 
@@ -34,7 +35,6 @@ class DeviceChoice(StrEnum):
     cuda = "cuda"
 
 
-_STANDARD_OUTPUT = Path("-")
 _JSON_FILE = "Write the result to FILE as JSON as well; with - to standard output, where nothing else is written then."
 
 app = typer.Typer(
@@ -56,13 +56,6 @@ app = typer.Typer(
     \b
     Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM.
     """)
-
-
-def _write_json(text: str, path: Path | None) -> None:
-    if path == _STANDARD_OUTPUT:
-        typer.echo(text, nl=False)
-    elif path is not None:
-        path.write_text(text, encoding="utf-8")
 
 
 @app.callback()
@@ -108,10 +101,11 @@ def demo(
     from semisilo.demo.processes import StepFailed
     from semisilo.demo.terminal import ConsoleWatcher, show_result
 
+    check_json_file(json_)
     chosen = {"rounds": rounds, "labels_per_class": labels_per_class}
     settings = DemoSettings(method=method, seed=seed, silos=silos,
                             **{name: value for name, value in chosen.items() if value is not None})
-    console = Console(highlight=False, stderr=json_ == _STANDARD_OUTPUT)
+    console = Console(highlight=False, stderr=json_ == STANDARD_OUTPUT)
     try:
         with interrupt_on_termination():
             result = run_demo(settings, folder=folder, keep=keep, watcher=ConsoleWatcher(console))
@@ -119,8 +113,8 @@ def demo(
         if error.log_tail:
             typer.echo(error.log_tail, err=True)
         raise
-    _write_json(result.to_json(), json_)
     show_result(console, result)
+    write_json_file(result.to_json(), json_)
 
 
 TensorBoardOption = Annotated[bool, typer.Option(
@@ -167,8 +161,6 @@ def simulate(
       semisilo simulate study.toml --workers 4
       semisilo simulate study.toml --engine ray
     """
-    import logging
-
     from rich.console import Console
 
     from semisilo.common.text.cli_errors import interrupt_on_termination
@@ -179,10 +171,9 @@ def simulate(
     from semisilo.simulation.settings import name_of
     from semisilo.simulation.simulate import run
 
+    check_json_file(json_)
     set_up_logging(quiet=True)
-    # Told as this command's own error; its remedy there is for a coordinator.
-    logging.getLogger("semisilo.coordinator").addFilter(lambda record: not record.msg.startswith("study %s failed"))
-    console = Console(highlight=False, stderr=json_ == _STANDARD_OUTPUT)
+    console = Console(highlight=False, stderr=json_ == STANDARD_OUTPUT)
     if tensorboard:
         check_installed(TrackingSettings(tensorboard=True))
     try:
@@ -194,8 +185,8 @@ def simulate(
     except (KeyboardInterrupt, Terminated):
         typer.echo("interrupted; the same command continues from here", err=True)
         raise
-    _write_json(result.to_json(), json_)
     show_result(console, result, page)
+    write_json_file(result.to_json(), json_)
 
 
 @app.command()

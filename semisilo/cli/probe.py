@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from semisilo.cli.json_file import STANDARD_OUTPUT, check_json_file, write_json_file
+
 __all__ = ["add_to"]
 
 
@@ -96,9 +98,9 @@ def probe(
     from semisilo.probe.probe import probe as run
     from semisilo.probe.settings import ProbeSettings, load_probed_study
 
+    check_json_file(json_)
     set_up_logging(quiet=True)
-    to_standard_output = json_ == Path("-")
-    console = Console(highlight=False, stderr=to_standard_output)
+    console = Console(highlight=False, stderr=json_ == STANDARD_OUTPUT)
     settings = ProbeSettings(
         silo=silo, round=round, images=images, shadows=shadows, epsilons=tuple(epsilon or ()), others=others,
         reconstructions=reconstructions, searched=searched, restarts=restarts, iterations=iterations, seed=seed,
@@ -112,11 +114,8 @@ def probe(
     except (KeyboardInterrupt, Terminated):
         typer.echo("interrupted; the same command continues from here", err=True)
         raise
-    if to_standard_output:
-        typer.echo(found.to_json(), nl=False)
-    elif json_ is not None:
-        json_.write_text(found.to_json(), encoding="utf-8")
     show_probe(console, found, folder)
+    write_json_file(found.to_json(), json_)
     if found.violates:
         raise ComputeFailed("An attack finds more than differential privacy allows: a mistake in this program.",
                             remedy="Please report it with the file result.json, and do not rely on the epsilon.")

@@ -21,7 +21,7 @@ import tomli_w
 from semisilo.common.config import to_dict
 from semisilo.common.errors import UsageError
 from semisilo.common.measures.gain import Gain
-from semisilo.common.methods import find_method
+from semisilo.common.methods import METHODS, Scenario, find_method
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.summary import MeasureBeside, StudySummary, summarise
@@ -33,7 +33,10 @@ __all__ = ["DemoData", "DemoResult", "DemoSettings", "DemoWatcher", "make_data",
 _STUDY = "first"
 _FEDERATION = "demo"
 _NUM_CLASSES = 10
-_METHOD_SETTINGS = {"semifl": """\
+_SCENARIO: Scenario = "labels-at-coordinator"
+_METHOD_SETTINGS = {**dict.fromkeys(("fedavg", "fedprox", "fednova", "scaffold"), """\
+objective = "fixmatch"            # by default silos learn from labels, which they do not have here
+"""), "semifl": """\
 local_epochs = 3
 coordinator_epochs = 40           # the paper's 5 are for thousands of labels: here an epoch is two batches
 """}
@@ -59,7 +62,10 @@ class DemoSettings:
     """Passes over the labelled images when training on labels alone; 0 for as many as the strong recipe makes."""
 
     def __post_init__(self) -> None:
-        find_method(self.method)
+        if _SCENARIO not in find_method(self.method).scenarios:
+            fitting = ", ".join(name for name, spec in METHODS.items() if _SCENARIO in spec.scenarios)
+            raise UsageError(f"The demo has labels at the coordinator alone, for which {self.method} is not defined.",
+                             remedy=f"Choose one of: {fitting}.")
         for name, least in (("silos", 1), ("rounds", 1), ("labels_per_class", 1), ("baseline_epochs", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} = {getattr(self, name)}: must be at least {least}.")
@@ -88,6 +94,7 @@ without = ["Invert", "Solarize"]  # they make another picture of a digit than a 
 
 [method]
 name = "{settings.method}"
+scenario = "{_SCENARIO}"
 {_METHOD_SETTINGS.get(settings.method, "")}
 [participation]
 round_timeout = "5m"

@@ -23,10 +23,12 @@ from semisilo.common.data.form import is_of_file, text_of_file
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
+from semisilo.common.data.telling_digests import telling_digests
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.text.describe import counted
+from semisilo.coordinator.studies.held_out import check_apart
 from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
 from semisilo.simulation.splits.named_splits import WITHOUT_LABELS, deal
@@ -138,6 +140,31 @@ class Dealt:
                 f" {counted(whole.moved, 'image')} in another part than the split alone would put"
                 f" {'it' if whole.moved == 1 else 'them'}, {counted(whole.left_out, 'image')} left out"
                 f"{'; ' if others else ''}{', '.join(others)}")
+
+    def check_tested_apart(self) -> str:
+        """Whether the images that the model is measured on are others than those that silos learn the labels of, by
+        their pixels, where they come from a source of their own; what a split deals is in one part only.
+
+        Returns: a line for a person where they are among the silos' unlabelled images, which may be meant; else "".
+        Raises: BadData with how many silos have with labels, and the names of the first.
+        """
+        measured = {"validation": self.coordinator_set("validation") if self.study.simulation.labelled else None,
+                    "test": None if len(self.split.test) else self.test}
+        sets = {name: images for name, images in measured.items() if images is not None}
+        if not sets:
+            return ""
+        digests = {name: telling_digests(images) for name, images in sets.items()}
+        dealt = telling_digests(self.images)
+        if labelled := [index for part in self.split.labelled for index in part.tolist()]:
+            for name, images in sets.items():
+                check_apart({"labelled": self.images.subset(labelled), name: images},
+                            {"labelled": [dealt[index] for index in labelled], name: digests[name]},
+                            where="[simulation] silos' images:")
+        unlabelled = {dealt[index] for part in self.split.silos for index in part.tolist()}
+        found = [f"{number} of {len(images)} {name} images are among the silos' unlabelled images"
+                 for name, images in sets.items()
+                 if (number := sum(bool(digest) and digest in unlabelled for digest in digests[name]))]
+        return f"{', '.join(found)}: silos train on them, so the model may look better than it is" if found else ""
 
     def patient_numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.str_] | None:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every

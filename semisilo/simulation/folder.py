@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, fr
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import CoordinatorFolder
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.parts import write_coordinator
 from semisilo.simulation.settings import SimulatedStudy
@@ -29,6 +31,8 @@ _RECORD = "simulation.json"
 _DIAGNOSTICS = ("stationarity_gap", "forgetting")
 """Settings of [simulation] that change no bits: they may be turned on and off between two calls."""
 _FORMAT = 1
+_WRITTEN_LAST = "study.toml"
+"""In the folder of a study: where it is, so is all else that `write_coordinator` writes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +136,9 @@ def holds(folder: SimulationFolder, study: SimulatedStudy) -> bool:
 def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
     """Notes what is simulated in a folder and writes the coordinator's part; to be called before every run.
 
+    A simulation of other settings that ended before it had a model gives way: a mistake in a study file shows there,
+    and is corrected.
+
     Args:
         stamp: of the files that the images come from, taken before they were read.
     Raises: UsageError when the folder holds something else.
@@ -146,17 +153,42 @@ def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
         before["simulation"] = _without_diagnostics(before.get("simulation", {}))
         wanted = {key: value for key, value in to_dict(now).items() if key != "source"}
         changed = [key for key in wanted if canonical_json(before.get(key)) != canonical_json(wanted[key])]
-        if changed:
+        if changed and _has_begun(folder, str(before.get("study", ""))):
             raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
-                             remedy="Choose another folder with --out, or remove that one.")
-        if before.get("source") != to_dict(now.source):  # files have moved, or diagnostics were turned on
+                             remedy="Choose another folder (--out; from Python out=), or remove that one.")
+        if changed:
+            _clear(folder, str(before.get("study", "")))
+            write_durably(folder.record, canonical_json(now).encode() + b"\n")
+        elif before.get("source") != to_dict(now.source):  # files have moved, or diagnostics were turned on
             write_durably(folder.record, canonical_json(now).encode() + b"\n")
     elif any(path.name != "lock" for path in folder.folder.iterdir()):
-        raise UsageError(f"{folder.folder} is not empty, and holds no simulation.", remedy="Choose another --out.")
+        raise UsageError(f"{folder.folder} is not empty, and holds no simulation.",
+                         remedy="Choose another folder (--out; from Python out=).")
     else:
         write_durably(folder.record, canonical_json(now).encode() + b"\n")
-    if not (folder.studies / study.name / "study.toml").exists():  # written last
+    if not (folder.studies / study.name / _WRITTEN_LAST).exists():
         write_coordinator(dealt, folder.studies / study.name)
+
+
+def _has_begun(folder: SimulationFolder, study: str) -> bool:
+    """Whether there is a model of a study: a committed round, if only round 0."""
+    if not folder.ledger.exists():
+        return False
+    ledger = Ledger(folder.ledger, waits=False)
+    try:
+        return ledger.committed_digest(study) != ""
+    finally:
+        ledger.close()
+
+
+def _clear(folder: SimulationFolder, study: str) -> None:
+    """Removes all that a simulation has written, but for its record, which the next one replaces. What says that a
+    study's files are whole goes first."""
+    (folder.studies / study / _WRITTEN_LAST).unlink(missing_ok=True)
+    for path in (folder.studies, folder.payloads, folder.spool, folder.silos):
+        shutil.rmtree(path, ignore_errors=True)
+    for ending in ("", "-wal", "-shm"):
+        folder.ledger.with_name(f"{folder.ledger.name}{ending}").unlink(missing_ok=True)
 
 
 def _source(study: SimulatedStudy, *, stamp: str) -> RecordSource:

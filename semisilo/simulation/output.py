@@ -17,7 +17,7 @@ from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.parts import write_parts
 from semisilo.simulation.result import SimulationResult, read_result
-from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.settings import check_names, load_simulated_study
 from semisilo.simulation.surface import SURFACE_FILE, drawn_surface
 
 if TYPE_CHECKING:
@@ -125,9 +125,11 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
     Raises: UsageError when `out` is not empty; what `deal_study` raises.
     """
     study = load_simulated_study(path, seed=seed)
+    check_names(study)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is not an empty folder.", remedy="Choose another --out.")
     dealt = deal_study(study)
+    warning = dealt.check_tested_apart()
     manifest = write_parts(dealt, out)
     sets = [f"{len(images)} {name}" for name in ("labelled", "validation", "test")
             if (images := dealt.coordinator_set(name)) is not None]
@@ -137,7 +139,7 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
             f"{len(dealt.silos)} silos: {_range(unlabelled)} unlabelled, {_range(labelled)} labelled each"
             f" -> {out / 'silos'}",
             f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)",
-            *([line] if (line := dealt.patients_line()) else []),
+            *(line for line in (warning, dealt.patients_line()) if line),
             f"manifest: {manifest}"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semisilo.common.config import Tables, from_dict, load_toml
-from semisilo.common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration, SemisiloError
 from semisilo.common.methods import Scenario, find_method, silos_have_labels
 from semisilo.common.methods.parts.privacy import too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import refused
@@ -21,7 +21,7 @@ from semisilo.common.models.own.model_file import file_of, with_digest
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 
-__all__ = ["SETS", "SimulatedStudy", "load_simulated_study", "name_of", "set_file", "weights_file"]
+__all__ = ["SETS", "SimulatedStudy", "check_names", "load_simulated_study", "name_of", "set_file", "weights_file"]
 
 SETS = ("labelled", "validation", "test")
 """The coordinator's sets of images, as table [data] calls them."""
@@ -107,13 +107,12 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
                                remedy='Add [simulation] data = "digits" and'
                                       ' split = { name = "iid", silos = 10, num_labelled = 50 }.')
     simulation = from_dict(SimulationSettings, tables.pop("simulation"), where=f"{where}: [simulation]")
-    if seed is not None:
-        tables.setdefault("study", {})["seed"] = seed
-    numerics = tables.setdefault("numerics", {})
-    if threads is not None:
-        numerics["threads"] = threads
-    if isinstance(numerics, dict) and not numerics.get("threads"):
-        numerics["threads"] = 1  # silos train side by side, and the bits are those of every machine
+    written, numerics = tables.setdefault("study", {}), tables.setdefault("numerics", {})  # other than tables: below
+    if seed is not None and isinstance(written, dict):
+        written["seed"] = seed
+    if isinstance(numerics, dict):
+        # Silos train side by side, and with one thread the bits are those of every machine.
+        numerics["threads"] = (threads if threads is not None else numerics.get("threads")) or 1
     draft = _draft(tables, where)
     model = with_digest(draft.model, folder)
     if model != draft.model:
@@ -127,6 +126,21 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
                                " silos.", remedy="Leave it out.")
     return SimulatedStudy(name=name, folder=folder, tables=tables, simulation=simulation,
                           draft=draft)
+
+
+def check_names(study: SimulatedStudy) -> None:
+    """Whether the network and the operations of views that a study names are there; imports torch.
+
+    Raises: UnknownName or BadConfiguration, with the study's name.
+    """
+    from semisilo.common.data.augmentation.augment import check_settings
+    from semisilo.common.models.factory import check_name
+
+    try:
+        check_name(study.draft.model.name)
+        check_settings(study.draft.augmentation.decided(()))
+    except SemisiloError as error:
+        raise type(error)(f"study {study.name}: {error.text}", remedy=error.remedy) from None
 
 
 def _check_robust(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:

@@ -23,22 +23,23 @@ from semisilo.simulation.dealing import Dealt, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
 from semisilo.simulation.folder import SimulationFolder, begin, holds
 from semisilo.simulation.result import SimulationResult, read_result
-from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
+from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
 from semisilo.simulation.silos import Workplace
 from semisilo.simulation.source_stamp import source_stamp
 
 if TYPE_CHECKING:
     from semisilo.simulation.engines.shared_images import SharedImages
 
-__all__ = ["EngineName", "run", "simulate", "torch_left_as_it_was"]
+__all__ = ["DeviceName", "EngineName", "run", "simulate", "torch_left_as_it_was"]
 
 EngineName = Literal["processes", "process", "ray"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 _LOOK_SECONDS = 0.2
 _LOG = logging.getLogger("semisilo.simulation")
 
 
 def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = None, threads: int | None = None,
-        engine: EngineName = "processes", device: Literal["auto", "cpu", "cuda"] = "auto",
+        engine: EngineName = "processes", device: DeviceName = "auto",
         watcher: SimulationWatcher | None = None, workers: int | None = None,
         labels_alone: Path | None = None) -> SimulationResult:
     """Simulates a study, or goes on with it; returns what came out. A finished one is not run again.
@@ -56,12 +57,13 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
             that none is trained here. None: it is trained here.
     Raises: SemisiloError for what is wrong with settings, images or the folder, and for what ends the study.
     """
-    _check(engine, workers)
+    _check(engine, device, workers)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
     folder, watcher = SimulationFolder(Path(out).absolute()), watcher or SimulationWatcher()
     if (over := _result_of_before(chosen, folder, watcher)) is not None:
         return over
     _check_device(device)
+    check_names(chosen)
     with without_waiting(), torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, folder, engine=engine, device="" if device == "auto" else device,
                                            watcher=watcher, workers=workers, labels_alone=labels_alone))
@@ -90,9 +92,10 @@ def _result_of_before(study: SimulatedStudy, folder: SimulationFolder,
             ledger.close()
 
 
-def _check(engine: str, workers: int | None) -> None:
-    if engine not in get_args(EngineName):
-        raise UsageError(f"There is no engine '{engine}'.", remedy=f"Choose one of: {', '.join(get_args(EngineName))}.")
+def _check(engine: str, device: str, workers: int | None) -> None:
+    for kind, value, choices in (("engine", engine, get_args(EngineName)), ("device", device, get_args(DeviceName))):
+        if value not in choices:
+            raise UsageError(f"There is no {kind} '{value}'.", remedy=f"Choose one of: {', '.join(choices)}.")
     if engine == "process" and workers is not None:
         raise UsageError("workers has no effect: in this process one silo trains at a time.",
                          remedy="Leave it out, or choose the engine processes.")
@@ -102,7 +105,7 @@ def _check_device(device: str) -> None:
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("There is no GPU that torch can use.", remedy="Choose --device cpu.")
+        raise UsageError("There is no GPU that torch can use.", remedy="Choose the device cpu.")
 
 
 @contextmanager
@@ -168,12 +171,14 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
                    labels_alone: Path | None = None) -> SimulationResult:
     """See `run`."""
     with folder.lock():
-        if not folder.record.exists():
+        if new := not folder.record.exists():
             # Only where one begins: what an earlier version has begun is gone on with, and read.
             check_participation(study.draft, f"study {study.name}", silos=study.simulation.split.silos)
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
         dealt = deal_study(study, begun=folder.begun_digest())
+        if new and (line := dealt.check_tested_apart()):
+            watcher.step(line)
         if line := dealt.patients_line():
             watcher.step(line)
         begin(folder, dealt, stamp=stamp)

@@ -8,9 +8,11 @@ Tests: tests/semisilo/starters/test_method.py.
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import re
 import shlex
+import sys
 from pathlib import Path
 from string import Template
 
@@ -277,6 +279,9 @@ def new_method(name: str, folder: Path) -> tuple[str, ...]:
                          remedy="Use small letters, digits and '_', beginning with a letter, such as my_method.")
     if plain in METHODS:
         raise UsageError(f"The method '{plain}' is built in.", remedy="Choose another name.")
+    if plain in ("test", *sys.stdlib_module_names) or importlib.util.find_spec(plain) is not None:
+        raise UsageError(f"'{plain}' cannot name a method: `import {plain}` is another package here.",
+                         remedy=f"Choose another name, such as my_{plain}.")
     words = {"name": plain, "dist": plain.replace("_", "-"), "CONSTANT": plain.upper(),
              "Class": "".join(part.capitalize() for part in plain.split("_"))}
     texts = {

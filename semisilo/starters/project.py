@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from semisilo.simulation.settings import name_of
 from semisilo.starters.folder import write_files
 
 __all__ = ["new_project"]
@@ -102,8 +103,8 @@ def new_project(folder: Path) -> tuple[str, ...]:
     Raises: UsageError when the folder is there already.
     """
     name = folder.resolve().name
-    # A study is called after its folder; runs go below the current one.
+    study = name_of(folder.resolve() / "study.toml")  # runs go below the current folder
     write_files(folder, {
         "study.toml": _STUDY, "compare.py": _SCRIPT, "data/README.md": _DATA, ".gitignore": _IGNORED,
-        "README.md": _README.replace("$name", name).replace("$study", name)})
+        "README.md": _README.replace("$name", name).replace("$study", study)})
     return f"cd {shlex.quote(str(folder))}", "semisilo simulate study.toml", "python compare.py"

@@ -135,3 +135,13 @@ def test_a_toml_file_is_read_or_refused_by_name_and_line(tmp_path: Path) -> None
     path.write_bytes(b"x = '\xff'")
     with pytest.raises(BadConfiguration, match="cannot be read"):
         load_toml(path)
+
+
+def test_a_toml_file_of_a_windows_editor_is_read_or_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[t]\nx = "ü"\n', encoding="utf-8-sig")
+    assert load_toml(path) == {"t": {"x": "ü"}}
+    path.write_text('[t]\nx = "ü"\n', encoding="cp1252")
+    with pytest.raises(BadConfiguration, match=r"a\.toml: cannot be read: it is not UTF-8") as error:
+        load_toml(path)
+    assert error.value.remedy == "Save it as UTF-8."

@@ -66,6 +66,13 @@ def test_each_run_is_compared_with_the_labels_alone_of_its_seed_whoever_has_trai
     assert lonely.gain_verdict == ""
 
 
+def test_all_runs_of_a_seed_are_compared_with_the_labels_alone_that_took_the_most_steps() -> None:
+    long = replace(run(1, 0.7, label="long"), labelled_only_steps=900)
+    short = replace(run(1, 0.7, label="short"), labelled_only_steps=300, labelled_only={**ALONE, "recall/b": 0.1})
+    for runs in ((long, short), (short, long)):
+        assert [each.labelled_only_score for each in comparison(*runs).summary()] == [0.3, 0.3]
+
+
 def test_studies_that_do_not_agree_on_a_measure_are_compared_by_accuracy() -> None:
     found = comparison(run(1, 0.7), run(2, 0.8, measure="accuracy")).summary()[0]
     assert (found.measure, found.test_score, found.gain) == ("accuracy", 0.85, pytest.approx(0.05))

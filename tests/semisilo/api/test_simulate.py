@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from PIL import Image
 
@@ -159,6 +160,21 @@ def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
     assert (found.wire_bytes, found.simulated, found.state) == (None, True, "completed")
 
 
+def test_a_study_file_that_was_edited_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr(api_module, "_run", lambda study, folder, **_: folders.append(folder))
+    path = tmp_path / "lungs.toml"
+    for rounds in (1, 2, 1):
+        path.write_text(tomli_w.dumps(study("semifl", rounds=rounds)), encoding="utf-8")
+        semisilo.simulate(path, progress=False)
+    (tmp_path / "elsewhere").mkdir()
+    semisilo.simulate(path.rename(tmp_path / "elsewhere" / "lungs.toml"), progress=False)
+    first, edited, again, moved = (folder.name for folder in folders)
+    assert first == again
+    assert len({first, edited, moved}) == 3, "relative paths start at another folder"
+    assert {name.rpartition("-")[0] for name in (first, edited, moved)} == {"lungs"}
+
+
 @pytest.mark.slow
 def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(tmp_path: Path) -> None:
     images, labels = own_images()
@@ -231,6 +247,14 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": (np.zeros((4, 8, 8)), [0, 1, 0, 1]), "num_labelled": 2}, BadData, "float64"),
     ({"data": (np.zeros((4, 8, 8), np.uint8), [0, 1]), "num_labelled": 2}, BadData, "4 images, and labels"),
     ({"study": study("semifl"), "rounds": 3}, UsageError, "rounds has no effect beside a study"),
+    ({"study": 3}, UsageError, "study = 3: is neither"),
+    ({"study": {**study("semifl"), "method": "semifl"}}, BadConfiguration, r"\[method\]"),
+    ({"data": "digits", "num_labelled": 20, "tables": [("a", 1)]}, UsageError, "tables = .*must be a dictionary"),
+    ({"data": "digits", "num_labelled": 20, "split": 3}, UsageError, "split = 3: must be a dictionary"),
+    ({"data": "digits", "num_labelled": 20, "method": 3}, UsageError, "needs a name"),
+    ({"data": "digits", "num_labelled": 20, "method": {"name": "semifl", "lr": {1}}}, UsageError,
+     r"method: lr: \{1\} \(set\) cannot be"),
+    ({"data": "digits", "num_labelled": 20, "rounds": float("nan")}, UsageError, r"rounds: nan \(float\) cannot be"),
 ])
 def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], error: type[SemisiloError], text: str
                                                  ) -> None:
@@ -238,6 +262,32 @@ def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], erro
         semisilo.simulate(progress=False, **arguments)
     assert "\n" not in caught.value.line()
     assert caught.value.remedy
+
+
+def test_numbers_of_numpy_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Path]] = []
+
+    def run(study: Any, folder: Path, **options: Any) -> Any:
+        asked.append((study, folder))
+        return SimpleNamespace(labelled_only={})
+
+    monkeypatch.setattr(api_module, "_run", run)
+    monkeypatch.setattr(api_module, "Comparison", lambda runs: runs)
+    for whole, real, seeds in ((int, float, [0, 1]), (np.int64, np.float32, np.arange(2)),
+                               (np.int32, np.float64, list(np.arange(2)))):
+        few = {**SMALL, "silos": whole(2), "rounds": whole(3), "num_labelled": whole(20)}
+        method = {**QUICK, "lr": real(0.5)}
+        semisilo.simulate(data="digits", method=method, seed=whole(7), **few)  # type: ignore[arg-type]
+        semisilo.simulate(study("semifl", study={"seed": whole(7)}), progress=False)
+        semisilo.compare([method], data="digits", seeds=seeds, **few)  # type: ignore[arg-type]
+    assert len(asked) == 12
+    assert asked[:4] == asked[4:8] == asked[8:]
+    for methods in (3, [3]):
+        with pytest.raises(UsageError, match=r"methods = 3: must be a list|A method needs a name"):
+            semisilo.compare(methods, data="digits", **SMALL)  # type: ignore[arg-type]
+    for seeds in (3, np.int64(3), [], [1, 1]):
+        with pytest.raises(UsageError, match="must be a list of different numbers"):
+            semisilo.compare([QUICK], data="digits", seeds=seeds, **SMALL)  # type: ignore[arg-type]
 
 
 # compare --------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from semisilo.common.errors import BadData, UnknownName, UsageError
 from semisilo.common.measures.gain import Gain
 from semisilo.common.measures.intervals import newcombe
 from semisilo.common.measures.study_measure import ACCURACY
+from semisilo.common.methods import METHODS
 from semisilo.coordinator.monitoring.summary import StudySummary
-from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.studies.study_file import check_scenario, config_from_dict
 from semisilo.demo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
 from semisilo.demo.processes import console_script
 from semisilo.demo.terminal import show_result
@@ -63,6 +64,13 @@ def test_the_study_file_holds_the_settings_and_is_accepted() -> None:
     assert not config.augmentation.horizontal_flip
 
 
+@pytest.mark.parametrize("method", [name for name, spec in METHODS.items()
+                                    if "labels-at-coordinator" in spec.scenarios])
+def test_the_study_file_of_every_method_for_labels_at_the_coordinator_is_accepted(method: str) -> None:
+    config = config_from_dict(tomllib.loads(study_text(DemoSettings(method=method))), where="demo")
+    check_scenario(config, "demo")
+
+
 def test_labels_stay_at_the_coordinator_and_no_image_is_in_two_places(tmp_path: Path) -> None:
     from semisilo.common.data.formats.archive import digits
 
@@ -96,6 +104,11 @@ def test_the_split_follows_from_the_seed(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="no method 'semifil'"):
         DemoSettings(method="semifil")
+    for method in ("fed_shvr", "local"):
+        with pytest.raises(UsageError, match=f"for which {method} is not defined") as error:
+            DemoSettings(method=method)
+        assert "self_training" in error.value.remedy
+        assert method not in error.value.remedy
     with pytest.raises(UsageError, match="rounds = 0"):
         DemoSettings(rounds=0)
     (tmp_path / "taken").touch()

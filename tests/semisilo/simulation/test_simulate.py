@@ -164,6 +164,28 @@ def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
         run(RESUMED, out=tmp_path, device="cpu")
 
 
+@pytest.mark.parametrize("wrong", [
+    study("semifl", model={"name": "small-cnn"}),
+    study("semifl", augmentation={"without": ["Foo"]}),
+])
+def test_a_name_that_is_not_there_is_said_before_there_is_a_folder(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SemisiloError, match=r"study study: .*(small-cnn|Foo)"):
+        run(wrong, out=tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_that_shows_when_the_study_is_opened_may_be_corrected(
+        tmp_path: Path, undisturbed: SimulationResult, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SemisiloError, match="patience = 2 looks at validation images"):
+        run({**study("semifl", split={"num_validation": 0}, study={"patience": 2}), "augmentation": {}},
+            out=tmp_path, device="cpu")
+    assert caplog.records == [], "the error says it, and nobody runs a coordinator"
+    assert Ledger(tmp_path / "ledger.sqlite").study("study").state == "failed"
+    corrected = run(RESUMED, out=tmp_path, device="cpu", engine="process")
+    assert corrected.digest == undisturbed.digest
+    assert run(RESUMED, out=tmp_path, device="cpu") == corrected
+
+
 def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(
         tmp_path: Path, killed_in_round_2: Path) -> None:
     path, out = copied(killed_in_round_2, tmp_path / "copy")
@@ -401,12 +423,22 @@ def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tab
 
 @pytest.mark.parametrize(("options", "match"), [
     ({"engine": "spark"}, "no engine 'spark'"),
+    ({"device": "mps"}, "no device 'mps'"),
+    ({"device": "cuda:1"}, "no device 'cuda:1'"),
     pytest.param({"device": "cuda"}, "no GPU", marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="there is one")),
 ])
 def test_an_option_that_cannot_be_honoured_is_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=match):
         run(study(), out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["study", "numerics"])
+def test_what_is_no_table_is_refused_by_name_also_where_an_option_goes_into_it(tmp_path: Path, name: str) -> None:
+    path = written({**study(), name: 1}, tmp_path)
+    with pytest.raises(BadConfiguration, match=rf"\[{name}\]: expected a table, found 1"):
+        load_simulated_study(path, seed=2, threads=1)
 
 
 def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: Path) -> None:
@@ -414,6 +446,19 @@ def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: P
         load_study(written(study(), tmp_path))
     assert "semisilo simulate" in error.value.remedy
     assert "semisilo split" in error.value.remedy
+
+
+def test_an_error_that_nobody_foresaw_is_logged_once_without_a_command_of_a_coordinator(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr("semisilo.coordinator.rounds.engine.card_of", broken)
+    with pytest.raises(SemisiloError, match=r"nobody foresaw, ZeroDivisionError: a mistake\.$"):
+        run(study(rounds=1), out=tmp_path, device="cpu", engine="process")
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "coordinator queue" not in record.getMessage()
 
 
 def test_a_mistake_in_a_method_ends_the_simulation_and_is_not_taken_for_a_silos_refusal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.data.formats.archive import digits
 from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images
-from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.errors import BadData, SemisiloError, UsageError
 from semisilo.coordinator.studies.held_out import draw_validation
 from semisilo.coordinator.studies.study_file import load_study
 from semisilo.silo.compute.images import read_silo_images
 from semisilo.silo.site.home import JoinChoice
+from semisilo.simulation import run
 from semisilo.simulation.dealing import Dealt, deal_study, silo_names
 from semisilo.simulation.output import split_study
 from semisilo.simulation.parts import write_parts
@@ -239,6 +241,26 @@ def test_the_training_part_of_a_file_is_dealt_and_its_test_part_tests(tmp_path: 
     assert len(dealt.images) == 200
     assert dealt.test is not None
     assert len(dealt.test) == 50
+
+
+def test_images_to_test_on_that_silos_have_with_labels_are_refused(tmp_path: Path) -> None:
+    tables = study("fedavg", "labels-at-silo", simulation={"data": "digits#train", "test": "digits#train"})
+    path = tmp_path / "study.toml"
+    path.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    says = r"silos' images: \d+ of \d+ test images have the pixels of labelled ones"
+    with pytest.raises(BadData, match=says):
+        run(tables, out=tmp_path / "out", device="cpu", engine="process")
+    with pytest.raises(BadData, match=says):
+        split_study(path, out=tmp_path / "parts")
+    assert [path.name for path in tmp_path.glob("out/*")] == ["lock"]
+    assert not (tmp_path / "parts").exists()
+
+
+def test_images_to_test_on_that_silos_have_without_labels_are_said(tmp_path: Path) -> None:
+    npz(tmp_path, train=200, test=50)
+    assert from_file(tmp_path, data="set.npz").check_tested_apart() == ""
+    dealt = from_file(tmp_path, data="set.npz", test="set.npz#train")
+    assert re.match(r"\d+ of 200 test images are among the silos' unlabelled images", dealt.check_tested_apart())
 
 
 def test_a_file_without_a_test_part_leaves_the_study_without_a_test(tmp_path: Path) -> None:

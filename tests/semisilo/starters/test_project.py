@@ -66,6 +66,10 @@ def test_its_study_and_its_script_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (("new",), "Missing argument"), (("new", "taken"), "taken: is there already, and not empty"),
     (("new", "method"), "A method needs a name"), (("new", "a", "b"), "'b' is one word too many"),
     (("new", "method", "semifl"), "'semifl' is built in"), (("new", "method", "Über"), "cannot name a method"),
+    (("new", "method", "json"), "'json' cannot name a method: `import json` is another package"),
+    (("new", "method", "torch"), "`import torch` is another package"),
+    (("new", "method", "pytest"), "`import pytest` is another package"),
+    (("new", "method", "test"), "`import test` is another package"),
     (("new", "method", "class"), "cannot name a method"), (("new", "method", "../x"), "cannot name a method"),
     (("new", "file/x"), "cannot be written")])
 def test_what_cannot_be_made_is_a_wrong_use_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...],
@@ -78,6 +82,16 @@ def test_what_cannot_be_made_is_a_wrong_use_and_nothing_is_written(tmp_path: Pat
     assert status == 2
     assert says in err
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_project_may_be_called_whatever_a_folder_may(tmp_path: Path) -> None:
+    assert run_command(MODULE, "new", "my study & co")[0] == 0
+    project = tmp_path / "my study & co"
+    name = load_simulated_study(project / "study.toml").name
+    assert name == "my-study-co"
+    text = (project / "README.md").read_text()
+    assert text.startswith("# my study & co\n")
+    assert f"a report in runs/{name}\n" in text
 
 
 def test_a_project_may_be_called_method(tmp_path: Path) -> None:
