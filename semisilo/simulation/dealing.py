@@ -23,7 +23,7 @@ from semisilo.common.data.form import is_of_file, text_of_file
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
-from semisilo.common.data.telling_digests import telling_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.methods import silos_have_labels
@@ -153,8 +153,8 @@ class Dealt:
         sets = {name: images for name, images in measured.items() if images is not None}
         if not sets:
             return ""
-        digests = {name: telling_digests(images) for name, images in sets.items()}
-        dealt = telling_digests(self.images)
+        digests = {name: telling_digests(images, pixel_digests(images)) for name, images in sets.items()}
+        dealt = telling_digests(self.images, pixel_digests(self.images))
         if labelled := [index for part in self.split.labelled for index in part.tolist()]:
             for name, images in sets.items():
                 check_apart({"labelled": self.images.subset(labelled), name: images},
