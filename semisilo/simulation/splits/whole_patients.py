@@ -13,12 +13,13 @@ Tests: tests/semisilo/simulation/splits/test_whole_patients.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import is_of_file
 from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.text.describe import counted
@@ -49,10 +50,19 @@ def keep_patients_whole(split: Split, labels_N: Indices, patients: Sequence[str]
     """
     if not any(patients):
         return split
-    dealing = _Dealing(split, labels_N, patients, num_classes=num_classes, seed=seed, apart=apart, elsewhere=elsewhere)
+    name = _names_of_files(patients)
+    dealing = _Dealing(split, labels_N, [name.get(each, each) for each in patients], num_classes=num_classes, seed=seed,
+                       apart=apart, elsewhere=[name.get(each, each) for each in elsewhere])
     if dealing.is_whole():
         return split
     return dealing.dealt()
+
+
+def _names_of_files(patients: Sequence[str]) -> Mapping[str, str]:
+    """For each key of a file its number in the order of the images. The key itself follows from where the file lies,
+    and the deal from the order of its groups: a study would be dealt otherwise in each folder."""
+    keys = dict.fromkeys(key for key in patients if is_of_file(key))
+    return {key: f"file {number:09d}" for number, key in enumerate(keys)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

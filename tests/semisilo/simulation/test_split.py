@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,30 @@ def test_a_simulation_that_dealt_single_pages_goes_on_with_its_deal(tmp_path: Pa
     again = deal_study(load_simulated_study(tables), begun=single.digest())
     assert again.digest() == single.digest()
     assert deal_study(load_simulated_study(tables), begun="0" * 64).digest() == new.digest()
+
+
+def test_pages_are_dealt_alike_wherever_their_folder_lies(tmp_path: Path) -> None:
+    places = [tmp_path / "here", tmp_path / "moved" / "elsewhere"]
+    begun = dealt_of(of_pages(places[0]))
+    shutil.copytree(places[0], places[1])
+    again = deal_study(load_simulated_study(of_pages(places[1])), begun=begun.digest())
+    assert again.images.names == begun.images.names
+    assert np.array_equal(again.split.test, begun.split.test)
+    assert again.digest() == begun.digest()
+
+
+def test_files_that_are_tested_with_stay_out_wherever_their_folder_lies(tmp_path: Path) -> None:
+    tables = of_pages(tmp_path)
+    tables["simulation"] |= {"test": str(tmp_path / "test"), "split": {**tables["simulation"]["split"], "num_test": 0}}
+    for number in range(3):
+        path = tmp_path / "test" / f"class{number}" / "scan.tif"
+        path.parent.mkdir(parents=True)
+        path.symlink_to(tmp_path / "scans" / f"class{number}" / f"{number + 30}.tif")
+    dealt = dealt_of(tables)
+    used = np.concatenate([dealt.split.coordinator, dealt.split.validation, *dealt.split.silos])
+    whose = {dealt.images.names[index].partition("[")[0] for index in used.tolist()}
+    assert not whose & {f"class{number}/{number + 30}.tif" for number in range(3)}
+    assert len(whose) == 87
 
 
 def of_pages(folder: Path) -> dict[str, Any]:
