@@ -25,7 +25,7 @@ from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images, survey
-from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.studies.held_out import check_apart
@@ -221,11 +221,24 @@ def deal_study(study: SimulatedStudy, *, begun: str = "",
             otherwise, it is dealt as by that; "" for a new one.
     Raises: BadData, naming the source; BadConfiguration when the split does not fit the images or the scenario.
     """
-    dealt = _deal(study, progress, as_before=False)
-    if not begun or dealt.digest() == begun:
-        return dealt
-    earlier = _deal(study, progress, as_before=True)
-    return earlier if earlier.digest() == begun else dealt
+    dealt, refused = _tried(study, progress, as_before=False)
+    if begun and (dealt is None or dealt.digest() != begun):
+        earlier, _ = _tried(study, progress, as_before=True)
+        if earlier is not None and earlier.digest() == begun:
+            return earlier
+    if dealt is None:
+        assert refused is not None
+        raise refused
+    return dealt
+
+
+def _tried(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool
+           ) -> tuple[Dealt | None, SemisiloError | None]:
+    """What `_deal` gives, or why it gives nothing."""
+    try:
+        return _deal(study, progress, as_before=as_before), None
+    except SemisiloError as error:
+        return None, error
 
 
 def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool) -> Dealt:

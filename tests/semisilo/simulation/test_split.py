@@ -365,6 +365,16 @@ def test_a_simulation_that_dealt_single_pages_goes_on_with_its_deal(tmp_path: Pa
     assert deal_study(load_simulated_study(tables), begun="0" * 64).digest() == new.digest()
 
 
+def test_a_simulation_that_dealt_single_pages_goes_on_where_files_kept_whole_are_too_few(tmp_path: Path) -> None:
+    tables = of_pages(tmp_path, files=6, pages=40)
+    tables["simulation"]["split"] |= {"num_labelled": 30, "num_test": 0, "num_validation": 0, "silos": 5}
+    single = dealt_of({**tables, "data": {**tables["data"], "patient": "none"}})
+    assert deal_study(load_simulated_study(tables), begun=single.digest()).digest() == single.digest()
+    for begun in ("", "0" * 64):
+        with pytest.raises(BadData, match="leave no image at silo"):
+            deal_study(load_simulated_study(tables), begun=begun)
+
+
 def test_pages_are_dealt_alike_wherever_their_folder_lies(tmp_path: Path) -> None:
     places = [tmp_path / "here", tmp_path / "moved" / "elsewhere"]
     begun = dealt_of(of_pages(places[0]))
@@ -389,12 +399,12 @@ def test_files_that_are_tested_with_stay_out_wherever_their_folder_lies(tmp_path
     assert len(whose) == 87
 
 
-def of_pages(folder: Path) -> dict[str, Any]:
-    """A study of 90 TIFF files of 5 pages each."""
-    for number in range(90):
+def of_pages(folder: Path, *, files: int = 90, pages: int = 5) -> dict[str, Any]:
+    """A study of TIFF files with so many pages each."""
+    for number in range(files):
         path = folder / "scans" / f"class{number % 3}" / f"{number}.tif"
         path.parent.mkdir(parents=True, exist_ok=True)
-        first, *others = map(Image.fromarray, np.random.default_rng(number).integers(0, 256, (5, 8, 8), dtype=np.uint8))
+        first, *others = map(Image.fromarray, np.random.default_rng(number).integers(0, 256, (pages, 8, 8), dtype=np.uint8))
         first.save(path, save_all=True, append_images=others)
     tables = study(split={"num_labelled": 90, "num_test": 60, "fraction": 1.0})
     tables["simulation"]["data"] = str(folder / "scans")
