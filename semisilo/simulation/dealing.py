@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import is_of_file, text_of_file
+from semisilo.common.data.form import Ranges, is_of_file, text_of_file
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
@@ -94,6 +94,11 @@ class Dealt:
     classes_known: bool = True
     """Whether the unlabelled images have labels, for diagnostics alone; otherwise their labels here are zeros that
     stand for nothing."""
+    ranges: Ranges = ()
+    """What values of more than 8 bits were divided by: of the coordinator's own images where it has such, else of all
+    that are dealt."""
+    test_ranges: Ranges = ()
+    """Of test images with a source of their own."""
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -117,6 +122,10 @@ class Dealt:
             return self.test
         indices = self.split.coordinator if name == "labelled" else self.split.validation
         return self.images.subset(indices) if len(indices) else None
+
+    def ranges_of(self, name: str) -> Ranges:
+        """What the values of a coordinator's set were divided by."""
+        return self.test_ranges if name == "test" and not len(self.split.test) else self.ranges
 
     def labelled_of(self, silo: int) -> Indices:
         """The labelled images of a silo, by its index; sorted."""
@@ -250,24 +259,18 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     settings, form = study.simulation, study.draft.data.image
     source, test_source = _sources(study)
 
-    ranges: Mapping[str, float] = {}
-
-    def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
-        nonlocal ranges
+    def read(name: str, classes: tuple[str, ...], least: Mapping[str, float]) -> _Sources:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
                             selection=study.draft.data.selection,
-                            multi_label=study.draft.study.task == "multi_label", ranges=ranges)
-        ranges = {} if as_before else ranges or found.ranges
-        return found.images.without_files() if as_before else found.images, classes or found.classes
+                            multi_label=study.draft.study.task == "multi_label", ranges=least)
+        return _Sources(images=found.images.without_files() if as_before else found.images,
+                        classes=classes or found.classes, ranges={} if as_before else found.ranges)
 
-    classes_known, apart = True, 0
-    if settings.labelled:
-        images, classes, apart, classes_known = _joined_sources(study, read, source)
-        images = images.without_files() if as_before else images
-    else:
-        images, classes = read(source, study.draft.data.classes)
-    test = read(test_source, classes)[0] if test_source else None
+    dealt = _joined_sources(study, read, source) if settings.labelled else read(source, study.draft.data.classes, {})
+    classes, images = dealt.classes, dealt.images.without_files() if as_before else dealt.images
+    tested_with = read(test_source, classes, dealt.ranges) if test_source else None
+    test = None if tested_with is None else tested_with.images
     if settings.pool_test:
         if test is None:
             raise BadConfiguration(f"[simulation] pool_test: {settings.data} has no test images to pool.",
@@ -276,7 +279,7 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     assert images.labels_N is not None
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
-                     scenario=study.scenario, apart=apart, multi_label=images.labels_N.ndim == 2,
+                     scenario=study.scenario, apart=dealt.apart, multi_label=images.labels_N.ndim == 2,
                      patients=images.patients, tested=set(test.patients) - {""} if test is not None else ())
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
@@ -288,26 +291,42 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     config = config_from_dict(tables, where=f"study {study.name}")
     check_scenario(config, f"study {study.name}")
     return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables, config=config,
-                 classes_known=classes_known)
+                 classes_known=dealt.classes_known, ranges=_sorted(dealt.ranges),
+                 test_ranges=() if tested_with is None else _sorted(tested_with.ranges))
 
 
-_Read = Callable[[str, tuple[str, ...]], tuple[ImageSet, tuple[str, ...]]]
-"""(source, classes): its labelled images, and the classes."""
+def _sorted(ranges: Mapping[str, float]) -> Ranges:
+    return tuple(sorted(ranges.items()))
 
 
-def _joined_sources(study: SimulatedStudy, read: _Read, source: str
-                    ) -> tuple[ImageSet, tuple[str, ...], int, bool]:
-    """The coordinator's own images before those that are dealt; the classes; how many are the coordinator's; whether
-    the others have labels. Those without get zeros, which nobody is shown.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Sources:
+    """What was read to be dealt."""
+
+    images: ImageSet
+    classes: tuple[str, ...]
+    ranges: Mapping[str, float]
+    """What values of more than 8 bits were divided by, of the coordinator's own images where it has such."""
+    apart: int = 0
+    """How many of the first images are the coordinator's own."""
+    classes_known: bool = True
+    """Whether the others have labels."""
+
+
+_Read = Callable[[str, tuple[str, ...], Mapping[str, float]], _Sources]
+"""(source, classes, ranges at least): its labelled images."""
+
+
+def _joined_sources(study: SimulatedStudy, read: _Read, source: str) -> _Sources:
+    """The coordinator's own images before those that are dealt. Those without labels get zeros, which nobody is shown.
 
     Raises: BadConfiguration where labels are needed that are not there.
     """
     settings = study.simulation
-    own, classes = read(_located(settings.labelled, study.folder), study.draft.data.classes)
-    known = bool(survey(source).class_counts)
-    if known:
-        others, _ = read(source, classes)
-        return joined(own, others), classes, len(own), True
+    own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {})
+    if survey(source).class_counts:
+        others = read(source, own.classes, own.ranges)
+        return replace(own, images=joined(own.images, others.images), apart=len(own.images))
     if settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario):
         raise BadConfiguration(f'[simulation] {settings.data} has no labels, which the split "{settings.split.name}"'
                                f" and the scenario {study.scenario} would need.",
@@ -317,9 +336,11 @@ def _joined_sources(study: SimulatedStudy, read: _Read, source: str
                         on_error="stop", reading=form.reading, selection=study.draft.data.selection).images
     import torch
 
-    assert own.labels_N is not None
-    unknown = torch.zeros((len(found), *own.labels_N.shape[1:]), dtype=own.labels_N.dtype)
-    return joined(own, replace(found, labels_N=unknown)), classes, len(own), False
+    labels_N = own.images.labels_N
+    assert labels_N is not None
+    unknown = torch.zeros((len(found), *labels_N.shape[1:]), dtype=labels_N.dtype)
+    return replace(own, images=joined(own.images, replace(found, labels_N=unknown)), apart=len(own.images),
+                   classes_known=False)
 
 
 def silo_names(number: int) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, SemisiloError, UsageError
 from semisilo.coordinator.studies.held_out import draw_validation
+from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import load_study
 from semisilo.silo.compute.images import read_silo_images
 from semisilo.silo.site.home import JoinChoice
@@ -399,12 +400,52 @@ def test_files_that_are_tested_with_stay_out_wherever_their_folder_lies(tmp_path
     assert len(whose) == 87
 
 
+def test_the_coordinator_of_parts_keeps_what_is_white_of_deep_images(tmp_path: Path) -> None:
+    tables = of_16_bits(tmp_path, train=60000, test=3000)
+    data = opened_parts(tables, tmp_path / "dark-test")
+    assert data.frozen.ranges == (("16 bits", 65535.0),)
+    assert data.images.test is not None
+    assert data.images.test.images_NCHW.max() < 16, "3000 of 65535"
+    assert opened_parts(of_16_bits(tmp_path, train=3000, test=60000), tmp_path / "bright-test").frozen.ranges == (
+        ("16 bits", 4095.0),)
+    with np.load(tmp_path / "bright-test" / "coordinator" / "data" / "test.npz") as archive:
+        assert archive["divided_by"].tolist() == ["16 bits=65535"]
+    assert "divided_by" not in np.load(tmp_path / "dark-test" / "silos" / "silo-000.npz").files
+
+
+def test_parts_of_images_of_8_bits_say_nothing_of_what_is_white(tmp_path: Path) -> None:
+    data = opened_parts(study(split={"num_labelled": 60, "num_test": 60}), tmp_path)
+    assert data.frozen.ranges == ()
+    assert "divided_by" not in np.load(tmp_path / "coordinator" / "data" / "labelled.npz").files
+
+
+def of_16_bits(folder: Path, **brightest: int) -> dict[str, Any]:
+    """A study of 300 training and 60 test images whose brightest values are these."""
+    arrays: dict[str, Any] = {}
+    for part, number in (("train", 300), ("test", 60)):
+        pixels = np.random.default_rng(number).integers(0, 2000, (number, 8, 8)).astype(np.uint16)
+        pixels[:, 0, 0] = brightest[part]
+        arrays |= {f"{part}_images": pixels, f"{part}_labels": np.arange(number) % 10}
+    np.savez(folder / "deep.npz", **arrays)
+    tables = study(split={"num_labelled": 60, "fraction": 1.0})
+    tables["simulation"]["data"] = str(folder / "deep.npz")
+    return tables
+
+
+def opened_parts(tables: dict[str, Any], folder: Path) -> StudyData:
+    """What the coordinator of the parts of a study reads."""
+    dealt = dealt_of(tables)
+    write_parts(dealt, folder)
+    return read_study_data(dealt.config, folder=folder / "coordinator", frozen=None)
+
+
 def of_pages(folder: Path, *, files: int = 90, pages: int = 5) -> dict[str, Any]:
     """A study of TIFF files with so many pages each."""
     for number in range(files):
         path = folder / "scans" / f"class{number % 3}" / f"{number}.tif"
         path.parent.mkdir(parents=True, exist_ok=True)
-        first, *others = map(Image.fromarray, np.random.default_rng(number).integers(0, 256, (pages, 8, 8), dtype=np.uint8))
+        pixels = np.random.default_rng(number).integers(0, 256, (pages, 8, 8), dtype=np.uint8)
+        first, *others = map(Image.fromarray, pixels)
         first.save(path, save_all=True, append_images=others)
     tables = study(split={"num_labelled": 90, "num_test": 60, "fraction": 1.0})
     tables["simulation"]["data"] = str(folder / "scans")
