@@ -145,7 +145,8 @@ class Dealt:
             ("labelled", whole.labelled, len(self.split.coordinator)),
             ("validation", whole.validation, len(self.split.validation)),
             ("test", whole.test, len(self.split.test))) if asked != now]
-        return (f"no patient is in two parts: {counted(whole.num_patients, 'patient')} kept whole,"
+        who = "no file" if whole.num_files and not whole.num_patients else "no patient"
+        return (f"{who} is in two parts: {whole.kept} kept whole,"
                 f" {counted(whole.moved, 'image')} in another part than the split alone would put"
                 f" {'it' if whole.moved == 1 else 'them'}, {counted(whole.left_out, 'image')} left out"
                 f"{'; ' if others else ''}{', '.join(others)}")

@@ -314,6 +314,7 @@ def test_whole_patients_are_dealt_said_and_held_out_at_the_coordinator_as_well(t
     dealt = dealt_of(tables)
     assert dealt.split.patients is not None
     assert dealt.split.patients.num_patients == 120
+    assert "num_files" not in to_dict(dealt.split.patients), "as earlier versions have noted it"
     assert dealt.patients_line().startswith("no patient is in two parts: 120 patients kept whole, ")
     facts = json.loads(write_parts(dealt, tmp_path / "parts").read_text())
     assert facts["patients"] == to_dict(dealt.split.patients)
@@ -350,6 +351,9 @@ def test_pages_of_a_file_are_dealt_together_and_held_out_together_by_who_gets_th
     parts = [dealt.split.coordinator, dealt.split.test, *dealt.split.silos]
     files = [set(whose[part]) for part in parts]
     assert sum(map(len, files)) == len(set().union(*files)), "none is in two parts"
+    assert dealt.split.patients is not None
+    assert (dealt.split.patients.num_patients, dealt.split.patients.num_files) == (0, 90), "they are no patients"
+    assert dealt.patients_line().startswith("no file is in two parts: 90 files kept whole, ")
     write_parts(dealt, tmp_path / "parts")
     held = read_images(str(tmp_path / "parts" / "coordinator" / "data" / "labelled.npz"), size=8, channels=1).images
     assert len(set(held.patients)) == len(files[0])
@@ -372,7 +376,7 @@ def test_a_simulation_that_dealt_single_pages_goes_on_where_files_kept_whole_are
     single = dealt_of({**tables, "data": {**tables["data"], "patient": "none"}})
     assert deal_study(load_simulated_study(tables), begun=single.digest()).digest() == single.digest()
     for begun in ("", "0" * 64):
-        with pytest.raises(BadData, match="leave no image at silo"):
+        with pytest.raises(BadData, match=r"^6 files kept whole leave no image at silo"):
             deal_study(load_simulated_study(tables), begun=begun)
 
 
