@@ -25,10 +25,9 @@ from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images, survey
-from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
+from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.text.describe import counted
-from semisilo.coordinator.studies.held_out import check_apart
 from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
 from semisilo.simulation.splits.named_splits import WITHOUT_LABELS, deal
@@ -152,29 +151,34 @@ class Dealt:
                 f"{'; ' if others else ''}{', '.join(others)}")
 
     def check_tested_apart(self) -> str:
-        """Whether the images that the model is measured on are others than those that silos learn the labels of, by
-        their pixels, where they come from a source of their own; what a split deals is in one part only.
+        """Whether the images that the model is tested on are others than those that silos train on, by their pixels,
+        where they come from a source of their own; what a split deals is in one part only.
 
-        Returns: a line for a person where they are among the silos' unlabelled images, which may be meant; else "".
-        Raises: BadData with how many silos have with labels, and the names of the first.
+        Returns: a line for a person where some are among the silos' unlabelled images, which may be meant, or a few
+            among their labelled ones; else "".
+        Raises: BadData with how many silos have with labels, and the names of the first, where more than a few are
+            images of the set that is dealt, so that it seems to be the same set.
         """
-        measured = {"validation": self.coordinator_set("validation") if self.study.simulation.labelled else None,
-                    "test": None if len(self.split.test) else self.test}
-        sets = {name: images for name, images in measured.items() if images is not None}
-        if not sets:
+        if self.test is None or len(self.split.test):
             return ""
-        digests = {name: telling_digests(images, pixel_digests(images)) for name, images in sets.items()}
+        tested = telling_digests(self.test, pixel_digests(self.test))
         dealt = telling_digests(self.images, pixel_digests(self.images))
-        if labelled := [index for part in self.split.labelled for index in part.tolist()]:
-            for name, images in sets.items():
-                check_apart({"labelled": self.images.subset(labelled), name: images},
-                            {"labelled": [dealt[index] for index in labelled], name: digests[name]},
-                            where="[simulation] silos' images:")
+        with_labels = {dealt[index]: index for part in reversed(self.split.labelled) for index in part[::-1].tolist()}
         unlabelled = {dealt[index] for part in self.split.silos for index in part.tolist()}
-        found = [f"{number} of {len(images)} {name} images are among the silos' unlabelled images"
-                 for name, images in sets.items()
-                 if (number := sum(bool(digest) and digest in unlabelled for digest in digests[name]))]
-        return f"{', '.join(found)}: silos train on them, so the model may look better than it is" if found else ""
+        lines = []
+        if twice := [(number, with_labels[digest]) for number, digest in enumerate(tested)
+                     if digest and digest in with_labels]:
+            first = ", ".join(f"{self.test.names[mine]} = {self.images.names[other]}" for mine, other in twice[:_NAMED])
+            found = (f"{len(twice)} of {len(self.test)} test images have the pixels of labelled ones"
+                     f" ({first}{', ...' if len(twice) > _NAMED else ''})")
+            anywhere = set(dealt)
+            if sum(bool(digest) and digest in anywhere for digest in tested) > _FEW_TWINS * len(self.test):
+                raise BadData(f"[simulation] silos' images: {found}.", remedy="Remove them from one of the two sets:"
+                              " images that a model has seen cannot measure its accuracy.")
+            lines.append(found)
+        if number := sum(bool(digest) and digest in unlabelled for digest in tested):
+            lines.append(f"{number} of {len(self.test)} test images are among the silos' unlabelled images")
+        return f"{', '.join(lines)}: silos train on them, so the model may look better than it is" if lines else ""
 
     def patient_numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.str_] | None:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every
@@ -350,6 +354,9 @@ def silo_names(number: int) -> tuple[str, ...]:
     return tuple(f"silo-{index:0{digits}d}" for index in range(number))
 
 
+_NAMED = 3
+_FEW_TWINS = 0.05
+"""Up to this share of test images that are in the set that is dealt are taken for copies that got into both."""
 _ROUNDS_PER_STEP = 10
 """Source: FedMatch v1, data.md section 3.4."""
 

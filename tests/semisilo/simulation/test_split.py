@@ -265,6 +265,27 @@ def test_images_to_test_on_that_silos_have_without_labels_are_said(tmp_path: Pat
     assert re.match(r"\d+ of 200 test images are among the silos' unlabelled images", dealt.check_tested_apart())
 
 
+def test_a_few_copies_among_the_test_images_that_silos_have_with_labels_are_said(tmp_path: Path) -> None:
+    """As real silos leave such test images out with a line, and refuse a set of nothing else."""
+    def dealt_with(copies: int) -> Dealt:
+        npz(tmp_path, train=200, test=100)
+        with np.load(tmp_path / "set.npz") as archive:
+            arrays = dict(archive)
+        arrays["test_images"][:copies] = arrays["train_images"][:copies]
+        np.savez(tmp_path / "set.npz", **arrays)
+        tables = STUDIES["all labelled"]
+        simulation = {**tables["simulation"], "data": str(tmp_path / "set.npz")}
+        return dealt_of({**tables, "simulation": {**simulation, "split": {**simulation["split"], "fraction": 1.0}}})
+
+    assert dealt_with(0).check_tested_apart() == ""
+    line = dealt_with(4).check_tested_apart()
+    assert line.startswith("4 of 100 test images have the pixels of labelled ones (set.npz[0] = set.npz[0], ")
+    assert "unlabelled" not in line
+    assert line.endswith(", ...): silos train on them, so the model may look better than it is")
+    with pytest.raises(BadData, match=r"silos' images: 6 of 100 test images have the pixels of labelled ones"):
+        dealt_with(6).check_tested_apart()
+
+
 def test_a_file_without_a_test_part_leaves_the_study_without_a_test(tmp_path: Path) -> None:
     npz(tmp_path, train=200)
     dealt = from_file(tmp_path, data="set.npz#train")
