@@ -330,7 +330,7 @@ def _joined_sources(study: SimulatedStudy, read: _Read, source: str) -> _Sources
     settings = study.simulation
     own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {})
     if survey(source).class_counts:
-        others = read(source, own.classes, own.ranges)
+        others = read(source, own.classes, {})  # silos find their own, as real ones do
         return replace(own, images=joined(own.images, others.images), apart=len(own.images))
     if settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario):
         raise BadConfiguration(f'[simulation] {settings.data} has no labels, which the split "{settings.split.name}"'

@@ -438,6 +438,23 @@ def test_the_coordinator_of_parts_keeps_what_is_white_of_deep_images(tmp_path: P
     assert "divided_by" not in np.load(tmp_path / "dark-test" / "silos" / "silo-000.npz").files
 
 
+@pytest.mark.parametrize("with_labels", [True, False])
+def test_silos_find_what_is_white_themselves_where_the_coordinator_has_a_source_of_its_own(tmp_path: Path,
+                                                                                           with_labels: bool) -> None:
+    tables = of_16_bits(tmp_path, train=3000, test=3000)
+    if not with_labels:
+        with np.load(tmp_path / "deep.npz") as archive:
+            np.savez(tmp_path / "deep.npz", **{name: archive[name] for name in archive.files if name != "train_labels"})
+    pixels = np.random.default_rng(7).integers(0, 60000, (40, 8, 8)).astype(np.uint16)
+    np.savez(tmp_path / "hub.npz", images=pixels, labels=np.arange(40) % 10)
+    tables["simulation"] |= {"labelled": str(tmp_path / "hub.npz"), "data": str(tmp_path / "deep.npz#train"),
+                             "split": {"name": "iid", "silos": 3}}
+    dealt = dealt_of(tables)
+    assert dealt.ranges == (("16 bits", 65535.0),)
+    of_silos = dealt.images.images_NCHW[dealt.split.silos[0]]
+    assert of_silos[:, 0, 0, 0].tolist() == [round(3000 * 255 / 4095)] * len(of_silos)
+
+
 def test_parts_of_images_of_8_bits_say_nothing_of_what_is_white(tmp_path: Path) -> None:
     data = opened_parts(study(split={"num_labelled": 60, "num_test": 60}), tmp_path)
     assert data.frozen.ranges == ()
