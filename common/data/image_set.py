@@ -185,7 +185,8 @@ class ReadResult:
     """Kinds of deep values ("16 bits") whose range was found in the values of several pictures together: what one of
     these becomes hangs on the others."""
     ranges: Mapping[str, float] = field(default_factory=dict)
-    """What deep values were divided by, by their kind; also of kinds that were asked for and did not occur."""
+    """What deep values were divided by, by their kind, here or before a file of 8-bit images was written that says so;
+    also of kinds that were asked for and did not occur."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,11 @@ def read_images(
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
     patients = arrays.patients if selection.patient == "auto" else ()
+    divided = {**(ranges or {}), **({} if found_range is None else dict([found_range]))}
+    for found_kind, limit in arrays.ranges:
+        divided[found_kind] = max(limit, divided.get(found_kind, 0.0))
     return ReadResult(_image_set(squares, labels_N, image_names, patients), names, (),
-                      () if found_range is None else found_range[:1],
-                      {**(ranges or {}), **({} if found_range is None else dict([found_range]))})
+                      () if found_range is None else found_range[:1], divided)
 
 
 def kind_of(path: Path | None) -> SourceKind:

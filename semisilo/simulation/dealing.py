@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import is_of_file, text_of_file
+from semisilo.common.data.form import Ranges, is_of_file, text_of_file
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images, survey
-from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.text.describe import counted
-from semisilo.coordinator.studies.held_out import check_apart
 from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
 from semisilo.simulation.splits.named_splits import WITHOUT_LABELS, deal
@@ -94,6 +93,11 @@ class Dealt:
     classes_known: bool = True
     """Whether the unlabelled images have labels, for diagnostics alone; otherwise their labels here are zeros that
     stand for nothing."""
+    ranges: Ranges = ()
+    """What values of more than 8 bits were divided by: of the coordinator's own images where it has such, else of all
+    that are dealt."""
+    test_ranges: Ranges = ()
+    """Of test images with a source of their own."""
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -118,6 +122,10 @@ class Dealt:
         indices = self.split.coordinator if name == "labelled" else self.split.validation
         return self.images.subset(indices) if len(indices) else None
 
+    def ranges_of(self, name: str) -> Ranges:
+        """What the values of a coordinator's set were divided by."""
+        return self.test_ranges if name == "test" and not len(self.split.test) else self.ranges
+
     def labelled_of(self, silo: int) -> Indices:
         """The labelled images of a silo, by its index; sorted."""
         return self.split.labelled[silo] if self.split.labelled else np.empty(0, dtype=np.int64)
@@ -136,35 +144,41 @@ class Dealt:
             ("labelled", whole.labelled, len(self.split.coordinator)),
             ("validation", whole.validation, len(self.split.validation)),
             ("test", whole.test, len(self.split.test))) if asked != now]
-        return (f"no patient is in two parts: {counted(whole.num_patients, 'patient')} kept whole,"
+        who = "no file" if whole.num_files and not whole.num_patients else "no patient"
+        return (f"{who} is in two parts: {whole.kept} kept whole,"
                 f" {counted(whole.moved, 'image')} in another part than the split alone would put"
                 f" {'it' if whole.moved == 1 else 'them'}, {counted(whole.left_out, 'image')} left out"
                 f"{'; ' if others else ''}{', '.join(others)}")
 
     def check_tested_apart(self) -> str:
-        """Whether the images that the model is measured on are others than those that silos learn the labels of, by
-        their pixels, where they come from a source of their own; what a split deals is in one part only.
+        """Whether the images that the model is tested on are others than those that silos train on, by their pixels,
+        where they come from a source of their own; what a split deals is in one part only.
 
-        Returns: a line for a person where they are among the silos' unlabelled images, which may be meant; else "".
-        Raises: BadData with how many silos have with labels, and the names of the first.
+        Returns: a line for a person where some are among the silos' unlabelled images, which may be meant, or a few
+            among their labelled ones; else "".
+        Raises: BadData with how many silos have with labels, and the names of the first, where more than a few are
+            images of the set that is dealt, so that it seems to be the same set.
         """
-        measured = {"validation": self.coordinator_set("validation") if self.study.simulation.labelled else None,
-                    "test": None if len(self.split.test) else self.test}
-        sets = {name: images for name, images in measured.items() if images is not None}
-        if not sets:
+        if self.test is None or len(self.split.test):
             return ""
-        digests = {name: telling_digests(images, pixel_digests(images)) for name, images in sets.items()}
+        tested = telling_digests(self.test, pixel_digests(self.test))
         dealt = telling_digests(self.images, pixel_digests(self.images))
-        if labelled := [index for part in self.split.labelled for index in part.tolist()]:
-            for name, images in sets.items():
-                check_apart({"labelled": self.images.subset(labelled), name: images},
-                            {"labelled": [dealt[index] for index in labelled], name: digests[name]},
-                            where="[simulation] silos' images:")
+        with_labels = {dealt[index]: index for part in reversed(self.split.labelled) for index in part[::-1].tolist()}
         unlabelled = {dealt[index] for part in self.split.silos for index in part.tolist()}
-        found = [f"{number} of {len(images)} {name} images are among the silos' unlabelled images"
-                 for name, images in sets.items()
-                 if (number := sum(bool(digest) and digest in unlabelled for digest in digests[name]))]
-        return f"{', '.join(found)}: silos train on them, so the model may look better than it is" if found else ""
+        lines = []
+        if twice := [(number, with_labels[digest]) for number, digest in enumerate(tested)
+                     if digest and digest in with_labels]:
+            first = ", ".join(f"{self.test.names[mine]} = {self.images.names[other]}" for mine, other in twice[:_NAMED])
+            found = (f"{len(twice)} of {len(self.test)} test images have the pixels of labelled ones"
+                     f" ({first}{', ...' if len(twice) > _NAMED else ''})")
+            anywhere = set(dealt)
+            if sum(bool(digest) and digest in anywhere for digest in tested) > _FEW_TWINS * len(self.test):
+                raise BadData(f"[simulation] silos' images: {found}.", remedy="Remove them from one of the two sets:"
+                              " images that a model has seen cannot measure its accuracy.")
+            lines.append(found)
+        if number := sum(bool(digest) and digest in unlabelled for digest in tested):
+            lines.append(f"{number} of {len(self.test)} test images are among the silos' unlabelled images")
+        return f"{', '.join(lines)}: silos train on them, so the model may look better than it is" if lines else ""
 
     def patient_numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.str_] | None:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every
@@ -221,11 +235,24 @@ def deal_study(study: SimulatedStudy, *, begun: str = "",
             otherwise, it is dealt as by that; "" for a new one.
     Raises: BadData, naming the source; BadConfiguration when the split does not fit the images or the scenario.
     """
-    dealt = _deal(study, progress, as_before=False)
-    if not begun or dealt.digest() == begun:
-        return dealt
-    earlier = _deal(study, progress, as_before=True)
-    return earlier if earlier.digest() == begun else dealt
+    dealt, refused = _tried(study, progress, as_before=False)
+    if begun and (dealt is None or dealt.digest() != begun):
+        earlier, _ = _tried(study, progress, as_before=True)
+        if earlier is not None and earlier.digest() == begun:
+            return earlier
+    if dealt is None:
+        assert refused is not None
+        raise refused
+    return dealt
+
+
+def _tried(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool
+           ) -> tuple[Dealt | None, SemisiloError | None]:
+    """What `_deal` gives, or why it gives nothing."""
+    try:
+        return _deal(study, progress, as_before=as_before), None
+    except SemisiloError as error:
+        return None, error
 
 
 def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool) -> Dealt:
@@ -237,24 +264,18 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     settings, form = study.simulation, study.draft.data.image
     source, test_source = _sources(study)
 
-    ranges: Mapping[str, float] = {}
-
-    def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
-        nonlocal ranges
+    def read(name: str, classes: tuple[str, ...], least: Mapping[str, float]) -> _Sources:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
                             selection=study.draft.data.selection,
-                            multi_label=study.draft.study.task == "multi_label", ranges=ranges)
-        ranges = {} if as_before else ranges or found.ranges
-        return found.images.without_files() if as_before else found.images, classes or found.classes
+                            multi_label=study.draft.study.task == "multi_label", ranges=least)
+        return _Sources(images=found.images.without_files() if as_before else found.images,
+                        classes=classes or found.classes, ranges={} if as_before else found.ranges)
 
-    classes_known, apart = True, 0
-    if settings.labelled:
-        images, classes, apart, classes_known = _joined_sources(study, read, source)
-        images = images.without_files() if as_before else images
-    else:
-        images, classes = read(source, study.draft.data.classes)
-    test = read(test_source, classes)[0] if test_source else None
+    dealt = _joined_sources(study, read, source) if settings.labelled else read(source, study.draft.data.classes, {})
+    classes, images = dealt.classes, dealt.images.without_files() if as_before else dealt.images
+    tested_with = read(test_source, classes, dealt.ranges) if test_source else None
+    test = None if tested_with is None else tested_with.images
     if settings.pool_test:
         if test is None:
             raise BadConfiguration(f"[simulation] pool_test: {settings.data} has no test images to pool.",
@@ -263,7 +284,7 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     assert images.labels_N is not None
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
-                     scenario=study.scenario, apart=apart, multi_label=images.labels_N.ndim == 2,
+                     scenario=study.scenario, apart=dealt.apart, multi_label=images.labels_N.ndim == 2,
                      patients=images.patients, tested=set(test.patients) - {""} if test is not None else ())
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
@@ -275,26 +296,42 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     config = config_from_dict(tables, where=f"study {study.name}")
     check_scenario(config, f"study {study.name}")
     return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables, config=config,
-                 classes_known=classes_known)
+                 classes_known=dealt.classes_known, ranges=_sorted(dealt.ranges),
+                 test_ranges=() if tested_with is None else _sorted(tested_with.ranges))
 
 
-_Read = Callable[[str, tuple[str, ...]], tuple[ImageSet, tuple[str, ...]]]
-"""(source, classes): its labelled images, and the classes."""
+def _sorted(ranges: Mapping[str, float]) -> Ranges:
+    return tuple(sorted(ranges.items()))
 
 
-def _joined_sources(study: SimulatedStudy, read: _Read, source: str
-                    ) -> tuple[ImageSet, tuple[str, ...], int, bool]:
-    """The coordinator's own images before those that are dealt; the classes; how many are the coordinator's; whether
-    the others have labels. Those without get zeros, which nobody is shown.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Sources:
+    """What was read to be dealt."""
+
+    images: ImageSet
+    classes: tuple[str, ...]
+    ranges: Mapping[str, float]
+    """What values of more than 8 bits were divided by, of the coordinator's own images where it has such."""
+    apart: int = 0
+    """How many of the first images are the coordinator's own."""
+    classes_known: bool = True
+    """Whether the others have labels."""
+
+
+_Read = Callable[[str, tuple[str, ...], Mapping[str, float]], _Sources]
+"""(source, classes, ranges at least): its labelled images."""
+
+
+def _joined_sources(study: SimulatedStudy, read: _Read, source: str) -> _Sources:
+    """The coordinator's own images before those that are dealt. Those without labels get zeros, which nobody is shown.
 
     Raises: BadConfiguration where labels are needed that are not there.
     """
     settings = study.simulation
-    own, classes = read(_located(settings.labelled, study.folder), study.draft.data.classes)
-    known = bool(survey(source).class_counts)
-    if known:
-        others, _ = read(source, classes)
-        return joined(own, others), classes, len(own), True
+    own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {})
+    if survey(source).class_counts:
+        others = read(source, own.classes, {})  # silos find their own, as real ones do
+        return replace(own, images=joined(own.images, others.images), apart=len(own.images))
     if settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario):
         raise BadConfiguration(f'[simulation] {settings.data} has no labels, which the split "{settings.split.name}"'
                                f" and the scenario {study.scenario} would need.",
@@ -304,9 +341,11 @@ def _joined_sources(study: SimulatedStudy, read: _Read, source: str
                         on_error="stop", reading=form.reading, selection=study.draft.data.selection).images
     import torch
 
-    assert own.labels_N is not None
-    unknown = torch.zeros((len(found), *own.labels_N.shape[1:]), dtype=own.labels_N.dtype)
-    return joined(own, replace(found, labels_N=unknown)), classes, len(own), False
+    labels_N = own.images.labels_N
+    assert labels_N is not None
+    unknown = torch.zeros((len(found), *labels_N.shape[1:]), dtype=labels_N.dtype)
+    return replace(own, images=joined(own.images, replace(found, labels_N=unknown)), apart=len(own.images),
+                   classes_known=False)
 
 
 def silo_names(number: int) -> tuple[str, ...]:
@@ -315,6 +354,9 @@ def silo_names(number: int) -> tuple[str, ...]:
     return tuple(f"silo-{index:0{digits}d}" for index in range(number))
 
 
+_NAMED = 3
+_FEW_TWINS = 0.05
+"""Up to this share of test images that are in the set that is dealt are taken for copies that got into both."""
 _ROUNDS_PER_STEP = 10
 """Source: FedMatch v1, data.md section 3.4."""
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from semisilo.common import __version__
 from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.formats.archive import texts_of_ranges
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.storage.durable import sync_file, write_durably
@@ -92,12 +93,17 @@ def manifest(dealt: Dealt) -> dict[str, object]:
 
 def _set_arrays(dealt: Dealt, name: str, images: ImageSet) -> dict[str, NDArray[Any]]:
     """What the file of a coordinator's set holds; `patients` where a patient has several images, so that the
-    coordinator, too, holds out whole patients."""
+    coordinator, too, holds out whole patients; `divided_by` where images had more than 8 bits, so that it keeps what is
+    white of them with its models."""
     assert images.labels_N is not None
     arrays: dict[str, NDArray[Any]] = {"images": _pictures(images), "labels": images.labels_N.numpy(),
                                        "classes": np.array(dealt.classes)}
     numbers_N = dealt.patient_numbers(name)
-    return arrays if numbers_N is None else {**arrays, "patients": numbers_N}
+    if numbers_N is not None:
+        arrays["patients"] = numbers_N
+    if ranges := dealt.ranges_of(name):
+        arrays["divided_by"] = texts_of_ranges(ranges)
+    return arrays
 
 
 def _silo_arrays(dealt: Dealt, index: int) -> dict[str, NDArray[Any]]:

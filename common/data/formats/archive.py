@@ -4,7 +4,8 @@ An .npz holds `train_images`, `train_labels`, `val_images`, ... or one unnamed s
 N x H x W, N x H x W x 1, x 3 or x 4 (with opacity); labels N or N x 1 whole numbers; in a study whose images may have
 several labels or none N x K of 0 and 1 (-1: not known), a column for each class. An optional key `classes` names the
 classes in label order; `train_patients`, ... or `patients` tell whose images they are, as whole numbers (-1: not known)
-or text (empty: not known). A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
+or text (empty: not known). `divided_by` says of 8-bit images what their values were divided by before, as texts such as
+"16 bits=4095". A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
 `unlabelled_steps` with `rounds_per_step` (see `parts`). Pickled objects are never loaded, and a member's declared size
 is compared with what the file holds before memory is taken.
 
@@ -29,13 +30,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import patient_key
+from semisilo.common.data.form import Ranges, check_ranges, patient_key
 from semisilo.common.data.formats.folder import class_name_of
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import source_trouble
 
-__all__ = ["Arrays", "Parts", "digits", "npz", "parts"]
+__all__ = ["Arrays", "Parts", "digits", "npz", "parts", "texts_of_ranges"]
 
 _PARTS = ("labelled", "unlabelled")
 _SPLITS = ("train", "val", "test", *_PARTS)
@@ -64,6 +65,8 @@ class Arrays:
     """Whether the source itself names its classes."""
     patients: tuple[str, ...] = ()
     """A key of each image's patient, "" where it is not known; () where the source names none."""
+    ranges: Ranges = ()
+    """What values were divided by before the file was written, where it says so."""
 
 
 def digits(split: str, *, source: str) -> Arrays:
@@ -145,7 +148,8 @@ def npz(
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
                               remedy="Fix the labels or the class names.")
         patients = _patients(archive, f"{prefix}patients", shape[0], source=source)
-    return Arrays(source, path.name, shape, images, labels_N, classes, named, patients)
+        ranges = _ranges(archive, f"{prefix}divided_by", source=source)
+    return Arrays(source, path.name, shape, images, labels_N, classes, named, patients, ranges)
 
 
 def _patients(archive: Any, key: str, number: int, *, source: str) -> tuple[str, ...]:
@@ -159,6 +163,28 @@ def _patients(archive: Any, key: str, number: int, *, source: str) -> tuple[str,
                       remedy="Write one for each image: equal for images of one patient.")
     found = tuple(patient_key("" if value == -1 else str(value).strip()) for value in values.tolist())
     return found if any(found) else ()
+
+
+def texts_of_ranges(ranges: Ranges) -> NDArray[np.str_]:
+    """What a file of 8-bit images says under `divided_by`: "16 bits=4095"."""
+    return np.array([f"{kind}={limit:g}" for kind, limit in ranges])
+
+
+def _ranges(archive: Any, key: str, *, source: str) -> Ranges:
+    """What `texts_of_ranges` has written; () where the file says nothing."""
+    if key not in archive.files:
+        return ()
+    values = _member(archive, key, source=source)
+    try:
+        if values.ndim != 1 or values.dtype.kind != "U":
+            raise ValueError("it is no list of texts")
+        pairs = [text.rpartition("=") for text in values.tolist()]
+        found = tuple(sorted((kind, float(limit)) for kind, _, limit in pairs))
+        check_ranges(found)
+    except ValueError as error:
+        raise BadData(f"{source}: '{key}' does not say what values were divided by: {_reason(error)}.",
+                      remedy="Write the file again with semisilo split, or leave the key out.") from None
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.text.describe import counted
 
 __all__ = [
     "Indices", "Split", "WholePatients", "all_labels_at_silos", "checked_labels", "class_distributions",
-    "dirichlet_semifl", "hold_out", "iid", "labelled_at_silos", "labelled_selection", "largest_remainder",
+    "dirichlet_semifl", "hold_out", "iid", "kept_whole", "labelled_at_silos", "labelled_selection", "largest_remainder",
     "long_tail", "long_tailed_part", "non_iidness", "shards", "stratified_part", "unlabelled_pool",
 ]
 
@@ -49,6 +51,20 @@ class WholePatients:
     """For validation."""
     test: int
     """For testing."""
+    num_files: int = field(default=0, metadata=ABSENT_AT_DEFAULT)
+    """Of how many files of unknown patients several images are, which stay together as well."""
+
+    @property
+    def kept(self) -> str:
+        """What was kept whole, for a person: "3 patients and 1 file"."""
+        return kept_whole(self.num_patients, self.num_files)
+
+
+def kept_whole(num_patients: int, num_files: int) -> str:
+    """See `WholePatients.kept`."""
+    files = counted(num_files, "file") if num_files else ""
+    patients = counted(num_patients, "patient") if num_patients or not files else ""
+    return " and ".join(filter(None, (patients, files)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

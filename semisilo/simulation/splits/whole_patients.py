@@ -13,16 +13,16 @@ Tests: tests/semisilo/simulation/splits/test_whole_patients.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.form import is_of_file
 from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
-from semisilo.common.text.describe import counted
-from semisilo.simulation.splits.splits import Indices, Split, WholePatients, largest_remainder
+from semisilo.simulation.splits.splits import Indices, Split, WholePatients, kept_whole, largest_remainder
 
 __all__ = ["keep_patients_whole"]
 
@@ -30,6 +30,8 @@ _TEST, _VALIDATION, _COORDINATOR, _FIRST_SILO = 0, 1, 2, 3
 _FREE, _OUT = -1, -2
 _REMEDY = ('Choose fewer silos or smaller numbers; or, if these are different patients, [data] patient = "none" in the'
            " study file.")
+_REMEDY_OF_FILES = ("Choose fewer silos or smaller numbers; or deal each picture of a file by itself: [data] patient ="
+                    ' "none" in the study file.')
 
 
 def keep_patients_whole(split: Split, labels_N: Indices, patients: Sequence[str], *, num_classes: int, seed: int,
@@ -49,10 +51,19 @@ def keep_patients_whole(split: Split, labels_N: Indices, patients: Sequence[str]
     """
     if not any(patients):
         return split
-    dealing = _Dealing(split, labels_N, patients, num_classes=num_classes, seed=seed, apart=apart, elsewhere=elsewhere)
+    name = _names_of_files(patients)
+    dealing = _Dealing(split, labels_N, [name.get(each, each) for each in patients], num_classes=num_classes, seed=seed,
+                       apart=apart, elsewhere=[name.get(each, each) for each in elsewhere])
     if dealing.is_whole():
         return split
     return dealing.dealt()
+
+
+def _names_of_files(patients: Sequence[str]) -> Mapping[str, str]:
+    """For each key of a file its number in the order of the images. The key itself follows from where the file lies,
+    and the deal from the order of its groups: a study would be dealt otherwise in each folder."""
+    keys = dict.fromkeys(key for key in patients if is_of_file(key))
+    return {key: f"file {number:09d}" for number, key in enumerate(keys)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +91,9 @@ class _Dealing:
         self._names, group = np.unique(keys, return_inverse=True)
         self._group_N = np.full(len(labels_N), -1, dtype=np.int64)
         self._group_N[used] = group
-        self._num_patients = len({patients[index] for index in used.tolist()} - {""})
+        known = {patients[index] for index in used.tolist()} - {""}
+        self._num_files = sum(map(is_of_file, known))
+        self._num_patients = len(known) - self._num_files
         by_group = used[np.argsort(group, kind="stable")]
         self._members = np.split(by_group, np.cumsum(np.bincount(group, minlength=len(self._names)))[:-1])
         self._counts_GC = np.zeros((len(self._names), num_classes), dtype=np.int64)
@@ -139,7 +152,8 @@ class _Dealing:
         self._check(result)
         used, now = self._home_N >= 0, _homes(result, len(self._labels))
         return replace(result, patients=WholePatients(
-            num_patients=self._num_patients, moved=int(((now != self._home_N) & (now >= 0)).sum()),
+            num_patients=self._num_patients, num_files=self._num_files,
+            moved=int(((now != self._home_N) & (now >= 0)).sum()),
             left_out=int((used & (now < 0)).sum()), labelled=len(split.coordinator), validation=len(split.validation),
             test=len(split.test)))
 
@@ -279,7 +293,8 @@ class _Dealing:
 
     def _check(self, result: Split) -> None:
         """Raises: BadData for a part without images that the rule gives some, or a class without labelled ones."""
-        who = f"{counted(self._num_patients, 'patient')} kept whole"
+        who = f"{kept_whole(self._num_patients, self._num_files)} kept whole"
+        remedy = _REMEDY if self._num_patients else _REMEDY_OF_FILES
         pairs: list[tuple[str, Indices, Indices]] = [
             ("no test image", self._split.test, result.test),
             ("no validation image", self._split.validation, result.validation),
@@ -289,11 +304,11 @@ class _Dealing:
               in enumerate(zip(self._split.labelled, result.labelled, strict=True)))]
         for what, before, now in pairs:
             if len(before) and not len(now):
-                raise BadData(f"{who} leave {what}.", remedy=_REMEDY)
+                raise BadData(f"{who} leave {what}.", remedy=remedy)
         missing = np.setdiff1d(self._labels[self._split.coordinator], self._labels[result.coordinator])
         if len(missing):
             raise BadData(f"{who} leave class {missing[0]} without a labelled image at the coordinator.",
-                          remedy=_REMEDY)
+                          remedy=remedy)
 
 
 def _homes(split: Split, number: int) -> Indices:

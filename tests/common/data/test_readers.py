@@ -672,3 +672,15 @@ def test_a_key_of_an_npz_says_whose_image_it_is(tmp_path):
     np.savez(path, images=images, labels=np.array([0, 1, 0]), patients=np.array([1.5, 2.0, 3.0]))
     with pytest.raises(BadData, match="'patients' must be a whole number or a text for each of 3 images"):
         read_images(str(path), size=8, channels=1)
+
+
+def test_a_key_of_an_npz_says_what_its_values_were_divided_by(tmp_path):
+    images, path = np.zeros((3, 8, 8), np.uint8), tmp_path / "scans.npz"
+    labels = np.array([0, 1, 0])
+    np.savez(path, test_images=images, test_labels=labels, test_divided_by=np.array(["fractions=1", "16 bits=4095"]))
+    assert read_images(f"{path}#test", size=8, channels=1).ranges == {"16 bits": 4095.0, "fractions": 1.0}
+    assert read_images(f"{path}#test", size=8, channels=1, ranges={"16 bits": 65535.0}).ranges["16 bits"] == 65535.0
+    for wrong in (["16 bits=4000"], ["17 bits=4095"], ["16 bits"], "16 bits=4095", [4095.0], ["16 bits=nan"]):
+        np.savez(path, images=images, labels=labels, divided_by=np.array(wrong))
+        with pytest.raises(BadData, match="'divided_by' does not say what values were divided by"):
+            read_images(str(path), size=8, channels=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, SemisiloError, UsageError
 from semisilo.coordinator.studies.held_out import draw_validation
+from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import load_study
 from semisilo.silo.compute.images import read_silo_images
 from semisilo.silo.site.home import JoinChoice
@@ -263,6 +265,27 @@ def test_images_to_test_on_that_silos_have_without_labels_are_said(tmp_path: Pat
     assert re.match(r"\d+ of 200 test images are among the silos' unlabelled images", dealt.check_tested_apart())
 
 
+def test_a_few_copies_among_the_test_images_that_silos_have_with_labels_are_said(tmp_path: Path) -> None:
+    """As real silos leave such test images out with a line, and refuse a set of nothing else."""
+    def dealt_with(copies: int) -> Dealt:
+        npz(tmp_path, train=200, test=100)
+        with np.load(tmp_path / "set.npz") as archive:
+            arrays = dict(archive)
+        arrays["test_images"][:copies] = arrays["train_images"][:copies]
+        np.savez(tmp_path / "set.npz", **arrays)
+        tables = STUDIES["all labelled"]
+        simulation = {**tables["simulation"], "data": str(tmp_path / "set.npz")}
+        return dealt_of({**tables, "simulation": {**simulation, "split": {**simulation["split"], "fraction": 1.0}}})
+
+    assert dealt_with(0).check_tested_apart() == ""
+    line = dealt_with(4).check_tested_apart()
+    assert line.startswith("4 of 100 test images have the pixels of labelled ones (set.npz[0] = set.npz[0], ")
+    assert "unlabelled" not in line
+    assert line.endswith(", ...): silos train on them, so the model may look better than it is")
+    with pytest.raises(BadData, match=r"silos' images: 6 of 100 test images have the pixels of labelled ones"):
+        dealt_with(6).check_tested_apart()
+
+
 def test_a_file_without_a_test_part_leaves_the_study_without_a_test(tmp_path: Path) -> None:
     npz(tmp_path, train=200)
     dealt = from_file(tmp_path, data="set.npz#train")
@@ -312,6 +335,7 @@ def test_whole_patients_are_dealt_said_and_held_out_at_the_coordinator_as_well(t
     dealt = dealt_of(tables)
     assert dealt.split.patients is not None
     assert dealt.split.patients.num_patients == 120
+    assert "num_files" not in to_dict(dealt.split.patients), "as earlier versions have noted it"
     assert dealt.patients_line().startswith("no patient is in two parts: 120 patients kept whole, ")
     facts = json.loads(write_parts(dealt, tmp_path / "parts").read_text())
     assert facts["patients"] == to_dict(dealt.split.patients)
@@ -348,6 +372,9 @@ def test_pages_of_a_file_are_dealt_together_and_held_out_together_by_who_gets_th
     parts = [dealt.split.coordinator, dealt.split.test, *dealt.split.silos]
     files = [set(whose[part]) for part in parts]
     assert sum(map(len, files)) == len(set().union(*files)), "none is in two parts"
+    assert dealt.split.patients is not None
+    assert (dealt.split.patients.num_patients, dealt.split.patients.num_files) == (0, 90), "they are no patients"
+    assert dealt.patients_line().startswith("no file is in two parts: 90 files kept whole, ")
     write_parts(dealt, tmp_path / "parts")
     held = read_images(str(tmp_path / "parts" / "coordinator" / "data" / "labelled.npz"), size=8, channels=1).images
     assert len(set(held.patients)) == len(files[0])
@@ -364,12 +391,103 @@ def test_a_simulation_that_dealt_single_pages_goes_on_with_its_deal(tmp_path: Pa
     assert deal_study(load_simulated_study(tables), begun="0" * 64).digest() == new.digest()
 
 
-def of_pages(folder: Path) -> dict[str, Any]:
-    """A study of 90 TIFF files of 5 pages each."""
-    for number in range(90):
+def test_a_simulation_that_dealt_single_pages_goes_on_where_files_kept_whole_are_too_few(tmp_path: Path) -> None:
+    tables = of_pages(tmp_path, files=6, pages=40)
+    tables["simulation"]["split"] |= {"num_labelled": 30, "num_test": 0, "num_validation": 0, "silos": 5}
+    single = dealt_of({**tables, "data": {**tables["data"], "patient": "none"}})
+    assert deal_study(load_simulated_study(tables), begun=single.digest()).digest() == single.digest()
+    for begun in ("", "0" * 64):
+        with pytest.raises(BadData, match=r"^6 files kept whole leave no image at silo"):
+            deal_study(load_simulated_study(tables), begun=begun)
+
+
+def test_pages_are_dealt_alike_wherever_their_folder_lies(tmp_path: Path) -> None:
+    places = [tmp_path / "here", tmp_path / "moved" / "elsewhere"]
+    begun = dealt_of(of_pages(places[0]))
+    shutil.copytree(places[0], places[1])
+    again = deal_study(load_simulated_study(of_pages(places[1])), begun=begun.digest())
+    assert again.images.names == begun.images.names
+    assert np.array_equal(again.split.test, begun.split.test)
+    assert again.digest() == begun.digest()
+
+
+def test_files_that_are_tested_with_stay_out_wherever_their_folder_lies(tmp_path: Path) -> None:
+    tables = of_pages(tmp_path)
+    tables["simulation"] |= {"test": str(tmp_path / "test"), "split": {**tables["simulation"]["split"], "num_test": 0}}
+    for number in range(3):
+        path = tmp_path / "test" / f"class{number}" / "scan.tif"
+        path.parent.mkdir(parents=True)
+        path.symlink_to(tmp_path / "scans" / f"class{number}" / f"{number + 30}.tif")
+    dealt = dealt_of(tables)
+    used = np.concatenate([dealt.split.coordinator, dealt.split.validation, *dealt.split.silos])
+    whose = {dealt.images.names[index].partition("[")[0] for index in used.tolist()}
+    assert not whose & {f"class{number}/{number + 30}.tif" for number in range(3)}
+    assert len(whose) == 87
+
+
+def test_the_coordinator_of_parts_keeps_what_is_white_of_deep_images(tmp_path: Path) -> None:
+    tables = of_16_bits(tmp_path, train=60000, test=3000)
+    data = opened_parts(tables, tmp_path / "dark-test")
+    assert data.frozen.ranges == (("16 bits", 65535.0),)
+    assert data.images.test is not None
+    assert data.images.test.images_NCHW.max() < 16, "3000 of 65535"
+    assert opened_parts(of_16_bits(tmp_path, train=3000, test=60000), tmp_path / "bright-test").frozen.ranges == (
+        ("16 bits", 4095.0),)
+    with np.load(tmp_path / "bright-test" / "coordinator" / "data" / "test.npz") as archive:
+        assert archive["divided_by"].tolist() == ["16 bits=65535"]
+    assert "divided_by" not in np.load(tmp_path / "dark-test" / "silos" / "silo-000.npz").files
+
+
+@pytest.mark.parametrize("with_labels", [True, False])
+def test_silos_find_what_is_white_themselves_where_the_coordinator_has_a_source_of_its_own(tmp_path: Path,
+                                                                                           with_labels: bool) -> None:
+    tables = of_16_bits(tmp_path, train=3000, test=3000)
+    if not with_labels:
+        with np.load(tmp_path / "deep.npz") as archive:
+            np.savez(tmp_path / "deep.npz", **{name: archive[name] for name in archive.files if name != "train_labels"})
+    pixels = np.random.default_rng(7).integers(0, 60000, (40, 8, 8)).astype(np.uint16)
+    np.savez(tmp_path / "hub.npz", images=pixels, labels=np.arange(40) % 10)
+    tables["simulation"] |= {"labelled": str(tmp_path / "hub.npz"), "data": str(tmp_path / "deep.npz#train"),
+                             "split": {"name": "iid", "silos": 3}}
+    dealt = dealt_of(tables)
+    assert dealt.ranges == (("16 bits", 65535.0),)
+    of_silos = dealt.images.images_NCHW[dealt.split.silos[0]]
+    assert of_silos[:, 0, 0, 0].tolist() == [round(3000 * 255 / 4095)] * len(of_silos)
+
+
+def test_parts_of_images_of_8_bits_say_nothing_of_what_is_white(tmp_path: Path) -> None:
+    data = opened_parts(study(split={"num_labelled": 60, "num_test": 60}), tmp_path)
+    assert data.frozen.ranges == ()
+    assert "divided_by" not in np.load(tmp_path / "coordinator" / "data" / "labelled.npz").files
+
+
+def of_16_bits(folder: Path, **brightest: int) -> dict[str, Any]:
+    """A study of 300 training and 60 test images whose brightest values are these."""
+    arrays: dict[str, Any] = {}
+    for part, number in (("train", 300), ("test", 60)):
+        pixels = np.random.default_rng(number).integers(0, 2000, (number, 8, 8)).astype(np.uint16)
+        pixels[:, 0, 0] = brightest[part]
+        arrays |= {f"{part}_images": pixels, f"{part}_labels": np.arange(number) % 10}
+    np.savez(folder / "deep.npz", **arrays)
+    tables = study(split={"num_labelled": 60, "fraction": 1.0})
+    tables["simulation"]["data"] = str(folder / "deep.npz")
+    return tables
+
+
+def opened_parts(tables: dict[str, Any], folder: Path) -> StudyData:
+    """What the coordinator of the parts of a study reads."""
+    dealt = dealt_of(tables)
+    write_parts(dealt, folder)
+    return read_study_data(dealt.config, folder=folder / "coordinator", frozen=None)
+
+
+def of_pages(folder: Path, *, files: int = 90, pages: int = 5) -> dict[str, Any]:
+    """A study of TIFF files with so many pages each."""
+    for number in range(files):
         path = folder / "scans" / f"class{number % 3}" / f"{number}.tif"
         path.parent.mkdir(parents=True, exist_ok=True)
-        first, *others = map(Image.fromarray, np.random.default_rng(number).integers(0, 256, (5, 8, 8), dtype=np.uint8))
+        pixels = np.random.default_rng(number).integers(0, 256, (pages, 8, 8), dtype=np.uint8)
+        first, *others = map(Image.fromarray, pixels)
         first.save(path, save_all=True, append_images=others)
     tables = study(split={"num_labelled": 90, "num_test": 60, "fraction": 1.0})
     tables["simulation"]["data"] = str(folder / "scans")

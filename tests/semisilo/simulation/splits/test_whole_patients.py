@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from semisilo.common.data.form import file_key
 from semisilo.common.data.split_settings import SplitName, SplitSettings
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.methods.spec import Scenario
@@ -160,6 +161,16 @@ def test_patients_of_a_test_set_beside_are_left_out() -> None:
     assert not {patients[index] for part in homes(split) for index in part} & tested
     assert split.patients is not None
     assert split.patients.left_out >= sum(patient in tested for patient in patients)
+
+
+def test_patients_and_files_of_unknown_ones_are_counted_apart() -> None:
+    labels = np.repeat(np.arange(100) % CLASSES, 4)
+    patients = tuple(f"p{index // 4}" if index < 240 else file_key(str(index // 4)) for index in range(400))
+    split = deal(labels, settings_of("iid", "labels-at-coordinator"), seed=5, num_classes=CLASSES,
+                 scenario="labels-at-coordinator", patients=patients)
+    assert split.patients is not None
+    assert split.patients.kept == "60 patients and 40 files"
+    assert not in_two(split, patients)
 
 
 def test_images_of_the_coordinators_own_keep_their_place() -> None:
