@@ -283,6 +283,8 @@ def test_the_command_exports_a_simulation_and_refuses_what_is_none(simulated: Si
     assert facts["folder"] == str(tmp_path / "out")
     assert run_cli(app, [words[0], str(tmp_path)], name="semisilo") == 2
     assert "holds no simulation" in capsys.readouterr().err
+    assert run_cli(app, [*words, "--patient", "none"], name="semisilo") == 2
+    assert "--patient none: is said of the images of --test" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
