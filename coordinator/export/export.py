@@ -92,7 +92,7 @@ from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.studies.held_out import check_apart, check_patients_apart
-from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.images import StudyData, read_study_data, warn_of_ranges
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.privacy import masked_sentence
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -331,6 +331,7 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
                         multi_label=opened.facts.task == "multi_label", ranges=dict(opened.facts.ranges),
                         selection=selection if choice.patient is None else replace(selection, patient=choice.patient))
+    warn_of_ranges(opened.facts.ranges, found.ranges, part="--test")
     data, frozen = opened.data.images, opened.data.frozen
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),
                                           ("test", found.images)) if each is not None}
