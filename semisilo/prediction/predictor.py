@@ -91,7 +91,6 @@ class Predictions:
     """Likewise, of the images of which a class is known, at the thresholds; None without any."""
     not_compared: str = ""
     """Which labels of the source do not count, and why; empty where all do."""
-
     read_with: tuple[str, ...] = ()
     """How images of more than 8 bits were read, where the files do not say it: a line for each kind of values."""
 
@@ -257,7 +256,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
             batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
             operating_point: bool = True, prevalence: str = "", network: Network | None = None,
-            selection: Selection = Selection()) -> Predictions:
+            selection: Selection | None = None) -> Predictions:
     """What a model says of images.
 
     Args:
@@ -278,7 +277,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
             they were before, since its sensitivity and specificity do not depend on prevalence.
         network: what `semisilo.simulate(model=...)` was given, for a model that was trained so by another process.
         selection: which DICOM files count, and which format plug-ins read files of other kinds, as [data] dicom and
-            formats of a study.
+            formats of a study; without one every file that is an image.
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
@@ -291,7 +290,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
                          batch_size=batch_size, multi_label=facts.task == "multi_label", least=dict(facts.ranges),
-                         selection=selection)
+                         selection=selection or Selection())
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []
     true: list[int] = []

@@ -79,7 +79,7 @@ def test_the_bytes_of_a_silos_connection_are_counted_and_a_strangers_are_not(tmp
             with socket.create_connection(("127.0.0.1", port)) as stranger:
                 stranger.sendall(bytes(500_000))
                 wait_for(lambda: "all" in processes.tail("silo0"), "the child", 300)
-                time.sleep(0.2)
+                wait_for(lambda: watch.bytes_between(begin, time.time())[0] > 0, "the count of the connection", 60)
                 up_bytes, down_bytes = watch.bytes_between(begin, time.time())
             done.set()
         assert (up_bytes, down_bytes) == (500_000, 70_000)

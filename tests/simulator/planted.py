@@ -71,8 +71,8 @@ PLANTED = (
                "        if True:\n            self._ledger.set_round_state(study.name, 0,"),
     PlantedBug("an-acceptance-and-its-bytes-are-two-transactions", "as commit 223a874 before it was whole",
                "coordinator/rounds/task_service.py",
-               "        with self._ledger.transaction():\n            self._ledger.accept_update(update, task)",
-               "        if True:\n            self._ledger.accept_update(update, task)"),
+               "        with self._ledger.transaction():\n            return self._write_answer(found)",
+               "        if True:\n            return self._write_answer(found)"),
     PlantedBug("a-commit-is-not-on-the-disk", "mutant ledger-never-syncs", "coordinator/ledger/ledger.py",
                "        with self.transaction() as db:\n"
                "            self.set_round_state(study, round, RoundState.COMPLETED",
