@@ -377,11 +377,15 @@ def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evide
     folder = ROOT / "docs" / "decisions"
     pages = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
     assert [page.name[:4] for page in pages] == [f"{number:04d}" for number in range(1, len(pages) + 1)]
-    index = (folder / "README.md").read_text(encoding="utf-8")
+    index, rows = (folder / "README.md").read_text(encoding="utf-8"), list[str]()
     for page in pages:
-        assert f"]({page.name})" in index
-        headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        text = page.read_text(encoding="utf-8")
+        title = re.match(rf"# {page.name[:4]}:? (.*)\n", text)
+        assert title, page.name
+        rows.append(f"| [{page.name[:4]}]({page.name}) | {title[1]} |")
+        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         assert {"Context", "Choice", "Rejected", "Evidence"} <= set(headings), page.name
+    assert re.findall(r"^\| \[.*$", index, re.MULTILINE) == rows, "in this order, with the titles of the pages"
 
 
 def test_the_page_on_choosing_has_the_gains_that_were_measured() -> None:

@@ -240,6 +240,10 @@ def test_a_file_that_could_not_be_written_is_said_before_anything_runs(
     assert run_cli(semisilo_app, [*words, "--json", "no/such/f.json"], name="semisilo") == 2
     assert "--json no/such/f.json: there is no folder no/such. Make it" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").mkdir()
+    assert run_cli(semisilo_app, [*words, "--json", "out"], name="semisilo") == 2
+    assert "Invalid value for '--json': file 'out' is a directory" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
 @pytest.mark.slow

@@ -103,13 +103,14 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
         use_labels = _folders_say_nothing(source, path)
     if path is not None and use_labels and kind in ("folder", "table"):
         listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
-        divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
+        divided = _apart(source, path, listing, classes) if kind == "folder" else _by_label(source, listing)
         _check_apart(source, listing, divided, classes)
         return _read_apart(source, listing, divided, form, classes, on_error, progress, disk, selection.patient,
                            multi_label=multi_label)
     if path is not None and use_labels and kind == "parquet":
-        return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label),
-                          form, classes, on_error, progress, disk, selection.patient)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label,
+                                 classes=classes)
+        return _read_rows(rows, form, classes, on_error, progress, disk, selection.patient)
     parts = parts_of(source, path, split)
     if parts is not None:
         return _read_parts(source, parts, form, classes, use_labels, progress, multi_label=multi_label)
@@ -150,19 +151,21 @@ def check_partly_labelled(source: str, *, classes: tuple[str, ...], selection: S
         return
     if path is not None and kind in ("folder", "table"):
         listing = listing_of(path, split, source=source, classes=classes, selection=selection, multi_label=multi_label)
-        divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
+        divided = _apart(source, path, listing, classes) if kind == "folder" else _by_label(source, listing)
         _check_apart(source, listing, divided, classes)
         check_folders(divided.where, divided.labelled.folders, classes)
         return
     if kind == "parquet":
         assert path is not None
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label,
+                                 classes=classes)
         if rows.labels_N is not None:
             check_labels(rows.source, rows.labels_N, rows.classes, rows.classes_named, classes)
         return
     parts = parts_of(source, path, split)
     for name in ("",) if parts is None else (LABELLED,) if parts.labelled else ():
-        arrays = arrays_of(source, path, name or split, labels="if there", pixels=False, multi_label=multi_label)
+        arrays = arrays_of(source, path, name or split, labels="if there", pixels=False, multi_label=multi_label,
+                           classes=classes)
         if arrays.labels_N is not None:
             check_labels(arrays.source, arrays.labels_N, arrays.classes, arrays.classes_named, classes)
 
@@ -204,10 +207,11 @@ class _Apart:
     """Folders of which it is not clear what they are; their images count as unlabelled."""
 
 
-def _apart(source: str, path: Path, listing: folder.Listing) -> _Apart:
+def _apart(source: str, path: Path, listing: folder.Listing, classes: tuple[str, ...] = ()) -> _Apart:
     if LABELLED in listing.folders:
         inside = path / LABELLED
         found = folder.list_images(inside) if folder.holds_files(inside) else folder.Listing((), (), ())
+        found = found.spelled_as(classes)
         counting = {file.path for file in listing.images}
         found = replace(found, images=tuple(file for file in found.images if file.path in counting))
         return _Apart(f"{source}/{LABELLED}", replace(found, skipped=()),
@@ -219,9 +223,13 @@ def _apart(source: str, path: Path, listing: folder.Listing) -> _Apart:
                   ())
 
 
-def apart(source: str, path: Path, listing: folder.Listing) -> folder.Listing:
-    """A folder's images as a silo takes them: the class of each, empty without a label; class folders as `folders`."""
-    found = _apart(source, path, listing)
+def apart(source: str, path: Path, listing: folder.Listing, classes: tuple[str, ...] = ()) -> folder.Listing:
+    """A folder's images as a silo takes them: the class of each, empty without a label; class folders as `folders`.
+
+    Args:
+        classes: the study's, once they are frozen: they keep its spelling.
+    """
+    found = _apart(source, path, listing, classes)
     images = (*found.labelled.images, *(replace(file, class_name="") for file in found.unlabelled.images))
     return folder.Listing(images, found.labelled.folders, listing.skipped)
 

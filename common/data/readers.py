@@ -107,12 +107,14 @@ def read_images(
                             multi_label=multi_label, ranges=ranges)
     if kind == "parquet":
         assert path is not None
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label,
+                                 classes=classes)
         return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
                          progress=progress, disk=disk, patient=selection.patient, ranges=ranges)
     shape = arrays_of(source, path, split, labels="no", pixels=False).shape
     _place(source, shape[0], size=size, channels=channels, disk=None)
-    arrays = arrays_of(source, path, split, labels="needed" if labelled else "no", multi_label=multi_label)
+    arrays = arrays_of(source, path, split, labels="needed" if labelled else "no", multi_label=multi_label,
+                       classes=classes)
     labels_N, names = (_align(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
                        if labelled else (None, classes))
     assert arrays.images is not None
@@ -155,6 +157,7 @@ def listing_of(path: Path, split: str, *, source: str, classes: tuple[str, ...] 
         listing = table.list_table(path, split, source=source, classes=classes, multi_label=multi_label)
     else:
         listing = folder.list_images(path)
+    listing = listing.spelled_as(classes)
     return _chosen(listing, selection, source) if selection.dicom else listing
 
 
@@ -431,10 +434,12 @@ def check_labelled(source: str, *, classes: tuple[str, ...], selection: Selectio
         return
     if kind == "parquet":
         assert path is not None
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label,
+                                 classes=classes)
         check_labels(rows.source, _known(rows.labels_N, source=rows.source), rows.classes, rows.classes_named, classes)
         return
-    arrays = arrays_of(source, path, split, labels="needed", pixels=False, multi_label=multi_label)
+    arrays = arrays_of(source, path, split, labels="needed", pixels=False, multi_label=multi_label,
+                       classes=classes)
     check_labels(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
 
 
@@ -480,10 +485,12 @@ def _place(source: str, number: int, *, size: int, channels: int, disk: Path | N
 
 def arrays_of(
     source: str, path: Path | None, split: str, *, labels: Literal["needed", "if there", "no"], pixels: bool = True,
-    multi_label: bool | None = False,
+    multi_label: bool | None = False, classes: tuple[str, ...] = (),
 ) -> archive.Arrays:
     """An .npz or the digits, as `semisilo.common.data.formats.archive` reads them.
 
+    Args:
+        classes: the study's class names, once they are frozen: they keep its spelling.
     Raises: BadData, also for a path that is no kind of source.
     """
     if path is None:
@@ -495,7 +502,8 @@ def arrays_of(
         raise BadData(f"{source}: no such folder or file.", remedy=SOURCES)
     if not has_suffix(path, NPZ):
         raise BadData(f"{source}: is neither a folder nor an .npz file, a table or Parquet.", remedy=SOURCES)
-    return archive.npz(path, split, source=source, labels=labels, pixels=pixels, multi_label=multi_label)
+    return archive.npz(path, split, source=source, labels=labels, pixels=pixels, multi_label=multi_label,
+                       classes=classes)
 
 
 def _known(labels_N: NDArray[np.int64] | None, *, source: str = "") -> NDArray[np.int64]:

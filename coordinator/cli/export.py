@@ -36,6 +36,10 @@ def export(study: StudyName = "",
            test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
                                              help="Measure on these labelled images instead of the study's own test"
                                                   " images: a folder of class folders, an .npz file, ...")] = "",
+           patient: Annotated[Literal["auto", "folder", "name", "none"] | None, typer.Option(
+               "--patient", show_default=False, help="How patients of the --test images are known, as [data] patient of"
+                                                     " a study; by default as the study knows its own. none: not at"
+                                                     " all, for other patients of the same names.")] = None,
            formats: Annotated[str, typer.Option("--format", metavar="LIST",
                                                 help="What to write, with commas: safetensors, onnx.")]
            = "safetensors,onnx",
@@ -88,8 +92,8 @@ def export(study: StudyName = "",
             raise UsageError("There is no study to export.",
                              remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
         name = ledger.study(study or known[-1].name).name
-        choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
-                              operating_point=operating_point or (),
+        choice = ExportChoice(round=round, test=test, patient=patient, calibrate=calibrate, device=device,
+                              operating_point=operating_point or (), silo_names=not hide_silos,
                               formats=tuple(part.strip() for part in formats.split(",") if part.strip()))
         with interrupt_on_termination(), progress_bar() as progress:
             found = export_study(ledger, name, study_folder=federation.studies / name, out=out, choice=choice,

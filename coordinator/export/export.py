@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.form import PatientRule
 from semisilo.common.data.formats.folder import is_left_behind
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
@@ -91,7 +92,7 @@ from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.studies.held_out import check_apart, check_patients_apart
-from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.images import StudyData, read_study_data, warn_of_ranges
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.privacy import masked_sentence
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -116,6 +117,8 @@ class ExportChoice:
     """"chosen", "last", the number of a round, "labels-alone" or "best-on-test"."""
     test: str = ""
     """Images to measure on, in any form that a study takes; empty: the study's own test images."""
+    patient: PatientRule | None = None
+    """How the patients of `test` are known; None: as the study knows those of its images."""
     formats: Collection[str] = FORMATS
     calibrate: bool = False
     """Whether to fit a temperature on the study's validation images; where images may have several labels, a slope and
@@ -230,6 +233,9 @@ def _check_choice(choice: ExportChoice) -> None:
         raise UsageError(f"There is no device '{choice.device}'.", remedy="Choose auto, cpu or cuda.")
     if choice.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("There is no GPU that torch can use.", remedy="Choose --device cpu.")
+    if choice.patient is not None and not choice.test:
+        raise UsageError(f"--patient {choice.patient}: is said of the images of --test, and there are none.",
+                         remedy="Leave it out, or name images with --test.")
     if "onnx" in choice.formats:
         needs_onnx()
 
@@ -320,18 +326,22 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
         own = opened.data.images.test
         return own, "" if own is None else CHANGED_TEST if "test" in opened.data.changes else STUDY_TEST
     form = opened.facts.image
+    selection = config_from_dict(opened.chosen.study.config, where="study").data.selection
     found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
                         classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
                         multi_label=opened.facts.task == "multi_label", ranges=dict(opened.facts.ranges),
-                        selection=config_from_dict(opened.chosen.study.config, where="study").data.selection)
-    data = opened.data.images
+                        selection=selection if choice.patient is None else replace(selection, patient=choice.patient))
+    warn_of_ranges(opened.facts.ranges, found.ranges, part="--test")
+    data, frozen = opened.data.images, opened.data.frozen
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),
                                           ("test", found.images)) if each is not None}
     digests = {name: telling_digests(each, pixel_digests(each)) for name, each in sets.items()}
     for name in [each for each in sets if each != "test"]:  # what the two have in common by now is told on the card
         both, where = {each: sets[each] for each in (name, "test")}, f"--test {choice.test}:"
         check_apart(both, digests, where=where)
-        check_patients_apart(both, where=where)
+        if frozen.by_patient or frozen.by_file:  # else the study has not kept patients apart either
+            check_patients_apart(both, where=where, else_say="--patient none, or folder or name where those tell"
+                                                             " patients of --test apart")
     name = Path(choice.test).name or choice.test
     broken = sum(item.broken for item in found.skipped)
     left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""

@@ -222,17 +222,19 @@ def _first(pairs: Sequence[str], *, of: int) -> str:
     return f"{', '.join(pairs)}{', ...' if of > len(pairs) else ''}"
 
 
-def check_patients_apart(sets: Mapping[str, ImageSet], *, where: str = "[data]") -> None:
+def check_patients_apart(sets: Mapping[str, ImageSet], *, where: str = "[data]", else_say: str =
+                         '[data] patient = "none", or "folder" or "name" where those tell patients apart') -> None:
     """Whether no patient is in two sets.
 
     Args:
         where: what has named the sets, for the error.
+        else_say: what to set where these are different patients.
     Raises: BadData with how many are, and the names of the first images.
     """
     if found := shared_patients(sets):
         raise BadData(f"{where} {'; '.join(each.line for each in found)}.",
-                      remedy="Keep all images of a patient in one set. If these are different patients, say so: [data]"
-                             ' patient = "none", or "folder" or "name" where those tell patients apart.')
+                      remedy="Keep all images of a patient in one set. If these are different patients, say so:"
+                             f" {else_say}.")
 
 
 def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests], *, where: str = "[data]") -> None:

@@ -47,7 +47,7 @@ from semisilo.coordinator.studies.held_out import (
 )
 from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class, check_class_names
 
-__all__ = ["StudyData", "read_study_data"]
+__all__ = ["StudyData", "read_study_data", "warn_of_ranges"]
 
 _LOG = logging.getLogger("semisilo.study")
 _SETS = ("labelled", "validation", "test")
@@ -112,11 +112,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         classes = classes or found.classes
         if is_first:
             ranges, is_first = tuple(sorted(found.ranges.items())), False
-        for kind, limit in ranges if frozen is None else ():
-            if found.ranges[kind] > limit:
-                _LOG.warning("values of %s go up to %g in the %s images, and not beyond %g in those that the study"
-                             " learns from: they are read darker; set [data.image.reading] window", kind,
-                             found.ranges[kind], part, limit)
+        if frozen is None:
+            warn_of_ranges(ranges, found.ranges, part=part)
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped if not item.unchosen)
         if frozen is None and (unchosen := sum(item.unchosen for item in found.skipped)):
             _LOG.info("%s images: %s left out by a setting of [data]", part, counted(unchosen, "file"))
@@ -196,6 +193,20 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
             images = replace(images, test=None)
     return StudyData(images=images, build_model=start.builder, frozen=frozen or now, frozen_group=group,
                      changes=changes)
+
+
+def warn_of_ranges(ranges: Ranges, found: Mapping[str, float], *, part: str) -> None:
+    """Says which values of a set of images go beyond those that the study learns from.
+
+    Args:
+        found: what its values were divided by.
+        part: what the set is called: "test".
+    """
+    for kind, limit in ranges:
+        if found[kind] > limit:
+            _LOG.warning("values of %s go up to %g in the %s images, and not beyond %g in those that the study"
+                         " learns from: they are read darker; set [data.image.reading] window", kind,
+                         found[kind], part, limit)
 
 
 def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | None, *, num_classes: int,

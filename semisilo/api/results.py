@@ -214,8 +214,8 @@ class Run:
 
     def export(self, out: Path | str | None = None, *,
                round: int | Literal["chosen", "last", "labels-alone", "best-on-test"] = "chosen", test: str = "",
-               formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
-               operating_point: str | Sequence[str] = (),
+               patient: Literal["auto", "folder", "name", "none"] | None = None, formats: Collection[str] =
+               ("safetensors", "onnx"), calibrate: bool = False, operating_point: str | Sequence[str] = (),
                progress: Callable[[float, str], None] | None = None) -> Exported:
         """Writes the model with its card: see `semisilo export`.
 
@@ -223,6 +223,9 @@ class Run:
             out: the folder; None: `export-round-N`, or `export-labels-alone`, beside the run's files.
             round: "chosen" on validation images, without any the last; "last"; a number; "labels-alone"; or
                 "best-on-test", after which the test images no longer measure the model.
+            test: labelled images to measure on instead of the study's own.
+            patient: how their patients are known; "none": not at all, for other patients of the same names; None: as
+                the study knows its own.
             formats: "safetensors" is always written; "onnx" needs an extra.
             calibrate: whether to fit a temperature on the validation images; where images may have several labels, a
                 slope and an offset for each class.
@@ -238,7 +241,8 @@ class Run:
 
         with torch_left_as_it_was():
             return export_run(self.folder, out=None if out is None else Path(out), round=str(round), test=test,
-                              formats=formats, calibrate=calibrate, operating_point=operating_point, progress=progress)
+                              patient=patient, formats=formats, calibrate=calibrate, operating_point=operating_point,
+                              progress=progress)
 
     def predict(self, source: Any) -> Predictions:
         """What the chosen model says of images: see `semisilo.predict`.

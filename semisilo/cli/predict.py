@@ -38,6 +38,10 @@ def export(
                                             " it.")] = "chosen",
     test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
                                       help="Measure on these labelled images instead of the study's own.")] = "",
+    patient: Annotated[Literal["auto", "folder", "name", "none"] | None, typer.Option(
+        "--patient", show_default=False, help="How patients of the --test images are known, as [data] patient of a"
+                                              " study; by default as the study knows its own. none: not at all, for"
+                                              " other patients of the same names.")] = None,
     formats: Annotated[str, typer.Option("--format", metavar="LIST",
                                          help="What to write, with commas: safetensors, onnx.")] = "safetensors,onnx",
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the validation images, never on"
@@ -70,7 +74,7 @@ def export(
 
     set_up_logging(quiet=True)
     with interrupt_on_termination(), progress_bar() as progress:
-        found = export_run(run, out=out, round=round, test=test, calibrate=calibrate, device=device,
+        found = export_run(run, out=out, round=round, test=test, patient=patient, calibrate=calibrate, device=device,
                            operating_point=operating_point or (),
                            formats=tuple(part.strip() for part in formats.split(",") if part.strip()),
                            progress=progress)

@@ -120,7 +120,8 @@ def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_er
                        ranges, rows=rows)
         return Source(parts, batch_size, skipped, ranges=ranges.used, not_compared=not_compared)
     elif path is not None and kind == "parquet":
-        held = parquet.open_rows(parquet.parquet_files(path), part, source=str(source), multi_label=multi_label)
+        held = parquet.open_rows(parquet.parquet_files(path), part, source=str(source), multi_label=multi_label,
+                                 classes=classes)
         everything = np.ones(held.number, dtype=bool)
         parts = _files(parquet.files_of(held, everything), parquet.files_of(held, everything), held.number,
                        {} if multi_label else _index(held.classes, classes, named=held.classes_named), form, on_error,
@@ -216,7 +217,7 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
 def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str,
                      batch_size: int, skipped: list[Skipped], ranges: _Ranges) -> Source:
     """Where images may have several labels or none."""
-    arrays = _array_source(path, part, source, multi_label=None)
+    arrays = _array_source(path, part, source, classes, multi_label=None)
     assert arrays.images is not None
     labels_N, own, not_compared = arrays.labels_N, arrays.classes, ""
     rows_NK = np.full((len(arrays.images), len(classes)), -1, dtype=np.int8)
@@ -236,17 +237,18 @@ def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tup
     return Source(parts, batch_size, skipped, ranges=ranges.used, not_compared=not_compared)
 
 
-def _array_source(path: Path | None, part: str, source: str, *, multi_label: bool | None = False) -> archive.Arrays:
+def _array_source(path: Path | None, part: str, source: str, classes: tuple[str, ...], *,
+                  multi_label: bool | None = False) -> archive.Arrays:
     if path is not None and (not has_suffix(path, NPZ) or not path.exists()):
         raise BadData(f"{source}: no such folder or file, or none that is read.",
                       remedy=SOURCES)
     return archive.digits(part, source=source) if path is None else \
-        archive.npz(path, part, source=source, labels="if there", multi_label=multi_label)
+        archive.npz(path, part, source=source, labels="if there", multi_label=multi_label, classes=classes)
 
 
 def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str, ranges: _Ranges
          ) -> Iterator[Batch]:
-    arrays = _array_source(path, part, source)
+    arrays = _array_source(path, part, source, classes)
     assert arrays.images is not None
     known = [-1] * len(arrays.images)
     if arrays.labels_N is not None:

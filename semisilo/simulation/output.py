@@ -21,6 +21,7 @@ from semisilo.simulation.settings import check_names, load_simulated_study
 from semisilo.simulation.surface import SURFACE_FILE, drawn_surface
 
 if TYPE_CHECKING:
+    from semisilo.common.data.form import PatientRule
     from semisilo.coordinator.export.export import Exported
 
 __all__ = ["export_run", "report", "split_study", "write_output"]
@@ -90,8 +91,8 @@ def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, P
 
 
 def export_run(run: Path, *, out: Path | None = None, round: str = "chosen", test: str = "",
-               formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False, device: str = "auto",
-               operating_point: str | Sequence[str] = (),
+               patient: PatientRule | None = None, formats: Collection[str] = ("safetensors", "onnx"),
+               calibrate: bool = False, device: str = "auto", operating_point: str | Sequence[str] = (),
                progress: Callable[[float, str], None] | None = None) -> Exported:
     """Exports a model of a simulation: see `semisilo.coordinator.export.export`, whose errors it raises.
 
@@ -112,8 +113,8 @@ def export_run(run: Path, *, out: Path | None = None, round: str = "chosen", tes
         study = folder.studies / name
         if out is None:
             out = folder.folder / choose_model(ledger, name, rule=round, study_folder=study).folder_name
-        choice = ExportChoice(round=round, test=test, formats=formats, calibrate=calibrate, device=device,
-                              operating_point=operating_point)
+        choice = ExportChoice(round=round, test=test, patient=patient, formats=formats, calibrate=calibrate,
+                              device=device, operating_point=operating_point)
         return export_study(ledger, name, study_folder=study, out=out, choice=choice, progress=progress)
     finally:
         ledger.close()

@@ -25,7 +25,7 @@ from semisilo.common.data.form import ImageForm, OnError, is_of_file
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
 from semisilo.common.data.layout import Layout, layout_of, refuse_parts
 from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
-from semisilo.common.data.pixel_digests import pixel_digests
+from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import (
     ReadResult,
     check_labelled,
@@ -180,7 +180,7 @@ def _apart(test: ImageSet, images: SiloImages, choice: JoinChoice) -> tuple[Imag
     seen, with a label or without, does not measure it. Raises: BadData where none is left."""
     trained = {digest for each in (images.labelled, images.unlabelled) if each is not None
                for digest in pixel_digests(each)}
-    seen = [digest in trained for digest in pixel_digests(test)]
+    seen = [bool(digest) and digest in trained for digest in telling_digests(test, pixel_digests(test))]
     twins = tuple(name for name, twice in zip(test.names, seen, strict=True) if twice)
     if not twins:
         return test, ()

@@ -23,6 +23,7 @@ import lzma
 import math
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data.form import Ranges, check_ranges, patient_key
-from semisilo.common.data.formats.folder import class_name_of
+from semisilo.common.data.formats.folder import class_name_of, study_spelling
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import source_trouble
@@ -110,7 +111,7 @@ def _scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def npz(
     path: Path, split: str, *, source: str, labels: Literal["needed", "if there", "no"], pixels: bool = True,
-    multi_label: bool | None = False,
+    multi_label: bool | None = False, classes: Sequence[str] = (),
 ) -> Arrays:
     """One split of an .npz file.
 
@@ -120,6 +121,7 @@ def npz(
         labels: whether to read them; "needed" refuses a file without.
         pixels: False reads the images' shape only.
         multi_label: whether a label is a row of 0 and 1; None: as the file has it.
+        classes: the study's, once they are frozen: they keep its spelling.
     Raises: BadData, naming the file and the key, when the file is damaged, a key is missing, a shape or type does not
         fit, or a label is negative or beyond the named classes.
     """
@@ -128,7 +130,7 @@ def npz(
         shape, _ = _header(archive, f"{prefix}images", source=source)
         _check_shape(shape, source=source, key=f"{prefix}images")
         images = _member(archive, f"{prefix}images", source=source) if pixels else None
-        labels_N, classes, named = None, tuple[str, ...](), False
+        labels_N, own, named = None, tuple[str, ...](), False
         there = f"{prefix}labels" in archive.files
         if labels == "needed" or (labels == "if there" and there):
             if not there:
@@ -138,18 +140,20 @@ def npz(
             if len(labels_N) != shape[0]:
                 raise BadData(f"{source}: {shape[0]} images but {len(labels_N)} labels.",
                               remedy="Write one label per image.")
-            classes, named = _classes(archive, source=source, columns=labels_N.shape[1] if labels_N.ndim == 2 else 0)
-            if labels_N.ndim == 2 and labels_N.shape[1] != len(classes):
+            own, named = _classes(archive, source=source, columns=labels_N.shape[1] if labels_N.ndim == 2 else 0)
+            if labels_N.ndim == 2 and labels_N.shape[1] != len(own):
                 raise BadData(f"{source}: '{prefix}labels' has {labels_N.shape[1]} columns, its 'classes' names"
-                              f" {len(classes)}.", remedy="Write one column for each class.")
-            if len(labels_N) and labels_N.ndim == 1 and labels_N.max() >= len(classes):
+                              f" {len(own)}.", remedy="Write one column for each class.")
+            if len(labels_N) and labels_N.ndim == 1 and labels_N.max() >= len(own):
                 index = int(labels_N.argmax())
                 raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
-                              f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
+                              f"its 'classes' names {len(own)} (0 to {len(own) - 1}).",
                               remedy="Fix the labels or the class names.")
         patients = _patients(archive, f"{prefix}patients", shape[0], source=source)
         ranges = _ranges(archive, f"{prefix}divided_by", source=source)
-    return Arrays(source, path.name, shape, images, labels_N, classes, named, patients, ranges)
+    spelling = study_spelling(classes)
+    return Arrays(source, path.name, shape, images, labels_N, tuple(spelling.get(name, name) for name in own), named,
+                  patients, ranges)
 
 
 def _patients(archive: Any, key: str, number: int, *, source: str) -> tuple[str, ...]:

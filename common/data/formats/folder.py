@@ -14,7 +14,7 @@ import errno
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import gone, source_trouble
 
-__all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "is_left_behind", "list_images"]
+__all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "is_left_behind", "list_images", "study_spelling"]
 
 _NAMED = 5
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
@@ -71,6 +71,21 @@ class Listing:
     asked: tuple[str, ...] | None = None
     """Where images have `findings`: the classes that every one of them was asked for. None: all that there are, so that
     what an image does not say it does not show."""
+
+    def spelled_as(self, classes: Sequence[str]) -> Listing:
+        """The same with the study's spelling of its classes, as `study_spelling` says."""
+        new = study_spelling(classes)
+        if not new:
+            return self
+
+        def names(found: Sequence[str]) -> tuple[str, ...]:
+            return tuple(new.get(name, name) for name in found)
+
+        images = tuple(replace(file, class_name=new.get(file.class_name, file.class_name), unsure=names(file.unsure),
+                               findings=None if file.findings is None else names(file.findings))
+                       for file in self.images)
+        return replace(self, images=images, folders=names(self.folders),
+                       asked=None if self.asked is None else names(self.asked))
 
 
 def list_images(folder: Path) -> Listing:
@@ -196,3 +211,10 @@ def class_name_of(name: str) -> str:
     """A name as the class that it stands for, of a folder, a column, a cell or an array: a class must have one spelling
     at every site. macOS stores decomposed letters."""
     return unicodedata.normalize("NFC", _readable(name))
+
+
+def study_spelling(classes: Sequence[str]) -> dict[str, str]:
+    """How sources now call classes that a study has in another spelling, and how the study calls them: earlier versions
+    took names as they were written, and a study, its silos and its models keep what it began with."""
+    return {now: name for name in reversed(classes) for now in (class_name_of(name), class_name_of(name).strip())
+            if now and now not in classes}

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.form import PATIENT_COLUMNS, patient_key
 from semisilo.common.data.formats.extras import needed
-from semisilo.common.data.formats.folder import ImageFile, class_name_of
+from semisilo.common.data.formats.folder import ImageFile, class_name_of, study_spelling
 from semisilo.common.data.formats.registry import PARQUET, format_by_name, has_suffix
 from semisilo.common.data.multi_hot import NO_FINDING, findings_of
 from semisilo.common.data.room import check_room
@@ -96,14 +96,21 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
     return ()
 
 
-def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label: bool | None = False) -> Rows:
+def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label: bool | None = False,
+              classes: Sequence[str] = ()) -> Rows:
     """Reads the schema and the labels.
 
     Args:
+        classes: the study's, once they are frozen: they keep its spelling.
         settings: what stands behind the #.
         multi_label: whether images may have several labels or none; None: where the file has lists of labels.
     Raises: BadData, naming file and column, when they cannot be read or understood, or pyarrow is not installed.
     """
+    spelling = study_spelling(classes)
+
+    def spelled(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(spelling.get(name, name) for name in names)
+
     named, split = _settings(settings, source)
     chosen = _of_split(tuple(paths), split, source)
     first = _opened(chosen[0], source)
@@ -111,8 +118,7 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
     features = _features(schema)
     column = _image_column(schema, features, named.get("image"), source)
     columns = named.get("label", "").split(",") if multi_label is not False and "," in named.get("label", "") else []
-    for name in columns:
-        _label_column(schema, features, name, source)
+    columns = [_named_column(schema, name, source) for name in columns]
     label = columns[0] if columns else _label_column(schema, features, named.get("label"), source)
     patient = _patient_column(schema, named.get("patient"), source)
     counts: list[int] = []
@@ -143,12 +149,13 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
         names = ()
     lists = bool(columns) or any(isinstance(each, list) for each in labels)
     if label is not None and (multi_label or (multi_label is None and lists)):
-        rows_NK, classes = _findings(labels, tuple(columns), names, source)
-        return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=rows_NK, classes=classes,
-                    classes_named=True, asked=classes if columns else None, patients=whose)
-    labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
-    return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
-                classes_named=are_named, patients=whose)
+        rows_NK, found = _findings(labels, tuple(columns), names, source)
+        own = spelled(found)
+        return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=rows_NK, classes=own,
+                    classes_named=True, asked=own if columns else None, patients=whose)
+    labels_N, found, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
+    return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N,
+                classes=spelled(found), classes_named=are_named, patients=whose)
 
 
 def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[ImageFile]:
@@ -318,6 +325,7 @@ def _image_column(schema: Any, features: Mapping[str, Mapping[str, object]], wan
 
     columns: list[str] = [name for name in schema.names if schema.names.count(name) == 1]
     if wanted is not None:
+        wanted = _as_written(columns, wanted)
         if wanted not in columns or (found := field_of(wanted)) is None:
             raise BadData(f"{source}: has no column '{wanted}' with the bytes of images.",
                           remedy=f"Its columns: {', '.join(schema.names[:12])}.")
@@ -337,14 +345,25 @@ def _image_column(schema: Any, features: Mapping[str, Mapping[str, object]], wan
 def _label_column(schema: Any, features: Mapping[str, Mapping[str, object]], wanted: str | None, source: str
                   ) -> str | None:
     if wanted is not None:
-        if wanted not in schema.names:
-            raise BadData(f"{source}: has no column '{wanted}'.",
-                          remedy=f"Its columns: {', '.join(schema.names[:12])}.")
-        return wanted
+        return _named_column(schema, wanted, source)
     described: list[str] = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
     if len(described) == 1:
         return described[0]
     return next((str(name) for want in _LABEL_NAMES for name in schema.names if name.casefold() == want), None)
+
+
+def _named_column(schema: Any, wanted: str, source: str) -> str:
+    name = _as_written(schema.names, wanted)
+    if name not in schema.names:
+        raise BadData(f"{source}: has no column '{wanted}'.", remedy=f"Its columns: {', '.join(schema.names[:12])}.")
+    return name
+
+
+def _as_written(names: Sequence[str], wanted: str) -> str:
+    """The column that is meant, whichever letters are composed in its name; `wanted` itself where there is none."""
+    if wanted in names:
+        return wanted
+    return next((name for name in names if class_name_of(name) == class_name_of(wanted)), wanted)
 
 
 def _patient_column(schema: Any, wanted: str | None, source: str) -> str | None:
@@ -358,6 +377,7 @@ def _patient_column(schema: Any, wanted: str | None, source: str) -> str | None:
             or types.is_dictionary(kind)))
 
     if wanted is not None:
+        wanted = _as_written(schema.names, wanted)
         if wanted not in schema.names or not can_be(wanted):
             raise BadData(f"{source}: has no column '{wanted}' of texts or whole numbers.",
                           remedy=f"Its columns: {', '.join(schema.names[:12])}.")

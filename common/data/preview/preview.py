@@ -145,7 +145,8 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         return _of_arrays(source, path, split, form, reading, classes, selection, progress)
     assert path is not None
     if kind == "parquet":
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label or None)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=multi_label or None,
+                                 classes=classes)
         own, names, skipped = rows.classes, rows.labels_N, tuple[Skipped, ...]()
         number = rows.number
         labels = _named(names, own, number)
@@ -160,7 +161,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         if kind == "folder" and use_labels:
             layout = layout_of(source, listing, classes=classes, at_silo=at_silo)
             use_labels = not layout.is_refused
-        apart = partly_labelled.apart(source, path, listing) if kind == "folder" and at_silo else listing
+        apart = partly_labelled.apart(source, path, listing, classes) if kind == "folder" and at_silo else listing
         own, skipped = apart.folders, listing.skipped
         if multi_label:
             apart = replace(apart, images=tuple(_with_class(file, _joined(file.findings)) for file in apart.images))
@@ -352,9 +353,10 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     parts: list[Arrays] = []
     if path is not None and path.is_file() and split == "" and (
             there := partly_labelled.parts_of(source, path, split)) is not None:
-        parts = [readers.arrays_of(f"{source}#{name}", path, name, labels="if there", multi_label=None)
+        parts = [readers.arrays_of(f"{source}#{name}", path, name, labels="if there", multi_label=None,
+                                    classes=classes)
                  for name, count in (("labelled", there.labelled), ("unlabelled", there.unlabelled)) if count]
-    parts = parts or [readers.arrays_of(source, path, split, labels="if there", multi_label=None)]
+    parts = parts or [readers.arrays_of(source, path, split, labels="if there", multi_label=None, classes=classes)]
     preview = Preview(source=source, kind="digits" if path is None else "npz")
     own: tuple[str, ...] = next((part.classes for part in parts if part.labels_N is not None), ())
     named = next((part.classes_named for part in parts if part.labels_N is not None), False)

@@ -16,10 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from semisilo.common.data.form import Selection
-from semisilo.common.data.partly_labelled import check_partly_labelled
-from semisilo.common.data.readers import ImageSet, measure_form, read_images, survey
+from semisilo.common.data.form import ImageForm, Selection
+from semisilo.common.data.formats.pixels import Geometry
+from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled
+from semisilo.common.data.preview.preview import look_at
+from semisilo.common.data.readers import ImageSet, check_labelled, measure_form, read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData, SystemTrouble
+from semisilo.prediction.images import open_source
 
 
 def picture(
@@ -465,6 +468,42 @@ def test_class_names_of_an_npz_and_of_columns_have_one_spelling(tmp_path):
             (tmp_path / "t.csv").write_text(f"file,{heading},tea\nx.png,1,0\ny.png,0,1\n")
             found = read_images(f"{tmp_path}/t.csv{named}", size=4, channels=1, classes=("caf\u00e9", "tea"))
             assert found.images.labels_N.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["folders", "labelled", "cells", "columns", "findings", "npz", "rows"])
+def test_a_study_keeps_the_spelling_with_which_it_was_begun(kind: str, tmp_path: Path) -> None:
+    """Earlier versions took the names of classes as they were written: with decomposed letters, or a space behind."""
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    begun, several = (f"{decomposed} ", "tea"), kind in ("columns", "findings", "rows")
+    source = str(tmp_path)
+    for name in (composed, "tea"):
+        picture(tmp_path / ("labelled" if kind == "labelled" else "") / name / "x.png", value=len(name))
+    if kind in ("cells", "findings"):
+        source = f"{tmp_path}/t.csv"
+        Path(source).write_text(f"file,label\n{composed}/x.png,{decomposed}\ntea/x.png,tea\n")
+    elif kind == "columns":
+        source = f"{tmp_path}/t.csv"
+        Path(source).write_text(f"file,{composed},tea\n{composed}/x.png,1,-1\ntea/x.png,0,1\n")
+    elif kind in ("npz", "rows"):
+        source = f"{tmp_path}/a.npz"
+        np.savez(source, images=np.zeros((2, 5, 5), np.uint8), labels=np.eye(2, dtype=int) if several else [0, 1],
+                 classes=np.array([decomposed, "tea"]))
+    expected = [[1, -1 if kind == "columns" else 0], [0, 1]] if several else [0, 1]
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    check_partly_labelled(source, classes=begun, multi_label=several)
+    found = read_partly_labelled(source, form, classes=begun, use_labels=True, multi_label=several)
+    assert found.labelled.labels_N.tolist() == expected
+    shown = look_at(source, form=Geometry(size=8, channels=1, resize="fit"), classes=begun, at_silo=True,
+                    multi_label=several)
+    assert (shown.misfits, tuple(shown.classes)) == ((), begun)
+    if kind == "labelled":
+        return
+    check_labelled(source, classes=begun, multi_label=several)
+    read = read_images(source, size=8, channels=1, classes=begun, multi_label=several)
+    assert (read.classes, read.images.labels_N.tolist()) == (begun, expected)
+    opened = open_source(source, form=form, classes=begun, on_error="stop", batch_size=2, multi_label=several)
+    batch, = opened
+    assert (batch.labels if not several else batch.rows_BK.tolist(), opened.not_compared) == (expected, "")
 
 
 def test_labels_of_an_npz_without_class_names_are_indices_into_the_studys_classes(tmp_path):

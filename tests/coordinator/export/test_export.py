@@ -580,6 +580,9 @@ def test_the_command_exports_beside_a_running_coordinator_and_changes_nothing(si
         assert card["test"]["accuracy"] == simulated.accuracy
         assert {**everything_in(federation.folder)}.items() >= before.items()
         assert len(ledger.query("SELECT * FROM event")) == card["provenance"]["event_chain"]["events"]
+        status, _, err = run_command("semisilo.coordinator.cli.main", "export", "-C", str(federation.folder),
+                                     "--format", "safetensors", "--patient", "none")
+        assert (status, "--patient none: is said of the images of --test" in err) == (2, True)
     finally:
         ledger.close()
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from semisilo.common.config import to_dict
-from semisilo.common.errors import BadData
+from semisilo.common.errors import BadData, UsageError
 from semisilo.coordinator.export.card import card_test, limits_of
 from semisilo.coordinator.export.choose_model import CHANGED_TEST, STUDY_TEST
-from semisilo.coordinator.export.export import ExportChoice, _Opened, _test_images
+from semisilo.coordinator.export.export import ExportChoice, _Opened, _test_images, export_study
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -59,6 +59,21 @@ def test_other_test_images_of_patients_that_were_learnt_or_chosen_from_are_refus
         _test_images(opened(data), ExportChoice(test=str(tmp_path / "other.npz")))
     assert caught.value.text == (f"--test {tmp_path / 'other.npz'}: 1 patient of the test images have {of} ones as well"
                                  f" (other.npz[5] and {of}.npz[3]).")
+    assert "--patient none" in caught.value.remedy
+    choice = ExportChoice(test=str(tmp_path / "other.npz"), patient="none")
+    assert _test_images(opened(data), choice)[0] is not None, "others of the same names"
+
+
+def test_how_patients_are_known_is_said_of_other_test_images_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--patient none: is said of the images of --test, and there are none"):
+        export_study(cast(Any, None), "s", study_folder=tmp_path, choice=ExportChoice(patient="none"))
+
+
+def test_patients_are_not_looked_at_for_a_study_that_has_not_kept_them_apart(data: StudyData, tmp_path: Path) -> None:
+    """Its own sets may share patients."""
+    write(tmp_path / "other.npz", seed=9, patients={"labelled3": 5})
+    begun_before = replace(data, frozen=replace(data.frozen, by_patient=False))
+    assert _test_images(opened(begun_before), ExportChoice(test=str(tmp_path / "other.npz")))[0] is not None
 
 
 def test_those_of_patients_of_their_own_are_measured(data: StudyData, tmp_path: Path) -> None:

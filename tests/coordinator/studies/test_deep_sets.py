@@ -74,6 +74,20 @@ def test_other_test_images_are_measured_with_it_as_well(folder: Path) -> None:
     assert int(found.images_NCHW[1, 0, 0, 0]) == 8
 
 
+def test_other_test_images_that_are_brighter_are_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder / "labelled.npz", seed=1, brightest=3000)
+    data = opened(folder)
+    facts = model_facts("s", config(), data.frozen, data.images.labelled, round=1, state="0" * 64)
+    for name, brightest in (("as_bright", 4000), ("brighter", 60000)):
+        write(folder / f"{name}.npz", seed=5, brightest=brightest)
+        caplog.clear()
+        _test_images(opened_model(data, facts), ExportChoice(test=str(folder / f"{name}.npz")))
+        said = [record.getMessage() for record in caplog.records if "go up to" in record.getMessage()]
+        assert said == ([] if name == "as_bright" else [
+            "values of 16 bits go up to 65535 in the --test images, and not beyond 4095 in those that the study learns"
+            " from: they are read darker; set [data.image.reading] window"])
+
+
 def opened_model(data: StudyData, facts: Any, **study: Any) -> _Opened:
     """What an export works on, without a model."""
     chosen = cast(Any, SimpleNamespace(study=SimpleNamespace(config=to_dict(config()), frozen=data.frozen, **study)))

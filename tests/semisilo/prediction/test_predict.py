@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from semisilo.cli.main import app
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
-from semisilo.common.models.exported import logits_of, read_model
+from semisilo.common.models.exported import METADATA_KEY, OperatingPoint, logits_of, read_model
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.prediction.predictor import Predictions, open_predictor, predict
 from semisilo.simulation import SimulationResult, run
@@ -101,6 +102,47 @@ def test_the_graph_predicts_what_the_network_predicts_and_loads_no_torch(with_gr
     assert done.returncode == 0, done.stderr
     ours = predict(with_graph, scans, device="cpu")
     assert done.stdout.split() == [str(ours.right), str(len(ours)), "False"]
+
+
+def test_a_graph_of_one_layer_predicts_in_a_process_without_torch(model: Path, scans: Path, tmp_path: Path) -> None:
+    """As the graphs of networks, which take long to write: logits of fractions, temperature and operating point."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    facts = read_model(model / "model.safetensors")[1]
+    point = OperatingPoint(label="3", measure="sensitivity", level=0.95, threshold=0.3)
+    weights_PK = np.random.default_rng(4).normal(0, 0.6, (64, 10)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Flatten", ["images"], ["pixels"]),
+         helper.make_node("MatMul", ["pixels", "weights"], ["logits"])], "g",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 1, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])],
+        initializer=[numpy_helper.from_array(weights_PK, "weights")])
+    written = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    entry = written.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, replace(facts, operating_point=point).to_json()
+    onnx.save(written, str(tmp_path / "model.onnx"))
+    code = ("import json, sys; from semisilo.prediction.predictor import predict;"
+            f" found = predict({str(tmp_path)!r}, {str(scans)!r});"
+            " print(json.dumps([found.files, found.probabilities.tolist(), found.predicted.tolist(), found.right,"
+            " 'torch' in sys.modules]))")
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    files, found_NK, predicted, right, with_torch = json.loads(done.stdout)
+    digits = archive.digits("test", source="digits")
+    assert digits.images is not None
+    assert digits.labels_N is not None
+    order = [int(Path(name).stem) for name in files]
+    logits_NK = (digits.images[order].reshape(-1, 64) / np.float32(255)) @ weights_PK
+    expected_NK = probabilities(logits_NK, temperature=facts.temperature)
+    assert np.allclose(found_NK, expected_NK, atol=1e-5)
+    others_NK = expected_NK.copy()
+    others_NK[:, 3] = -1
+    expected = np.where(expected_NK[:, 3] >= point.threshold, 3, others_NK.argmax(axis=1))
+    assert predicted == expected.tolist()
+    assert predicted != expected_NK.argmax(axis=1).tolist(), "the threshold must matter here"
+    assert right == int((expected == digits.labels_N[order]).sum())
+    assert not with_torch
 
 
 def test_the_network_is_run_with_what_the_coordinator_measures_with_and_without_trace(
@@ -283,6 +325,8 @@ def test_the_command_exports_a_simulation_and_refuses_what_is_none(simulated: Si
     assert facts["folder"] == str(tmp_path / "out")
     assert run_cli(app, [words[0], str(tmp_path)], name="semisilo") == 2
     assert "holds no simulation" in capsys.readouterr().err
+    assert run_cli(app, [*words, "--patient", "none"], name="semisilo") == 2
+    assert "--patient none: is said of the images of --test" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

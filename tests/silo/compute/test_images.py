@@ -103,9 +103,13 @@ def test_steps_that_do_not_fit_are_our_own_mistake(steps: np.ndarray, rounds: in
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def picture(path: Path, value: int) -> None:
+def picture(path: Path, value: int, *, plain: bool = False) -> None:
+    """With a dot unless it is plain."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (8, 8), value).save(path)
+    image = Image.new("L", (8, 8), value)
+    if not plain:
+        image.putpixel((7, 7), 255)
+    image.save(path)
 
 
 @pytest.fixture
@@ -150,6 +154,15 @@ def test_test_images_with_the_pixels_of_one_to_train_on_are_not_tested_with(site
     (site / "test" / "dog" / "e.png").unlink()
     with pytest.raises(BadData, match=r"every test image has the pixels of one to train on, first dog/copy_of_a\.png"):
         read(choice(site, source="scans", test="test"), "labels-at-coordinator")
+
+
+def test_plain_images_are_nobodys_twins(site: Path) -> None:
+    """Slices beside the body, for example."""
+    for name in ("scans/dog/black.png", "scans/black.png", "test/dog/black.png", "test/cat/black.png"):
+        picture(site / name, 0, plain=True)
+    found = read_silo_images(choice(site, source="scans", test="test"), FORM, classes=CLASSES,
+                             scenario="labels-at-silo")
+    assert (values(found.images.test), found.twins) == ([0, 0, 50], ())
 
 
 def test_with_labels_at_the_coordinator_what_was_named_apart_is_unlabelled_as_well(site: Path) -> None:

@@ -18,9 +18,13 @@ from semisilo.common.data import room  # noqa: E402
 from semisilo.common.data.form import ImageForm, Selection  # noqa: E402
 from semisilo.common.data.formats import parquet  # noqa: E402
 from semisilo.common.data.formats.pixels import Geometry  # noqa: E402
-from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled  # noqa: E402
+from semisilo.common.data.partly_labelled import (  # noqa: E402
+    check_partly_labelled,
+    read_partly_labelled,
+    survey_partly_labelled,
+)
 from semisilo.common.data.preview.preview import look_at  # noqa: E402
-from semisilo.common.data.readers import read_images, survey  # noqa: E402
+from semisilo.common.data.readers import check_labelled, read_images, survey  # noqa: E402
 from semisilo.common.errors import BadData  # noqa: E402
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -32,14 +36,14 @@ def png(value: int) -> bytes:
     return stream.getvalue()
 
 
-def hugging_face(path: Path, labels: list[int | None], *, names: list[str] | None = None, start: int = 0,
+def hugging_face(path: Path, labels: list[object], *, names: list[str] | None = None, start: int = 0,
                  rows: int = 3) -> str:
     """As `datasets` writes it: struct {bytes, path}, names of classes in the schema's metadata."""
     images = [{"bytes": png(start + index), "path": f"{index}.png"} for index in range(len(labels))]
     features: dict[str, object] = {"image": {"_type": "Image"}}
     if names is not None:
         features["label"] = {"names": names, "_type": "ClassLabel"}
-    table = pa.table({"image": images, "label": pa.array(labels, pa.int64())})
+    table = pa.table({"image": images, "label": pa.array(labels)})
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=rows)
@@ -117,6 +121,41 @@ def test_a_class_has_one_spelling_in_texts_names_and_lists(tmp_path):
     lists = written("c.parquet", [[DECOMPOSED], [COMPOSED, "tea"]])
     found = read_images(lists, size=8, channels=1, multi_label=True)
     assert (found.classes, found.images.labels_N.tolist()) == ((COMPOSED, "tea"), [[1, 0], [1, 1]])
+
+
+def test_a_column_is_found_in_either_spelling(tmp_path):
+    for written, asked in ((DECOMPOSED, COMPOSED), (COMPOSED, DECOMPOSED)):
+        source = tmp_path / "a.parquet"
+        pq.write_table(pa.table({f"{written} image": [png(1), png(2)], f"{written} label": ["a", "b"],
+                                 f"{written} patient": [7, 8], written: [0, 1], "tea": [1, 0]}), source)
+        columns = f"image={asked} image&patient={asked} patient&label="
+        found = read_images(f"{source}#{columns}{asked} label", size=8, channels=1)
+        assert (found.classes, found.images.labels_N.tolist()) == (("a", "b"), [0, 1])
+        assert len(set(found.images.patients)) == 2
+        found = read_images(f"{source}#{columns}{asked},tea", size=8, channels=1, multi_label=True)
+        assert (found.classes, found.images.labels_N.tolist()) == ((COMPOSED, "tea"), [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(("labels", "names", "multi_label"), [
+    (["cat ", DECOMPOSED], None, False), ([0, 1], ["cat ", DECOMPOSED], False),
+    ([["cat"], [DECOMPOSED]], None, True), ([[0], [1]], ["cat ", DECOMPOSED], True)])
+def test_a_study_keeps_the_spelling_with_which_it_was_begun(labels, names, multi_label, tmp_path):
+    """Earlier versions took the names of classes as they were written."""
+    begun = (DECOMPOSED, "cat ")
+    if names is None:
+        source = str(tmp_path / "a.parquet")
+        pq.write_table(pa.table({"image": [png(1), png(2)], "label": labels}), source)
+    else:
+        source = hugging_face(tmp_path / "a.parquet", labels, names=names)
+    expected = [[0, 1], [1, 0]] if multi_label else [1, 0]
+    found = read_images(source, size=8, channels=1, classes=begun, multi_label=multi_label)
+    assert (found.classes, found.images.labels_N.tolist()) == (begun, expected)
+    found = read_partly_labelled(source, FORM, classes=begun, use_labels=True, multi_label=multi_label)
+    assert found.labelled.labels_N.tolist() == expected
+    check_partly_labelled(source, classes=begun, multi_label=multi_label)
+    check_labelled(source, classes=begun, multi_label=multi_label)
+    assert not look_at(source, form=Geometry(size=8, channels=1, resize="fit"), classes=begun,
+                       multi_label=multi_label).misfits
 
 
 def test_a_folder_of_files_is_one_source_with_splits(tmp_path):
