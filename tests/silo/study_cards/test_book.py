@@ -156,3 +156,20 @@ def test_a_silo_that_is_killed_as_it_moves_on_finds_every_card_where_it_belongs(
         expected = OTHER if authority == "bb" else CARD
         assert {(each.study, each.digest) for each in book.entries()} == {
             ("first", expected.digest()), ("second", expected.digest())}
+
+
+def test_a_card_that_cannot_be_read_stops_no_other_study(tmp_path: Path) -> None:
+    """It is said when its own study comes; until then it goes with the others of its federation."""
+    book = CardBook(tmp_path)
+    book.belong_to("aa" * 32)
+    book.arrived("broken", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    path, = tmp_path.glob("*.json")
+    path.write_text("{")
+    book.arrived("whole", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    for authority, cards in (("aa", 2), ("bb", 0), ("aa", 2)):
+        again = CardBook(tmp_path)
+        again.belong_to(authority * 32)
+        assert len(list(tmp_path.glob("*.json"))) == cards
+    assert again.find("whole") is not None
+    with pytest.raises(StorageDamaged, match="cannot be read"):
+        again.find("broken")
