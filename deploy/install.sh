@@ -14,8 +14,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
 
   install     (the default) user, environment, units; may be repeated
   upgrade     the same for a machine that has it: a hub is backed up first, and the service starts again
-  rollback    points back at the version that was in use before this one; repeated, it goes further back or says that
-              there is none, and never to a later one
+  rollback    backs a hub up and points back at the version that was in use before this one; repeated, it goes further
+              back or says that there is none, and never to a later one
   A machine that has both roles has one program: an upgrade or rollback of either backs up the hub and restarts both.
 
   uninstall   stops the service and removes program and units; keys, studies and memory stay in /var/lib/semisilo
@@ -228,13 +228,13 @@ start_again() {
     do_it systemctl try-restart "$(other_role)"
 }
 
-backup_hub() {
+backup_hub() {   # false where there is a hub and no backup of it
     has_hub && [ -f "$state/federation/federation.toml" ] && [ -n "$(installed_version "$prefix")" ] || return 0
     say "a backup, with the version that is about to go"
     set -- "$prefix/bin/coordinator" backup "$backups" --folder "$state/federation"
     [ -n "$root" ] || set -- runuser -u semisilo -- "$@"
     # A version from before there were backups has no such command.
-    do_it "$@" || fail "The backup failed; nothing was changed. See above."
+    do_it "$@"
 }
 
 next_steps() {
@@ -271,7 +271,7 @@ install|upgrade)
     make_folders
     make_release
     # A hub that is installed again is no other version; a silo that is installed beside a hub may bring one.
-    [ "$action" = install ] && [ "$role" = hub ] || backup_hub
+    [ "$action" = install ] && [ "$role" = hub ] || backup_hub || fail "The backup failed; nothing was changed. See above."
     note_before "$release"
     switch_to "$release"
     put_units
@@ -285,10 +285,12 @@ rollback)
     [ -n "$now" ] || fail "There is nothing installed in $prefix." 2
     before=$(version_before "$now")
     [ -n "$before" ] || fail "No version from before $(basename -- "$now"), which is in use, is left in $releases. A rollback never goes to a later one: install that with upgrade."
+    # The version that goes may be the trouble: it does not hold up what takes its place.
+    backup_hub || say "the backup failed, see above; the one from before the upgrade is in $backups"
     switch_to "$before"
     start_again
     [ "$dry" = yes ] || say "done: $(installed_version "$prefix")"
-    say "If the ledger was opened by a newer version, restore the backup that was taken before the upgrade: $backups"
+    say "If this version refuses the ledger, restore the backup from before the upgrade, not the one of now: $backups"
     ;;
 uninstall)
     say "the service"

@@ -111,12 +111,14 @@ def test_a_hub_is_installed_upgraded_rolled_back_and_removed(
     upgraded = install("hub", "upgrade", "--from", wheels[1], *OFFLINE)
     assert upgraded.returncode == 0, upgraded.stderr
     assert _version(root, installed_here) == "semisilo 9.9.9"
-    (archive,) = (root / "var" / "backups" / "semisilo").iterdir()
+    backups = root / "var" / "backups" / "semisilo"
+    (archive,) = backups.iterdir()
     assert archive.name.startswith("lung-")
     assert len(list((root / "opt" / "semisilo.d").iterdir())) == 2  # the one in use and the one before
 
     back = install("hub", "rollback")
     assert back.returncode == 0, back.stderr
+    assert len(list(backups.iterdir())) == 2, "by the version that went"
     assert _version(root, installed_here) == f"semisilo {__version__}"
 
     gone = install("hub", "uninstall")
@@ -246,7 +248,7 @@ def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> N
         machine.given.unlink(missing_ok=True)
         done = machine(action, version, role="silo", script=script)
         assert done.returncode == 0, done.stderr
-        assert ("backup " in machine.given.read_text()) == (action != "rollback")
+        assert "backup " in machine.given.read_text()
         assert "semisilo[dicom,onnx]==" in done.stdout or action == "rollback"
         restarted = [line for line in log.read_text().splitlines() if line.startswith("try-restart")]
         assert restarted == ["try-restart semisilo-silo", "try-restart semisilo-coordinator.service"]
@@ -282,6 +284,35 @@ def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that
     assert machine.done("rollback") == "4"
     assert machine("rollback").returncode == 1, "what was before is removed"
     assert machine.in_use == "4"
+
+
+def test_a_rollback_backs_the_hub_up_with_the_version_that_goes_and_is_not_held_up_by_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for version in ("1", "2"):
+        machine.done("install", version)
+    hub = machine.root / "var" / "lib" / "semisilo" / "federation"
+    hub.mkdir(parents=True)
+    (hub / "federation.toml").touch()
+    program = machine.releases[1] / "bin" / "coordinator"
+    program.write_text(f'#!/bin/sh\necho "2: $@" >> {machine.given}\n[ "$1" = --version ] && echo semisilo 2\n')
+    machine.given.unlink(missing_ok=True)
+    done = machine("rollback")
+    assert (done.returncode, machine.in_use) == (0, "1"), done.stderr
+    assert "2: backup " in machine.given.read_text()
+    assert "the backup failed" in done.stdout
+
+
+def test_a_hub_is_not_upgraded_without_a_backup(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.done("install", "1")
+    hub = machine.root / "var" / "lib" / "semisilo" / "federation"
+    hub.mkdir(parents=True)
+    (hub / "federation.toml").touch()
+    program = machine.releases[0] / "bin" / "coordinator"
+    program.write_text('#!/bin/sh\n[ "$1" != backup ] && echo semisilo 1\n')
+    done = machine("upgrade", "2")
+    assert (done.returncode, machine.in_use) == (1, "1")
+    assert "The backup failed; nothing was changed." in done.stderr
 
 
 def test_of_versions_that_an_earlier_script_has_installed_a_rollback_takes_the_newest_older_one(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def check_room(needed_bytes: int, *, what: str, remedy: str) -> None:
 
 
 def free_bytes(*, meminfo: Path = _MEMINFO, control_group: Path = _CONTROL_GROUP) -> int | None:
-    """What this process may still take: the machine's available memory, or its container's if that is less.
+    """What this process may still take: the machine's available memory, or its container's if that is less. Swap is not
+    counted: work that needs it hardly goes on.
 
     Returns: None where the system does not say (it is not Linux).
     """
@@ -42,10 +43,11 @@ def _machine(meminfo: Path) -> int | None:
 
 
 def _container(folder: Path) -> int | None:
-    """Limit less use, by control groups version 2. Cached file contents count as use but can be given up."""
+    """Limit less use, by control groups version 2. Cached file contents and what the kernel
+    knows of files count as use but can be given up."""
     try:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # "max": no limit
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(stat.get("file", 0)))
+        return max(0, limit - used + sum(int(stat.get(name, 0)) for name in ("file", "slab_reclaimable")))
     except (OSError, ValueError):
         return None

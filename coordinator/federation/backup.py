@@ -101,7 +101,7 @@ class NamedFiles:
     sum is not made yet. Archives and folders of earlier versions may lack them: neither is refused for that."""
     kept: dict[str, str] = field(default_factory=dict)
     """States of earlier rounds that are still there, for a person to look at; of a study that is over, what it is
-    exported, gone back in and extended from."""
+    exported, gone back in and started again from (`coordinator queue`)."""
 
 
 def back_up(federation: Federation, destination: Path, *, now: float, keep: int = 0,
@@ -178,7 +178,7 @@ def named_files(ledger: Ledger) -> NamedFiles:
 
 
 def _states_of_what_is_over(ledger: Ledger, study: StudyRow) -> set[str]:
-    """Digests of what export, rollback, extend and another start of a study that is over begin with: the states of its
+    """Digests of what export, rollback and another start of a study that is over begin with: the states of its
     last rounds, the one that is handed over, the best one where labels alone may take that one's place; for each round
     that it can go back to by these, what it would hand over then and what the strategy kept for silos; and what it
     keeps for them now. Those of every so many rounds, which a hub keeps as long as it has room, stay out: archives

@@ -379,8 +379,9 @@ def with_page_at(federation: Federation, listen: str) -> Federation:
 def create_federation(folder: Path, *, name: str, address: str) -> Federation:
     """Makes the folder with its configuration and a first study; the authority is made by the caller.
 
-    Raises: UsageError when the folder is in use or a value is wrong.
+    Raises: UsageError when the folder is in use or another account's, or a value is wrong; nothing is written then.
     """
+    refuse_for_root(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another name, or remove it.")
     from_dict(FederationSettings, {"name": name}, where="NAME")

@@ -108,7 +108,7 @@ class FedSHVRState(ServedState):
     """sum p_k tau_k of the last round that accepted somebody; 0 before."""
     weight_reference: int = field(default=0, metadata=YOUNGER)
     """Where updates are added up behind masks: what n_k is cut to in the sum; 0 before, and in a sum of an earlier
-    version."""
+    version, which is begun anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,8 +314,10 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         renew, reference = "", headers[0].weight_reference
         if any(header.metrics.get(LOST, 0.0) > 0 for header in headers):
             renew = "a silo has lost its control variate, or its images have changed"
-        elif state.c_sum is not None and state.weight_reference not in (0, reference):
-            renew = f"the count of images that none weighs more than is {reference}, no longer {state.weight_reference}"
+        elif state.c_sum is not None and state.weight_reference != reference:
+            before = state.weight_reference
+            renew = (f"the count of images that none weighs more than is {reference}, no longer {before}" if before else
+                     "an earlier version has kept no count of images that none weighs more than")
         return FedSHVRTally(
             round=round, weights=dict(zip([header.silo for header in headers], factors, strict=True)),
             tau_bar=mean_steps(sizes, counted), c_sum=state.c_sum, mass=state.mass, members=state.members,

@@ -144,7 +144,8 @@ class Agent:
         self._tensors = TensorCache(self._cache)
         self._status = StatusFile(home.status)
         self._before_start = Carried(self._status.now.sent_bytes, self._status.now.received_bytes)
-        self._disclosures = DisclosureLog(home.disclosures)
+        authority = "" if heads is None else heads.authority
+        self._disclosures = DisclosureLog(home.disclosures, authority=authority)
         self._asked = AskedRecord(home.asked)
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
@@ -160,6 +161,7 @@ class Agent:
                                   memory=self._memory, cache=self._cache, display=self._display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
                                   threads_file=home.threads, images_folder=home.images, privacy_folder=home.privacy,
+                                  authority=authority,
                                   model_files=home.model_files,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},

@@ -59,6 +59,8 @@ class Site:
     """See `semisilo.silo.compute.messages.Train`."""
     privacy_folder: Path
     """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`."""
+    authority: str = ""
+    """Of the federation whose tasks these are; see `semisilo.silo.compute.messages.Train`."""
     images_folder: Path | None = None
     """Where decoded images lie that are too many for memory, if the policy permits; None for a simulated silo."""
     model_files: Path = Path("model_files")
@@ -160,7 +162,8 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
         factories=site.policy.permit.code(site.model_files), memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
         memory_folder=site.memory.folder, privacy=site.policy.privacy,
-        privacy_folder=site.privacy_folder, link_bytes_per_second=upload_rate, threads_file=site.threads_file)
+        privacy_folder=site.privacy_folder, authority=site.authority, link_bytes_per_second=upload_rate,
+        threads_file=site.threads_file)
 
 
 def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained) -> PendingUpdate:
@@ -194,7 +197,7 @@ def _budget_spent(site: Site, task: TaskSpec) -> dict[str, object]:
     images."""
     if not spends_at_site(task.dp, secure=bool(task.secure)):
         return {}
-    line = PrivacyLedger(site.privacy_folder).of_task(task.task_id)
+    line = PrivacyLedger(site.privacy_folder).of_task(task.task_id, authority=site.authority)
     return {} if line is None else {
         "epsilon": line.epsilon, "delta": line.delta, "study_epsilon": line.study_epsilon,
         "study_delta": line.study_delta}

@@ -91,7 +91,7 @@ class TaskRunner:
 
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
-                 budget: DayBudget, privacy_folder: Path, images_folder: Path | None = None,
+                 budget: DayBudget, privacy_folder: Path, authority: str = "", images_folder: Path | None = None,
                  model_files: Path = Path("model_files"),
                  threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
                  clock: Callable[[], float] = time.time, secure: SecureSteps | None = None,
@@ -104,6 +104,7 @@ class TaskRunner:
             threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
             privacy_folder: of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`.
+            authority: of the federation (`authority_id`), as `Site` has it.
             images_folder: where decoded images lie that are too many for memory, if the policy permits.
             model_files: where the files lie that may build networks.
             last_upload_bytes: size of the last update of each study, as far as it is known.
@@ -119,7 +120,8 @@ class TaskRunner:
         self._budget = budget
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
-                          disclosures=disclosures, privacy_folder=privacy_folder, threads_file=threads_file,
+                          disclosures=disclosures, privacy_folder=privacy_folder, authority=authority,
+                          threads_file=threads_file,
                           images_folder=images_folder, model_files=model_files,
                           announced_labelled=lambda: self.num_labelled)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,

@@ -17,21 +17,22 @@ from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, spent
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, spent, steps_of_study
 
 __all__ = ["look_at_privacy"]
 
 
 def look_at_privacy(home: SiloHome, policy: Policy, needs: StudyNeeds | None, *, labelled: int,
-                    unlabelled: int) -> list[Finding]:
+                    unlabelled: int, authority: str = "") -> list[Finding]:
     """One finding, where the study has differential privacy of single images, or something was spent before.
 
     Args:
         labelled, unlabelled: images of this silo, as they were counted.
+        authority: of its federation (`authority_id`).
     """
     try:
         if needs is not None and spends_at_site(needs.task.dp, secure=bool(needs.task.secure)):
-            return [_of_study(home, policy, needs, labelled=labelled, unlabelled=unlabelled)]
+            return [_of_study(home, policy, needs, labelled=labelled, unlabelled=unlabelled, authority=authority)]
         last = PrivacyLedger(home.privacy).last()
     except SemisiloError as error:
         return [bad("privacy", error)]
@@ -41,7 +42,8 @@ def look_at_privacy(home: SiloHome, policy: Policy, needs: StudyNeeds | None, *,
                     facts={"epsilon": last.epsilon, "delta": last.delta})]
 
 
-def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: int, unlabelled: int) -> Finding:
+def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: int, unlabelled: int,
+              authority: str) -> Finding:
     """Raises: SemisiloError."""
     from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of, within_target
     from semisilo.silo.objectives.steps import noisy_steps_of
@@ -68,8 +70,7 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
 
     def on_target(rounds: int) -> bool:
         return not dp.target_epsilon or within_target(epsilon_of(
-            [*(line.noisy_steps for line in ledger if line.study == task.study), more(rounds)], dp.delta),
-            dp.target_epsilon)
+            [*steps_of_study(ledger, task.study, authority), more(rounds)], dp.delta), dp.target_epsilon)
 
     left = max(0, task.rounds - needs.round)
     fit = left if not limit or after(left) <= limit else _most(left, lambda rounds: after(rounds) <= limit)

@@ -113,6 +113,8 @@ class Train(Request[Trained]):
     privacy_folder: Path | None = None
     """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`; without one no task with differential privacy
     can be done."""
+    authority: str = ""
+    """Of the task's federation (`semisilo.common.audit.signature.authority_id`); empty in a simulation."""
     threads_file: Path | None = None
     """Where it is kept which number of threads was measured to be fastest here, for tasks that leave it to the silo;
     without it such a task has one."""

@@ -176,7 +176,7 @@ class Operations:
             Requested(order=order, spec=spec, settings=settings, groups=groups, frozen=ready.frozen,
                       memory=request.memory, numerics=record, network=ready.build(), masking=request.masking),
             data, policy=request.privacy, folder=request.privacy_folder,
-            tied=images.tied) if order.dp is not None else None
+            tied=images.tied, authority=request.authority) if order.dp is not None else None
         trainer = load_trainer(order.method)()
         asked = as_asked(order, settings=settings, groups=groups, build=build, device=device, progress=self._progress,
                          private=private if order.dp is not None and order.dp.unit == "example" else None)

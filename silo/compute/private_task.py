@@ -43,7 +43,7 @@ from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.objectives import usable_data
 from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, now_text, spent
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, may_be_of, now_text, spent, steps_of_study
 
 __all__ = ["Requested", "admitted"]
 
@@ -71,7 +71,7 @@ class Requested:
 
 
 def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder: Path | None,
-             tied: tuple[str, ...] = ()) -> PrivateTask | None:
+             tied: tuple[str, ...] = (), authority: str = "") -> PrivateTask | None:
     """What the noise of a task needs, once it is counted; None for a study in which this silo adds none.
 
     Args:
@@ -79,6 +79,7 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         policy: table [privacy] of silo.toml.
         folder: of the site's `PrivacyLedger`; needed where there is anything to count.
         tied: kinds of deep values whose range was found in the images together, as `SiloImages` has them.
+        authority: `authority_id` of the task's federation; empty in a simulation, which has one.
     Raises: NotPermitted, naming the line of silo.toml or the setting of the study, with nothing counted; StorageDamaged
         when it cannot be known what was spent.
     """
@@ -113,10 +114,11 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
     ledger = PrivacyLedger(folder)
     before = ledger.lines()
     key = ledger.key_of(fingerprint := _fingerprint(asked, labelled, unlabelled, each, ledger))
-    known = next((line for line in before if line.fingerprint == fingerprint), None)
+    # What is the very same in another federation has the same noise and bits, and counts for the study there as well.
+    known = next((line for line in before if line.fingerprint == fingerprint and may_be_of(line, authority)), None)
     if known is None:
         known = _counted(asked.order, dp, each, before, policy=policy, fingerprint=fingerprint,
-                         images=labelled_count + unlabelled_count)
+                         images=labelled_count + unlabelled_count, authority=authority)
         ledger.append(known)
     else:
         ledger.keep()
@@ -132,7 +134,7 @@ def _check_delta(dp: DifferentialPrivacy, policy: PrivacyPolicy, images: int) ->
 
 
 def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before: tuple[Spending, ...], *,
-             policy: PrivacyPolicy, fingerprint: str, images: int) -> Spending:
+             policy: PrivacyPolicy, fingerprint: str, images: int, authority: str) -> Spending:
     """The line of the ledger. Raises: NotPermitted when the site's budget does not allow it, or the study has spent
     what it has promised: it was told to do rounds again, or has other images than it had."""
     delta = policy.delta
@@ -143,7 +145,7 @@ def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before:
             f"This round would bring what this site has spent from epsilon {so_far:.3g} to {after:.3g} (delta"
             f" {delta:g}); silo.toml permits [privacy] max_epsilon = {policy.max_epsilon:g}.",
             remedy="The study continues without this silo. Whoever answers for the budget may raise it in silo.toml.")
-    of_study = [line.noisy_steps for line in before if line.study == order.study]
+    of_study = steps_of_study(before, order.study, authority)
     study_epsilon = epsilon_of([*of_study, each], dp.delta)
     if dp.target_epsilon and not within_target(study_epsilon, dp.target_epsilon):
         raise NotPermitted(
@@ -156,7 +158,7 @@ def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before:
         time=now_text(), study=order.study, round=order.round, phase=order.phase, task_id=order.task_id,
         fingerprint=fingerprint, images=images, noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm,
         sampling_rate=each.sampling_rate, steps=each.steps, study_delta=dp.delta,
-        study_epsilon=study_epsilon, delta=delta, epsilon=after)
+        study_epsilon=study_epsilon, delta=delta, epsilon=after, authority=authority)
 
 
 def _fingerprint(asked: Requested, labelled: ImageSet | None, unlabelled: ImageSet | None, each: NoisySteps,

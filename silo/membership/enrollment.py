@@ -40,7 +40,7 @@ from semisilo.common.wire import enrollment_service_pb2 as pb
 from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 from semisilo.silo.link.diagnosis import diagnose_connection
 from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import (
     FederationFile,
     Identity,
@@ -115,6 +115,7 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
                              remedy="Ask the coordinator's operator for a new line.")
     about = FederationFile(federation=invitation.federation, silo=invitation.silo, address=invitation.address,
                            enrollment_address=invitation.enrollment_address, invitation=hashed, renew_unix=0.0)
+    _forget_contact(home)
     identity = _install(home, about, key=key, der=response.certificate_der, authority_pem=authority_pem,
                         renew_unix=float(response.renew_time.seconds), now=now)
     drop_pending_keys(home)
@@ -186,6 +187,14 @@ def open_channel(identity: Identity, *, address: str | None = None, use_http_pro
 def _record(home: Path, disclosure: Disclosure) -> None:
     """Before it leaves. Raises: OSError: then nothing is sent."""
     DisclosureLog(SiloHome(home).disclosures).record(disclosure)
+
+
+def _forget_contact(home: Path) -> None:
+    """The coordinator of this invitation has not answered yet, whoever did before: the first foreign certificate is a
+    wrong address then. Its own clock, which certificates are dated by, may differ from this machine's."""
+    status = StatusFile(SiloHome(home).status)
+    if status.now.last_contact_unix:
+        status.update(now_unix=status.now.updated_unix, last_contact_unix=0.0)
 
 
 def _kept(home: Path, invitation: InvitationLine, *, force: bool) -> Identity | None:

@@ -48,7 +48,8 @@ def check_batch_fits(task: SiloTask, batch: int, usual: int, *, remedy: str) -> 
 
     Args:
         remedy: what the study may set instead.
-    Raises: ComputeFailed where what is kept for the way back alone is more than is free: nothing that fits is refused.
+    Raises: ComputeFailed where what is kept for the way back alone is more than `free_bytes` finds, which counts no
+            swap.
     """
     if not warn_of_large_batch(task, batch, usual, remedy=remedy):
         return

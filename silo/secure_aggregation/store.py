@@ -27,7 +27,10 @@ from semisilo.silo.secure_aggregation.session import SiloSession
 
 __all__ = ["SecureStore"]
 
-_FORMAT = 1
+_FORMAT = 2
+"""Of format 1 are files that know of one federation. What is kept of others cannot lie beside it in a form that those
+versions read: one of them in another federation in between would leave rounds of which nobody knows whose they are, and
+an update might be masked twice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +185,12 @@ class SecureStore:
         path = self._folder / "sums.json"
         sync_found(path)  # a masked update that is sent upon it must not be forgotten with it, and be masked twice
         try:
-            sums = from_dict(_Sums, json.loads(path.read_bytes()), where=str(path))
+            content = json.loads(path.read_bytes())
+            written = content.get("format") if isinstance(content, dict) else None
+            if isinstance(written, int) and written > _FORMAT:
+                raise StorageDamaged(f"{path}: written by a newer version (format {written}).",
+                                     remedy="Upgrade semisilo on this machine.")
+            return replace(from_dict(_Sums, content, where=str(path)), format=_FORMAT)
         except FileNotFoundError:
             return _Sums()
         except (ValueError, BadConfiguration) as error:
@@ -190,10 +198,6 @@ class SecureStore:
             raise StorageDamaged(f"{path}: cannot be read: {error}", remedy="Restore it from a backup. Without it this"
                                  " silo could mask one update twice; remove it only where all studies are over."
                                  ) from None
-        if sums.format != _FORMAT:
-            raise StorageDamaged(f"{path}: written by a newer version (format {sums.format}).",
-                                 remedy="Upgrade semisilo on this machine.")
-        return sums
 
     def _write(self, sums: _Sums) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

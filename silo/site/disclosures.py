@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -63,6 +63,8 @@ class Disclosure:
     """Reason of an abstention or refusal, as it was sent; of others what they are, in words."""
     content: Mapping[str, object] = field(default_factory=dict)
     """What a message about this silo says, name by name."""
+    authority: str = ""
+    """Of the federation that it goes to (`authority_id`), where that is known."""
 
 
 def message(kind: Kind, sent: bytes, *, update_id: str = "", study: str = "", round: int = 0, phase: str = "",
@@ -91,8 +93,14 @@ def announcement(content: Mapping[str, object], *, size_bytes: int) -> Disclosur
 class DisclosureLog:
     """Appends to the file; each answer appears once, however often it is sent again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, authority: str = "") -> None:
+        """
+        Args:
+            authority: `authority_id` of the federation that answers go to: one that another federation got is none of
+                this one's. Lines that do not say count as this one's; without it all do.
+        """
         self._path = path
+        self._authority = authority
         self._known: set[str] = set()
         self._announced = ""
         self._methods: dict[str, str] = {}
@@ -106,9 +114,12 @@ class DisclosureLog:
 
         An announcement is there already when it is the last one: what was announced in between has another line.
         """
+        disclosure = replace(disclosure, authority=disclosure.authority or self._authority)
         if disclosure.update_id == self._announced or _told(disclosure) in self._known:
             return
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(disclosure)}
+        if not disclosure.authority:
+            del entry["authority"]
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -130,6 +141,9 @@ class DisclosureLog:
         return self._methods.get(study, "")
 
     def _note(self, entry: Disclosure | Line) -> None:
+        if self._authority and entry.authority not in ("", self._authority):
+            self._announced = ""
+            return
         if entry.kind == "announcement":
             self._announced = entry.update_id
         else:
@@ -170,6 +184,7 @@ class Line:
     metrics: Mapping[str, float]
     text: str
     content: Mapping[str, object]
+    authority: str
 
     @property
     def unix(self) -> float | None:
@@ -240,7 +255,7 @@ def _line(number: int, raw: bytes, *, cut: bool) -> Line | Broken:
             groups=tuple(map(str, _field(entry, "groups", list[object]()))), bytes=_field(entry, "bytes", 0),
             digest=_field(entry, "digest", ""), num_examples=_field(entry, "num_examples", 0),
             metrics=_field(entry, "metrics", dict[str, float]()), text=_field(entry, "text", ""),
-            content=_field(entry, "content", dict[str, object]()))
+            content=_field(entry, "content", dict[str, object]()), authority=_field(entry, "authority", ""))
     except TypeError as error:
         return Broken(number, str(error))
     return line if line.kind else Broken(number, "not an entry of the record")

@@ -2,8 +2,9 @@
 
 `memory.json` is the index, replaced atomically; memory files lie beside it as `<sha256>.safetensors` (what the trainer
 keeps, and what lossy updates have left out: `semisilo.silo.compute.lossy_update`), updates in a payload store of their
-own. The compute process writes all these files first; `record_pending` then names them in the index, before the update
-is sent. So at every instant the index names only files that are whole, and a file that it does not name is rubbish.
+own; `authority` beside them says whose studies they are of. The compute process writes all these files first;
+`record_pending` then names them in the index, before the update is sent. So at every instant the index names only files
+that are whole, and a file that it does not name is rubbish.
 
 The rule (docs/architecture.md, "Silo memory"): every task says which round of this silo was folded last. When that is
 the pending round, pending becomes committed; otherwise it is dropped. Trainers see committed memory only.
@@ -32,6 +33,8 @@ __all__ = ["UNUSED_DAYS", "CommittedMemory", "PendingUpdate", "SiloMemory", "upd
 
 _LOG = logging.getLogger("semisilo.memory")
 _INDEX = "memory.json"
+_OWNER = "authority"
+"""A file of its own: the index keeps the form that earlier versions read."""
 UNUSED_DAYS = 90
 """What was kept for a study goes when none of its files has changed for so long; a study that comes back after all
 starts without memory."""
@@ -86,8 +89,6 @@ class _Index:
     latest: str = ""
     """The study that was worked on last."""
     studies: dict[str, _Kept] = field(default_factory=dict)
-    authority: str = ""
-    """Of the federation whose studies they are (`authority_id`); empty where that was not written yet."""
 
 
 class SiloMemory:
@@ -109,13 +110,16 @@ class SiloMemory:
         Args:
             authority: `authority_id` of the federation's.
         """
-        if self._index.authority == authority:
+        owner = self.folder / _OWNER
+        before = owner.read_text().strip() if owner.exists() else ""
+        if before == authority:
             return
-        if self._index.authority and self._index.studies:
-            _LOG.info("what was kept for studies of another federation is removed: %s",
-                      ", ".join(sorted(self._index.studies)))
-        self._write(_Index(authority=authority) if self._index.authority
-                    else replace(self._index, authority=authority))
+        if before:
+            if self._index.studies:
+                _LOG.info("what was kept for studies of another federation is removed: %s",
+                          ", ".join(sorted(self._index.studies)))
+            self._write(_Index())  # first: what is killed here has nothing of another federation's
+        write_durably(owner, f"{authority}\n".encode())
         self._collect()
 
     def resolve(self, study: str, last_folded_round: int, *, round: int = 0, task_id: str = "") -> None:
@@ -338,7 +342,11 @@ class SiloMemory:
         path = self.folder / _INDEX
         sync_found(path)  # an answer that is sent upon it must not be forgotten with it
         try:
-            index = from_dict(_Index, json.loads(path.read_bytes()), where=str(path))
+            content = json.loads(path.read_bytes())
+            if isinstance(content, dict) and isinstance(written := content.get("format"), int) and written > _FORMAT:
+                raise StorageDamaged(f"{path}: written by a newer version (format {written}).",
+                                     remedy="Upgrade semisilo on this machine.")
+            return from_dict(_Index, content, where=str(path))
         except FileNotFoundError:
             return _Index()
         except (ValueError, BadConfiguration) as error:
@@ -346,10 +354,6 @@ class SiloMemory:
             os.replace(path, aside)
             _LOG.warning("%s is damaged (%s) and is kept as %s; this silo goes on without memory", path, error, aside)
             return _Index()
-        if index.format != _FORMAT:
-            raise StorageDamaged(f"{path}: written by a newer version (format {index.format}).",
-                                 remedy="Upgrade semisilo on this machine.")
-        return index
 
     def _write(self, index: _Index) -> None:
         """Replaces the index; after a crash at any instant either the old or the new one is there, whole."""

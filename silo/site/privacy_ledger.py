@@ -5,6 +5,8 @@ A line is on disk before the training that it tells of begins, so a killed round
 the same fingerprint (model, settings, images, all that its bits follow from) has the same noise and gives the same
 bits: it tells nothing new and has one line. Anything else has other noise and a line of its own.
 
+What the site has spent is counted over all lines; what a study has spent, over those of its name and federation.
+
 The noise follows from `<home>/privacy/noise.key`, which never leaves the site: with it the noise could be subtracted.
 
 Tests: tests/silo/site/test_privacy_ledger.py.
@@ -28,7 +30,7 @@ from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.storage.durable import sync_file, sync_folder, sync_found, write_secret
 
-__all__ = ["PrivacyLedger", "Spending", "now_text", "spent"]
+__all__ = ["PrivacyLedger", "Spending", "may_be_of", "now_text", "spent", "steps_of_study"]
 
 _KEY_BYTES = 32
 _MOST_BYTES = 2**28
@@ -60,6 +62,8 @@ class Spending:
     """The site's, from silo.toml."""
     epsilon: float
     """What all studies have spent by then, this task included, at the site's delta."""
+    authority: str = ""
+    """Of the study's federation (`authority_id`); empty in a simulation and where an earlier version wrote the line."""
 
     @property
     def noisy_steps(self) -> NoisySteps:
@@ -108,9 +112,10 @@ class PrivacyLedger:
         lines = self.lines()
         return lines[-1] if lines else None
 
-    def of_task(self, task_id: str) -> Spending | None:
-        """The newest line of a task. Raises: StorageDamaged."""
-        return next((line for line in reversed(self.lines()) if line.task_id == task_id), None)
+    def of_task(self, task_id: str, *, authority: str = "") -> Spending | None:
+        """The newest line of a task of a federation. Raises: StorageDamaged."""
+        return next((line for line in reversed(self.lines()) if line.task_id == task_id
+                     and may_be_of(line, authority)), None)
 
     def append(self, line: Spending) -> None:
         """Writes a line and waits until it is on disk. Raises: OSError, with the file as it was."""
@@ -122,7 +127,7 @@ class PrivacyLedger:
             if start != size:  # what a kill has cut short
                 os.ftruncate(handle, start)
             try:
-                view = memoryview((json.dumps(asdict(line), separators=(",", ":")) + "\n").encode())
+                view = memoryview(_text(line).encode())
                 while view:
                     start += (written := os.pwrite(handle, view, start))
                     view = view[written:]
@@ -176,6 +181,17 @@ class PrivacyLedger:
                                      "decide, and note here what was spent.")
 
 
+def may_be_of(line: Spending, authority: str) -> bool:
+    """Whether a line may be of a federation. One that does not say may be of any: what a study promises holds then,
+    whichever it was."""
+    return line.authority in ("", authority)
+
+
+def steps_of_study(lines: Iterable[Spending], study: str, authority: str) -> list[NoisySteps]:
+    """What a study of a federation has spent; another federation's of the same name is another study."""
+    return [line.noisy_steps for line in lines if line.study == study and may_be_of(line, authority)]
+
+
 def spent(lines: Iterable[Spending], delta: float, *, study: str = "") -> float:
     """Epsilon of these lines at a delta; of one study's where it is named. Raises: NotPermitted as `epsilon_of`."""
     return epsilon_of([line.noisy_steps for line in lines if not study or line.study == study], delta)
@@ -184,6 +200,13 @@ def spent(lines: Iterable[Spending], delta: float, *, study: str = "") -> float:
 def now_text() -> str:
     """The moment, as a line has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _text(line: Spending) -> str:
+    entry = asdict(line)
+    if not line.authority:
+        del entry["authority"]
+    return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
 def _whole_length(handle: int, size: int) -> int:

@@ -1,7 +1,10 @@
 """Study cards that this site has signed, has yet to approve, or has declined.
 
     home/cards/HASH.json      one file for each study: its present card, what became of it, and what was signed before
+    home/cards/.authority     of the federation whose studies they are
     home/cards/AUTHORITY/     the same of another federation that this silo was in; there again when it returns
+
+Whose they are is in a file of its own, and no card is read for it: versions that know nothing of it read the others.
 
 A silo does no task of a study whose card it has not signed, and holds every task against that card. Where silo.toml
 says [require] approval = true, a person signs: `silo approve`.
@@ -66,8 +69,6 @@ class CardEntry:
     """Oldest first."""
     signed_text: str = ""
     """Of the last card that was signed before this one, to say what has changed; empty where there was none."""
-    authority: str = ""
-    """Of the federation whose study it is (`authority_id`); empty where that was not written yet."""
 
     @property
     def card(self) -> StudyCard:
@@ -87,7 +88,6 @@ class CardBook:
     def __init__(self, folder: Path) -> None:
         """`folder` is made when something is kept."""
         self._folder = folder
-        self._authority = ""
 
     def belong_to(self, authority: str) -> None:
         """Cards of another federation's studies are put aside, and those that were put aside of this one come back: a
@@ -97,18 +97,17 @@ class CardBook:
         Args:
             authority: `authority_id` of the federation's. Cards that come from now on are its.
         """
-        self._authority = authority
-        if not self._folder.is_dir():
-            return
+        owner = self._folder / ".authority"
         with self._alone():
-            for path in sorted(self._folder.glob("*.json")):
-                entry = self._read(path)
-                if entry is not None and not entry.authority:
-                    self._keep(replace(entry, authority=authority))
-                elif entry is not None and entry.authority != authority:
-                    self._move(path, self._folder / entry.authority)
+            before = owner.read_text().strip() if owner.exists() else ""
+            # A kill leaves all cards where the next call finds whose they are: those that lie here are the owner's.
+            if before != authority:
+                for path in sorted(self._folder.glob("*.json")) if before else ():
+                    self._move(path, self._folder / before)
+                write_durably(owner, f"{authority}\n".encode(), mode=0o600)
             for path in sorted((self._folder / authority).glob("*.json")):
-                self._move(path, self._folder)
+                if not (self._folder / path.name).exists():
+                    self._move(path, self._folder)
 
     def find(self, study: str) -> CardEntry | None:
         """The entry of a study; None where none of its cards has come. Raises: StorageDamaged."""
@@ -137,8 +136,7 @@ class CardBook:
                 earlier = (*earlier, Earlier(digest=before.digest, signed_unix=before.unix))
                 signed_text = before.text
             entry = CardEntry(study=study, digest=digest, text=text, state="waiting" if approval else "approved",
-                              unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text,
-                              authority=self._authority)
+                              unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text)
             if before is not None and before.state == "declined":
                 entry = replace(entry, state="declined", by=before.by, unix=before.unix)
             return self._keep(entry)

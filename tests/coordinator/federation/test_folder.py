@@ -25,6 +25,7 @@ from semisilo.coordinator.federation.folder import (
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.studies.queue import create_study
 from semisilo.coordinator.studies.study_file import load_study
+from tests.another_account import given_to_another_account
 from tests.each_of import each_of
 
 
@@ -122,6 +123,16 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not empty"):
         create_federation(tmp_path / "lung", name="lung", address="hub:8443")
     assert [path.name for path in (tmp_path / "lung").iterdir()] == ["photo"]
+
+
+def test_root_makes_no_federation_in_a_folder_of_another_account(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of one there would be taken for a whole one by `init --if-missing`."""
+    folder = given_to_another_account(tmp_path / "lung", monkeypatch)
+    before = folder.stat().st_mode
+    with pytest.raises(UsageError, match="this is root"):
+        create_federation(folder, name="lung", address="hub:8443")
+    assert (list(folder.iterdir()), folder.stat().st_mode) == ([], before)
 
 
 @pytest.mark.parametrize(("name", "address", "word"), [

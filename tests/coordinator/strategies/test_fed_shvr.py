@@ -439,7 +439,9 @@ def test_behind_masks_another_count_to_which_all_are_cut_begins_the_sum_anew() -
     world.round()
     header = UpdateHeader("all", 100, {"steps": 2.0, "joins": 0.0, "lost": 0.0}, weight_reference=46)
     earlier = replace(world.state, weight_reference=0)
-    assert not world.strategy.begin(earlier, TRAIN, (header,), round=9).renew, "an earlier version kept none"
+    assert world.strategy.begin(earlier, TRAIN, (header,), round=9).renew == (
+        "an earlier version has kept no count of images that none weighs more than")
+    assert not world.strategy.begin(replace(earlier, c_sum=None), TRAIN, (header,), round=9).renew, "there is no sum"
     assert world.strategy.begin(world.state, TRAIN, (header,), round=9).renew == (
         "the count of images that none weighs more than is 46, no longer 45")
 

@@ -67,6 +67,14 @@ def test_it_says_how_many_rounds_the_studys_own_promise_leaves(tmp_path: Path) -
     assert "target_epsilon = 2" in found.text
 
 
+def test_what_a_study_of_its_name_has_spent_in_another_federation_leaves_the_promise_as_it_is(tmp_path: Path) -> None:
+    home, promised = SiloHome(tmp_path), needs(DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5), round=2)
+    PrivacyLedger(home.privacy).append(replace(LINE, study=promised.task.study, steps=1000, authority="aa"))
+    fit = {authority: look_at_privacy(home, policy(0.0), promised, labelled=40, unlabelled=60,
+                                      authority=authority)[0].facts["rounds_that_fit"] for authority in ("aa", "bb")}
+    assert fit == {"aa": 0, "bb": 6}
+
+
 def test_what_was_spent_before_and_rounds_that_are_over_count(tmp_path: Path) -> None:
     PrivacyLedger(tmp_path / "privacy").append(LINE)
     found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), needs(round=3), labelled=0, unlabelled=100)

@@ -242,6 +242,8 @@ def test_free_memory_is_the_machines_or_the_containers_whichever_is_less(tmp_pat
     (group / "memory.current").write_text("700000\n")
     (group / "memory.stat").write_text("anon 500000\nfile 200000\n")
     assert room.free_bytes(meminfo=meminfo, control_group=group) == 500_000
+    (group / "memory.stat").write_text("anon 400000\nfile 200000\nslab_reclaimable 50000\nslab_unreclaimable 50000\n")
+    assert room.free_bytes(meminfo=meminfo, control_group=group) == 550_000
     (group / "memory.max").write_text("max\n")
     assert room.free_bytes(meminfo=meminfo, control_group=group) == 2000 * 1024
 

@@ -453,6 +453,26 @@ def test_a_coordinator_of_another_authority_stops_join_with_the_reason(tmp_path:
     asyncio.run(run())
 
 
+def test_a_stranger_stops_the_first_join_after_an_enrolment_whoever_has_answered_a_moment_before(tmp_path: Path
+                                                                                                 ) -> None:
+    """Certificates begin ten minutes before they are made: an answer to the membership before may be younger."""
+    async def run() -> None:
+        await enrolled(tmp_path / "before", tmp_path / "home")
+        status = SiloHome(tmp_path / "home").status
+        StatusFile(status).update(now_unix=5.0, last_contact_unix=time.time(), tasks_answered=3)
+        federation = identity_kit.make_federation(tmp_path / "hub")
+        async with identity_kit.serving(federation):
+            identity = await enroll(federation.invite("hospital-a"), tmp_path / "home", now=time.time(), force=True,
+                                    use_http_proxy=False)
+        now = StatusFile.load(status)
+        assert (now.last_contact_unix, now.updated_unix, now.tasks_answered) == (0.0, 5.0, 3)
+        impostor = identity_kit.make_federation(tmp_path / "impostor")
+        async with hub(impostor, FakeCoordinator(), identity):
+            with pytest.raises(WrongAuthority):
+                await asyncio.wait_for(joining(tmp_path / "home", identity, io.StringIO(), FakeCompute()), 300)
+    asyncio.run(run())
+
+
 def test_join_outlasts_a_stranger_at_an_address_where_the_coordinator_has_answered(tmp_path: Path) -> None:
     """A firewall begins to inspect TLS, or a name is moved: that must not need a person at every hospital."""
     async def run() -> None:

@@ -58,7 +58,8 @@ class Site:
         np.savez(self.scans, train_images=images)
 
     def train(self, *, policy: PrivacyPolicy | None = None, weights: dict[str, torch.Tensor] | None = None,
-              masking: Masking | None = None, choice: JoinChoice | None = None, **changes: Any) -> Trained:
+              masking: Masking | None = None, choice: JoinChoice | None = None, authority: str = "",
+              **changes: Any) -> Trained:
         cache, outgoing = PayloadStore(self.folder / "cache"), PayloadStore(self.folder / "outgoing")
         task = TaskSpec(
             task_id="s/1/0-train/a", study="s", round=1, rounds=4, phase="train", silo="a", method="fedavg",
@@ -72,7 +73,7 @@ class Site:
             choice=choice or JoinChoice(source=str(self.scans)), memory=None, residuals=None, pending_residuals=None,
             outgoing_folder=outgoing.folder, memory_folder=self.folder / "memory",
             privacy=policy or PrivacyPolicy(), privacy_folder=self.folder / "privacy",
-            masking=masking))
+            masking=masking, authority=authority))
 
     def update(self, trained: Trained) -> torch.Tensor:
         assert trained.payload is not None
@@ -152,6 +153,33 @@ def test_a_study_spends_no_more_than_it_promises_when_it_goes_back(site: Site) -
     site.train(dp=promised, round=4, study="t", weights=others)
     site.train(dp=DP, round=4, weights=others)
     assert len(site.ledger.lines()) == 6, "another study, and one that promises nothing"
+
+
+def test_a_study_of_another_federation_takes_nothing_from_what_a_study_of_its_name_may_spend(site: Site) -> None:
+    """The site's own limit counts both. The very same task there has the same bits, and counts for that study."""
+    promised = DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5)
+    here = [site.train(dp=promised, round=round, authority="aa") for round in range(1, 5)]
+    others = {name: each + 0.001 for name, each in site.model.items()}
+    with pytest.raises(NotPermitted, match="target_epsilon"):
+        site.train(dp=promised, round=4, weights=others, authority="aa")
+    assert site.train(dp=promised, round=1, authority="bb").payload == here[0].payload
+    site.train(dp=promised, round=2, weights=others, authority="bb")
+    found = site.ledger.lines()
+    assert [line.authority for line in found] == ["aa"] * 4 + ["bb"] * 2
+    assert [line.study_epsilon for line in found[4:]] == [line.study_epsilon for line in found[:2]]
+    assert found[-1].epsilon > found[3].epsilon > found[3].study_epsilon - 1e-9
+    with pytest.raises(NotPermitted, match="max_epsilon"):
+        site.train(dp=promised, round=3, authority="bb", policy=PrivacyPolicy(max_epsilon=found[-1].epsilon))
+
+
+def test_what_an_earlier_version_has_counted_is_held_against_the_promise_of_every_federation(site: Site) -> None:
+    promised = DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5)
+    for round in range(1, 5):
+        site.train(dp=promised, round=round)
+    site.train(dp=promised, round=4, authority="aa")  # done again after the upgrade: it is there
+    assert len(site.ledger.lines()) == 4
+    with pytest.raises(NotPermitted, match="target_epsilon"):
+        site.train(dp=promised, round=5, authority="aa")
 
 
 def test_numerics_that_give_other_bits_each_time_count_each_time(site: Site) -> None:

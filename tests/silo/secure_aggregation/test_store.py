@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -90,9 +91,24 @@ def test_a_damaged_file_stops_the_silo_for_it_says_what_must_not_be_done_again(t
 
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "sums.json").write_text('{"format":2}')
+    (tmp_path / "sums.json").write_text('{"format":3,"what it knows more":{}}')
     with pytest.raises(StorageDamaged, match="newer version"):
         SecureStore(tmp_path)
+
+
+def test_a_file_of_an_earlier_version_is_read_and_becomes_one_of_this(tmp_path: Path) -> None:
+    """Which an earlier one must not read: it would know nothing of what is kept of other federations."""
+    roster, _ = append(Roster(), silo="a", identity=b"k" * 32, change=ADDED)
+    SecureStore(tmp_path).take_roster(roster)
+    path = tmp_path / "sums.json"
+    content = json.loads(path.read_text())
+    earlier = {key: content[key] for key in ("last_study", "known", "roster", "studies")}
+    path.write_text(json.dumps({"format": 1, **earlier}))
+    store = SecureStore(tmp_path)
+    assert store.roster == roster
+    store.know({"b": b"1" * 32})
+    assert json.loads(path.read_text())["format"] == 2
+    assert SecureStore(tmp_path).roster == roster
 
 
 def test_a_damaged_key_is_said(tmp_path: Path) -> None:

@@ -57,6 +57,23 @@ def test_a_message_is_recorded_with_its_size_and_digest_and_only_once(tmp_path: 
     assert abs((line.unix or 0) - time.time()) < 60
 
 
+def test_an_answer_to_another_federation_is_none_of_this_ones_and_is_recorded_again(tmp_path: Path) -> None:
+    """Both may have a study `first`, and an abstention may say the same in both."""
+    path = tmp_path / "d.jsonl"
+    hello = announcement({"silo": "a"}, size_bytes=3)
+    DisclosureLog(path).record(update(1, study="old"))
+    for authority in ("aa", "bb", "aa"):
+        log = DisclosureLog(path, authority=authority)
+        log.record(update(1))
+        log.record(hello)
+    found = [(line.authority, line.kind) for line in read_lines(path) if isinstance(line, Line)]
+    assert found == [("", "update"), ("aa", "update"), ("aa", "announcement"), ("bb", "update"),
+                     ("bb", "announcement"), ("aa", "announcement")]
+    methods = {each: DisclosureLog(path, authority=each) for each in ("aa", "bb", "cc")}
+    assert {each: log.method_of("first") for each, log in methods.items()} == {"aa": "semifl", "bb": "semifl", "cc": ""}
+    assert methods["cc"].method_of("old") == "semifl", "nobody knows whose it is"
+
+
 def test_an_answer_under_the_same_name_has_a_line_where_it_says_something_else(tmp_path: Path) -> None:
     """The same payload with other metrics, another reason for the same refusal; after another task, and a restart."""
     path = tmp_path / "d.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -384,10 +385,11 @@ def test_a_damaged_index_counts_as_lost_memory_and_is_put_aside(
 
 
 def test_an_index_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "memory.json").write_text('{"format": 2}')
+    newer = '{"format": 2, "what it knows more": 1}'
+    (tmp_path / "memory.json").write_text(newer)
     with pytest.raises(StorageDamaged, match="newer version"):
         SiloMemory(tmp_path)
-    assert (tmp_path / "memory.json").read_text() == '{"format": 2}'
+    assert (tmp_path / "memory.json").read_text() == newer
 
 
 def test_an_update_id_names_one_answer_to_one_task() -> None:
@@ -533,3 +535,25 @@ def test_memory_of_another_federation_goes_and_that_of_nobody_is_this_ones(tmp_p
     answer(memory, 1)
     memory.belong_to("bb" * 32)
     assert SiloMemory(tmp_path).pending_for("s/1/train") is not None
+    index = json.loads((tmp_path / "memory.json").read_text())
+    assert (set(index), index["format"]) == ({"format", "latest", "studies"}, 1), "earlier versions read it"
+
+
+def test_a_silo_that_is_killed_as_it_moves_on_has_no_memory_of_the_other_federation(tmp_path: Path) -> None:
+    SiloMemory(tmp_path).belong_to("aa" * 32)
+    answer(memory := SiloMemory(tmp_path), 1)
+    writing = "semisilo.silo.site.memory.write_durably"
+    with mock.patch(writing, side_effect=[KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
+        memory.belong_to("bb" * 32)
+    assert SiloMemory(tmp_path).pending_for("s/1/train") is not None, "nothing has changed yet"
+
+    def index_alone(path: Path, content: bytes) -> None:
+        if path.name != "memory.json":
+            raise KeyboardInterrupt
+        path.write_bytes(content)
+    with mock.patch(writing, side_effect=index_alone), pytest.raises(KeyboardInterrupt):
+        SiloMemory(tmp_path).belong_to("bb" * 32)
+    for authority in ("bb" * 32, "aa" * 32):
+        memory = SiloMemory(tmp_path)
+        memory.belong_to(authority)
+        assert memory.pending_for("s/1/train") is None

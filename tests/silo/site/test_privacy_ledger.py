@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import StorageDamaged
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, spent
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, spent, steps_of_study
 
 LINE = Spending(time="2026-01-01T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1/0-train/a",
                 fingerprint="f1", images=100, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.1, steps=10,
@@ -25,6 +26,19 @@ def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert PrivacyLedger(tmp_path / "privacy").lines() == (LINE, second)
     assert ledger.of_task("s/1/0-train/a") == LINE
     assert ledger.of_task("x") is None
+
+
+def test_a_study_of_another_federation_is_another_study_and_a_line_that_does_not_say_may_be_of_any(
+        tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path)
+    one, other = replace(LINE, authority="aa", steps=3), replace(LINE, authority="bb", steps=5)
+    for line in (LINE, one, other):
+        ledger.append(line)
+    assert ledger.lines() == (LINE, one, other)
+    assert "authority" not in json.loads(ledger.path.read_text().splitlines()[0]), "an earlier version reads it"
+    assert [each.steps for each in steps_of_study(ledger.lines(), "s", "aa")] == [LINE.steps, 3]
+    assert ledger.of_task(LINE.task_id, authority="aa") == one
+    assert ledger.of_task(LINE.task_id, authority="cc") == LINE
     assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,7 +107,11 @@ def test_a_word_about_a_study_of_another_federation_is_none_about_this_ones(tmp_
     book.belong_to("aa" * 32)
     declined = book.find("first")
     assert declined is not None
-    assert (declined.state, declined.authority) == ("declined", "aa" * 32)
+    assert declined.state == "declined"
+    path, = tmp_path.glob("*.json")
+    assert set(json.loads(path.read_text())) == {
+        "format", "study", "digest", "text", "state", "unix", "by", "signature", "told", "earlier", "signed_text"
+    }, "earlier versions read it"
     other = CardBook(tmp_path)
     other.belong_to("bb" * 32)
     assert (other.find("first"), other.entries()) == (None, [])
@@ -115,3 +121,55 @@ def test_a_word_about_a_study_of_another_federation_is_none_about_this_ones(tmp_
     assert back.entries() == [declined]
     other.belong_to("bb" * 32)
     assert [each.digest for each in other.entries()] == [OTHER.digest()]
+
+
+@pytest.mark.parametrize("returns", ["aa", "bb"])
+@pytest.mark.parametrize("step", range(6))
+def test_a_silo_that_is_killed_as_it_moves_on_finds_every_card_where_it_belongs(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, returns: str) -> None:
+    """Two cards go, the owner is written, and two come: five steps."""
+    book = CardBook(tmp_path)
+    for authority in ("bb", "aa"):
+        book.belong_to(authority)
+        for study in ("first", "second"):
+            card = OTHER if authority == "bb" else CARD
+            book.arrived(study, card.digest(), card.text(), approval=True, now_unix=1.0)
+    left = step
+
+    def killed_at(source: Path, target: Path) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        real(source, target)
+    real = os.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed_at)
+        patch.setattr(os, "replace", killed_at)
+        if step < 5:
+            with pytest.raises(KeyboardInterrupt):
+                book.belong_to("bb")
+        else:
+            book.belong_to("bb")
+    for authority in (returns, "aa", "bb"):
+        CardBook(tmp_path).belong_to(authority)
+        expected = OTHER if authority == "bb" else CARD
+        assert {(each.study, each.digest) for each in book.entries()} == {
+            ("first", expected.digest()), ("second", expected.digest())}
+
+
+def test_a_card_that_cannot_be_read_stops_no_other_study(tmp_path: Path) -> None:
+    """It is said when its own study comes; until then it goes with the others of its federation."""
+    book = CardBook(tmp_path)
+    book.belong_to("aa" * 32)
+    book.arrived("broken", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    path, = tmp_path.glob("*.json")
+    path.write_text("{")
+    book.arrived("whole", CARD.digest(), CARD.text(), approval=False, now_unix=1.0)
+    for authority, cards in (("aa", 2), ("bb", 0), ("aa", 2)):
+        again = CardBook(tmp_path)
+        again.belong_to(authority * 32)
+        assert len(list(tmp_path.glob("*.json"))) == cards
+    assert again.find("whole") is not None
+    with pytest.raises(StorageDamaged, match="cannot be read"):
+        again.find("broken")
