@@ -102,8 +102,11 @@ def run_job(study: dict[str, Any]) -> dict[str, Any]:
                                  "label_ratio": last.label_ratio,
                                  "processor_seconds": round(time.process_time() - began, 1)}
         found |= {name: last.metrics[name] for name in _KEPT}
+        handed = run.chosen.metrics if run.chosen is not None else last.metrics
         if baseline is not None:
             found["labels_alone"] = {name: baseline.metrics[name] for name in _KEPT}
+            handed = baseline.metrics if run.choice.labels_alone else handed
+        found["handed_over"] = {name: handed[name] for name in _KEPT}
         return found
 
 
