@@ -181,7 +181,7 @@ def _ranges(archive: Any, key: str, *, source: str) -> Ranges:
     values = _member(archive, key, source=source)
     try:
         if values.ndim != 1 or values.dtype.kind != "U":
-            raise ValueError("it is no list of texts")
+            raise ValueError("it is not a list of texts")
         pairs = [text.rpartition("=") for text in values.tolist()]
         found = tuple(sorted((kind, float(limit)) for kind, _, limit in pairs))
         check_ranges(found)
