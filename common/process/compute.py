@@ -167,6 +167,8 @@ class ProcessCompute:
             except BaseException:
                 self._discard()
                 raise
+            if child.aborted:  # it was ready just before it was killed
+                raise ComputeAborted(f"'{operation}' was aborted.")
             if reply.error is not None:
                 self._discard()
                 raise _rebuilt(reply.error, "start")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.errors import BadData, ComputeFailed, ProcessGroupLost, SystemTrouble
+from semisilo.common.process.child import Child
 from semisilo.common.process.compute import ComputeAborted, InlineCompute, ProcessCompute
 from semisilo.common.process.messages import Handler, Request
 from tests.common.process.compute_operations import (
@@ -252,6 +253,25 @@ def test_abort_while_the_process_is_being_started_is_not_lost(target: str) -> No
         await compute.abort()
         with pytest.raises(ComputeAborted):
             await asyncio.wait_for(call, 300)
+
+    with_process(target, body)
+
+
+def test_abort_just_after_the_process_has_become_ready_is_not_lost(
+        target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = Child.receive
+
+    async def body(compute: ProcessCompute) -> None:
+        async def aborted_then(child: Child, *arguments: Any, **named: Any) -> Any:
+            reply = await receive(child, *arguments, **named)
+            await compute.abort()
+            return reply
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Child, "receive", aborted_then)
+            with pytest.raises(ComputeAborted, match="'echo' was aborted"):
+                await compute.call(Echo(1))
+        assert (await compute.call(Echo(1))).value == 1
 
     with_process(target, body)
 
