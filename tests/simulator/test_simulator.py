@@ -439,10 +439,11 @@ def test_a_fault_of_a_call_befalls_its_so_manieth_message_and_those_of_other_cal
     came = list[str]()
     network.add_line("a")
     network.server = Server(machine.begin())
-    network.expect(LineFault(number=2, kind="cut", call="Submit up"))
 
     async def send() -> None:
-        for what in ("Report up", "Submit up", "Submit down", "Report up", "Submit up", "Submit up"):
+        for number, what in enumerate(("Report up", "Submit up", "Submit down", "Report up", "Submit up", "Submit up")):
+            if number == 2:  # those that went before are not counted either
+                network.expect(LineFault(number=1, kind="cut", call="Submit up"))
             method, way = what.split()
             call = await Channel(network, "a")._open(f"/s/{method}", ())
             network.carry(call, way, lambda _, what=what: came.append(what), b"1", life)  # type: ignore[misc]
