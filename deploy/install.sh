@@ -255,7 +255,8 @@ Next, as root, with the line from the hub:
   $run $prefix/bin/silo enroll --home $state/silo LINE
   (behind a proxy: $run env https_proxy=http://proxy.example:3128 $prefix/bin/silo enroll --home $state/silo LINE,
    and https_proxy=http://proxy.example:3128 as a line of /etc/semisilo/silo.env, which the service reads)
-  read $state/silo/silo.toml: what may leave this site
+  read $state/silo/silo.toml: what may leave this site; [data] source names the images, /scans while it does not
+  $run $prefix/bin/silo check --home $state/silo
   systemctl enable --now $unit
   $run $prefix/bin/silo status --home $state/silo
 NEXT

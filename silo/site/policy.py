@@ -378,8 +378,8 @@ encodings = {_list(LOSSY_FORMS)}
 site_evaluation = {str(Permit().site_evaluation).lower()}
 
 [data]
-# The images, unless `silo join --data` gives others: a folder, "file.npz", or a named set.
-# Relative paths start at the folder of this file.
+# The images, unless `silo join --data` gives others: a folder, "file.npz", or a named set. While this names none, a
+# service takes /scans. Relative paths start at the folder of this file.
 # source = "/scans"
 # If some images have labels: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones
 # separately; all of `source` is then unlabelled. A study with labels at the coordinator alone ignores the labels here.
