@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from benchmarks.demo import run as demo
 from benchmarks.learning.cells import CELLS, LABELS_ALONE, OURS
 from benchmarks.learning.results import read_table
 from semisilo.common.config import to_dict
@@ -45,6 +46,7 @@ from semisilo.coordinator.studies.study_file import (
     StudySettings,
     WireSettings,
 )
+from semisilo.demo.demo import DemoSettings
 from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy, PrivacyPolicy, Require
 from semisilo.silo.site.working_hours import Hours
 from tests.command_lines import SCRIPTS, commands_of, problem_of
@@ -386,6 +388,21 @@ def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evide
         headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         assert {"Context", "Choice", "Rejected", "Evidence"} <= set(headings), page.name
     assert re.findall(r"^\| \[.*$", index, re.MULTILINE) == rows, "in this order, with the titles of the pages"
+
+
+def test_readme_has_the_numbers_that_the_demo_gave() -> None:
+    """After another run: make bench-demo."""
+    found = demo.results()
+    assert [each["seed"] for each in found] == list(demo.SEEDS)
+    assert {each["method"] for each in found} == {DemoSettings().method}
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert demo.with_rows(page, demo.rows(found)) == page
+    shares = {f"{each['wire_bytes'] / each['dense_bytes']:.0%}".replace("%", " %") for each in found}
+    assert [share for share in shares if f"The bytes are {share} of" not in page] == []
+    (steps,) = {re.findall(r"\d+ steps", each["labelled_only_recipe"])[0] for each in found}
+    assert steps in page
+    for text in (page, (ROOT / "benchmarks" / "demo" / "RESULTS.md").read_text(encoding="utf-8")):
+        assert f"{demo.HEADING}{demo.rows(found)}" in text
 
 
 def test_the_page_on_choosing_has_the_gains_that_were_measured() -> None:
