@@ -213,8 +213,11 @@ put_units() {
     for file in $(unit_files); do
         do_it install -m 0644 "$here/systemd/$file" "$units/$file"
     done
-    for page in operations.md federation.md; do
-        [ ! -f "$here/../docs/$page" ] || do_it install -m 0644 "$here/../docs/$page" "$docs/$page"
+    for part in . methods decisions images; do   # what the pages link to lies beside them
+        [ ! -d "$here/../docs/$part" ] || do_it install -d -m 0755 "$docs/$part"
+        for page in "$here/../docs/$part"/*.md "$here/../docs/$part"/*.svg "$here/../docs/$part"/*.png; do
+            [ ! -f "$page" ] || do_it install -m 0644 "$page" "$docs/$part/"
+        done
     done
     if systemd; then do_it systemctl daemon-reload; fi
 }

@@ -28,14 +28,17 @@ from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySe
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
 from semisilo.coordinator.federation.alerts_table import AlertSettings
+from semisilo.coordinator.federation.backup import LAST_BACKUP
 from semisilo.coordinator.federation.folder import (
     AddressSettings,
     FederationConfig,
     FederationSettings,
     LimitSettings,
     PageSettings,
+    create_federation,
 )
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LABELS_ALONE_MODEL, NOISE_KEY, START_FILE
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import (
     AugmentationTable,
@@ -47,7 +50,16 @@ from semisilo.coordinator.studies.study_file import (
     WireSettings,
 )
 from semisilo.demo.demo import DemoSettings
-from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy, PrivacyPolicy, Require
+from semisilo.silo.site.policy import (
+    DataPolicy,
+    Limits,
+    MetricsSettings,
+    Permit,
+    Policy,
+    PrivacyPolicy,
+    Require,
+    policy_text,
+)
 from semisilo.silo.site.working_hours import Hours
 from tests.command_lines import SCRIPTS, commands_of, problem_of
 from tests.each_of import each_of
@@ -388,6 +400,37 @@ def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evide
         headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         assert {"Context", "Choice", "Rejected", "Evidence"} <= set(headings), page.name
     assert re.findall(r"^\| \[.*$", index, re.MULTILINE) == rows, "in this order, with the titles of the pages"
+
+
+@pytest.mark.parametrize(("name", "tables"), [
+    ("silo.toml", {"permit": Permit, "data": DataPolicy, "limits": Limits, "privacy": PrivacyPolicy, "hours": Hours,
+                   "require": Require, "metrics": MetricsSettings}),
+    ("federation.toml", {"federation": FederationSettings, "address": AddressSettings, "limits": LimitSettings,
+                         "page": PageSettings, "alerts": AlertSettings, "tracking": TrackingSettings})])
+def test_a_file_that_is_written_to_be_edited_has_every_key(name: str, tables: dict[str, type], tmp_path: Path) -> None:
+    text = policy_text() if name == "silo.toml" else (create_federation(
+        tmp_path / "lung", name="lung", address="hub.example:8443").folder / name).read_text(encoding="utf-8")
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"(?:# )?\[(\w+)\]", line):
+            keys = found.setdefault(heading[1], set())
+        elif key := re.match(r"(?:# )?(\w+) = ", line):
+            keys.add(key[1])
+    assert found.keys() - {"peers"} == tables.keys()
+    assert {table: {field.name for field in dataclasses.fields(settings)} for table, settings in tables.items()} == {
+        table: keys for table, keys in found.items() if table != "peers"}
+
+
+def test_the_table_of_the_federations_folder_has_the_files_that_it_gets(tmp_path: Path) -> None:
+    table = FEDERATION.read_text(encoding="utf-8").partition("## The federation folder")[2].partition("**Backup.**")[0]
+    federation = create_federation(tmp_path, name="lung", address="hub.example:8443")
+    paths = [f"{path.relative_to(tmp_path)}{end}" for path, end in (
+        (federation.ledger, ""), (federation.payloads, "/"), (federation.spool, "/"), (federation.images, "/"),
+        (federation.page_token, ""), (federation.live, ""), (tmp_path / LAST_BACKUP, ""))]
+    of_a_study = [f"studies/NAME/{name}" for name in (NOISE_KEY, START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)]
+    assert [path for path in (*paths, *of_a_study, "wandb/") if f"`{path}`" not in table] == []
+    included = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("- **Included:**")[2]
+    assert f"`{NOISE_KEY}`" in included.partition("- **Not included:**")[0]
 
 
 def test_readme_has_the_numbers_that_the_demo_gave() -> None:

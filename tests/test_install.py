@@ -93,7 +93,14 @@ def test_a_hub_is_installed_upgraded_rolled_back_and_removed(
     units = root / "etc" / "systemd" / "system"
     assert {path.name for path in units.iterdir()} == {
         "semisilo-coordinator.service", "semisilo-backup.service", "semisilo-backup.timer"}
-    assert (root / "usr" / "local" / "share" / "doc" / "semisilo" / "operations.md").exists()
+    pages = root / "usr" / "local" / "share" / "doc" / "semisilo"
+    for page in (ROOT / "docs").rglob("*.md"):
+        installed = pages / page.relative_to(ROOT / "docs")
+        assert installed.read_bytes() == page.read_bytes()
+        assert installed.stat().st_mode & 0o777 == 0o644
+        links = re.findall(r"\]\((?!https?:)([\w./-]+)[#)]", page.read_text(encoding="utf-8"))
+        assert [link for link in links if (page.parent / link).resolve().is_relative_to(ROOT / "docs")
+                and not (installed.parent / link).exists()] == []
     assert state.stat().st_mode & 0o777 == 0o700
     assert _version(root, installed_here) == f"semisilo {__version__}"
 

@@ -406,6 +406,9 @@ max_download_bytes = {Limits().max_download_bytes}
 max_upload_bytes = {Limits().max_upload_bytes}
 # Bytes that may leave and arrive in a day, in total; 0 for no limit.
 bytes_per_day = {Limits().bytes_per_day}
+# Whether decoded images that are too many for memory may lie in a file on this disk while `silo join` runs. Otherwise
+# such images are refused.
+images_on_disk = {str(Limits().images_on_disk).lower()}
 
 [privacy]
 # The privacy budget of this site's patients over all studies, as the epsilon of differential privacy. A task that would
