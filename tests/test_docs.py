@@ -18,6 +18,7 @@ import pytest
 from benchmarks.demo import run as demo
 from benchmarks.learning.cells import CELLS, LABELS_ALONE, OURS
 from benchmarks.learning.results import read_table
+from semisilo.common import __version__
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import AugmentationSettings, Reading
 from semisilo.common.data.split_settings import SplitSettings
@@ -431,6 +432,39 @@ def test_the_table_of_the_federations_folder_has_the_files_that_it_gets(tmp_path
     assert [path for path in (*paths, *of_a_study, "wandb/") if f"`{path}`" not in table] == []
     included = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("- **Included:**")[2]
     assert f"`{NOISE_KEY}`" in included.partition("- **Not included:**")[0]
+
+
+def test_the_page_of_references_has_every_method_and_every_source_of_the_code() -> None:
+    page = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
+    table = page.partition("## Methods")[2].partition("\n## ")[0]
+    assert [name for name in METHODS if f"[`{name}`](methods/{name}.md)" not in table] == []
+    cited: dict[str, str] = {}
+    for package in ("common", "coordinator", "silo", "semisilo"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+            cited |= dict.fromkeys(re.findall(r"\b([A-Z][A-Za-z-]+)(?: and [A-Z][a-z]+)? et al\.", text), path.name)
+            for source in re.findall(r"Source: ([^\"]{0,120})", text):
+                if name := re.match(r"([A-Z][A-Za-z]+), (?:[A-Z][\w ]+ )?\(?\w", source):
+                    cited.setdefault(name[1], path.name)
+    assert len(cited) > 40
+    names = {"FedMatch": "Jeong", "FedMix": "Zhang", "FedNova": "Wang", "FedRGD": "Zhang", "FedProx": "Li",
+             "ISTA": "Daubechies"}
+    assert {name: where for name, where in cited.items() if names.get(name, name) not in page} == {}
+
+
+def test_the_file_to_cite_by_is_whole_and_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    found = dict(line.split(": ", 1) for line in lines if re.match(r"[a-z-]+: ", line))
+    assert {"cff-version", "message", "title", "type"} <= found.keys()
+    assert (found["cff-version"], found["version"], found["license"]) == ("1.2.0", __version__, "Apache-2.0")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert found["abstract"] == f'"{project["description"]}"'
+    begin = lines.index("authors:") + 1
+    assert lines[begin:begin + 1] == [f"  - name: {each['name']}" for each in project["authors"]]
+    yaml = pytest.importorskip("yaml")
+    loaded = yaml.safe_load("\n".join(lines))
+    assert loaded["authors"] == project["authors"]
+    assert set(loaded["keywords"]) <= {*project["keywords"], "semi-supervised learning"}
 
 
 def test_readme_has_the_numbers_that_the_demo_gave() -> None:
