@@ -136,7 +136,7 @@ make_folders() {
 
 make_release() {   # sets $release
     [ "$dry" = yes ] || "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv), or name it: --python python3.11."
+        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv; RHEL 9: dnf install python3.11), or name it: --python python3.11."
     what=${from:-$(dirname -- "$here")}
     [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
     case $what in

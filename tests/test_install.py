@@ -352,6 +352,7 @@ def test_a_python_that_is_too_old_is_said_with_packages_that_are_new_enough(tmp_
     assert done.stderr.startswith("error: false is no Python >= 3.11")
     # The python3 of Ubuntu 22.04 is 3.10: the same package again would not help.
     assert "Ubuntu 22.04: apt-get install python3.11 python3.11-venv" in done.stderr
+    assert "RHEL 9: dnf install python3.11" in done.stderr  # likewise 3.9
     assert "--python python3.11" in done.stderr
 
 
