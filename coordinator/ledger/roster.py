@@ -320,6 +320,10 @@ class LedgerRoster:
                 for row in self._ledger.query("SELECT name, revoked_unix, set_aside_reason FROM silo"
                                               " WHERE revoked_unix IS NOT NULL OR set_aside_unix IS NOT NULL")}
 
+    def count_enrolled(self) -> int:
+        """Silos that may call: neither revoked nor gone by themselves, whether they have joined or not."""
+        return int(self._ledger.query("SELECT count(*) FROM silo WHERE revoked_unix IS NULL AND left_unix IS NULL")[0][0])
+
     def count_aside(self) -> int:
         """Silos that would be members if they were taken back."""
         return int(self._ledger.query("SELECT count(*) FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL"
