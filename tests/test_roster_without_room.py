@@ -80,7 +80,8 @@ def test_a_home_that_was_copied_trains_and_both_sides_say_what_it_has_no_part_in
         home = processes.folder / "beta"
         shutil.copytree(processes.folder / "alpha" / "secure", home / "secure", dirs_exist_ok=True)
         processes.join("beta")
-        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM task WHERE silo = 'beta' AND state = 'updated'")))
+        processes.wait_for(lambda: bool(processes.query(
+            "SELECT 1 FROM task WHERE silo = 'beta' AND state = 'updated'")))
         status, out, _ = run_command("semisilo.silo.cli.main", "status", "--json", "--home", str(home))
         assert status == 0
         assert "no part in secure sums, and its signatures under study cards are not kept" in json.loads(out)["warning"]

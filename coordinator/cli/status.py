@@ -97,7 +97,8 @@ def render(console: Console, facts: StatusFacts) -> None:
                 (f"{study.name}: ", "dim"), f"{card.signed} of {counted(card.silos, 'silo')}",
                 (" have signed its study card; the others do so with their first task", "dim"),
                 f", but for {card.without_key} whose key the roster for secure sums does not have"
-                if card.without_key else "", (". Who: ", "dim"), f"coordinator card {study.name}{folder_option(facts.folder)}"))
+                if card.without_key else "", (". Who: ", "dim"),
+                f"coordinator card {study.name}{folder_option(facts.folder)}"))
         if study.state == StudyState.FAILED:
             _say(console, Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"))
     beside = next((study for study in reversed(facts.studies) if study.beside), None)

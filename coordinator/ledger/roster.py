@@ -333,7 +333,8 @@ class LedgerRoster:
 
     def count_enrolled(self) -> int:
         """Silos that may call: neither revoked nor gone by themselves, whether they have joined or not."""
-        return int(self._ledger.query("SELECT count(*) FROM silo WHERE revoked_unix IS NULL AND left_unix IS NULL")[0][0])
+        return int(self._ledger.query("SELECT count(*) FROM silo WHERE revoked_unix IS NULL"
+                                      " AND left_unix IS NULL")[0][0])
 
     def count_aside(self) -> int:
         """Silos that would be members if they were taken back."""

@@ -66,8 +66,8 @@ _LOG = logging.getLogger("semisilo.silo")
 
 _FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
 _ANSWERS = (BadKey, BadPayload, BadRoster, BadShare, BadSignature, LayoutMismatch, ModelNotReady, ModelNotShared,
-            NotPermitted, PayloadNotServed, SecureSumFailed, SecureSumRefused, StudyCardGone, TaskClosed, UpdateConflict,
-            UsageError, WrongBase)
+            NotPermitted, PayloadNotServed, SecureSumFailed, SecureSumRefused, StudyCardGone, TaskClosed,
+            UpdateConflict, UsageError, WrongBase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
