@@ -111,6 +111,12 @@ def test_calls_of_silos_that_bring_no_answer_have_nobody_go_through_all_tasks_or
         deliver = partial(coordinator.deliver, tasks[0], content_of(tasks[0]))
         counted = [sql for sql in await wake(50, after=deliver) if "count(*)" in sql]
         assert len(counted) == 1, "an answer is counted once"
+
+        async def leave_out() -> None:
+            coordinator.roster.set_aside("alpha", reason="of the test")
+
+        counted = [sql for sql in await wake(50, after=leave_out) if "count(*) FROM task" in sql]
+        assert len(counted) == 1, "nobody new has answered, and one answer fewer counts"
         LedgerRoster(Ledger(tmp_path / "ledger.sqlite")).set_aside("beta", reason="as in another process")
         assert await wake(4)
         running.cancel()
