@@ -165,7 +165,9 @@ class _Server:
         with contextlib.suppress(SystemTrouble):  # the next event that is on disk for good brings a head as well
             note_start(self._ledger)
         server = grpc.aio.server(options=server_options())
-        calls = SiloCalls(self._federation.name)
+        limits = ConnectionLimits(ports=lambda: (work_port, port.port), strangers=lambda connected: strangers_kept(
+            open_files, connected, missing=max(0, self._roster.count_enrolled() - connected), own_files=OWN_FILES))
+        calls = SiloCalls(self._federation.name, called=limits.called)
         RoundServicer(
             task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
             models=SharedModels(self._ledger, self._federation.studies),
@@ -178,9 +180,6 @@ class _Server:
         port = EnrollmentPort(address=address.listen_enrollment_address,
                               credentials=lambda: server_credentials(certificate.current), authority=authority,
                               roster=self._roster, on_change=self._enrollment_changed)
-        limits = ConnectionLimits(
-            ports=lambda: (work_port, port.port), silo_of=self._meter.silo_of,
-            strangers=lambda: strangers_kept(open_files, len(self._runtime.held), own_files=OWN_FILES))
         await port.look()
         await self._compute.start()
         await server.start()

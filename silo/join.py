@@ -147,8 +147,8 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
 
     link = Link(lambda: open_channel(present), silo=identity.silo, settings=settings, messages=traffic.messages,
                 on_trouble=lambda error, failures: agent.trouble(error, failures),
-                on_contact=lambda: agent.contact(), on_stream=lambda: agent.count(), diagnose=cause,
-                by_own_clock=judged)
+                on_contact=lambda: agent.contact(), on_through=lambda: agent.through(),
+                on_stream=lambda: agent.count(), diagnose=cause, by_own_clock=judged)
     renewal = Renewal(renew, due=lambda: present.about.renew_unix, link=link, display=display)
     agent = Agent(home=home, silo=identity.silo, address=identity.address, federation=identity.federation,
                   policy=policy, choice=choice, link=link,

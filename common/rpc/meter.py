@@ -399,14 +399,6 @@ class WireMeter:
         if connection is not None and connection not in self._owners:
             self._owners[connection] = silo
 
-    def silo_of(self, peer: str) -> str:
-        """The silo that `bind` has named for a connection, '' for none.
-
-        Args:
-            peer: as `format_peer` writes it.
-        """
-        return self._silos.get(peer, "")
-
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the kernel last saw acknowledged on a connection; 0.0 when it does not tell.
 

@@ -20,7 +20,7 @@ __all__ = ["ADDED", "EMPTY", "MAX_ROSTER", "REMOVED", "Roster", "RosterEntry", "
 
 ADDED = "added"
 REMOVED = "removed"
-MAX_ROSTER = 1024
+MAX_ROSTER = 4096
 """Entries that a federation's roster may have: it goes to every silo with every sum, 100 bytes each."""
 _ENTRY = b"semisilo roster entry v1\0"
 _HEAD = b"semisilo roster head v1\0"

@@ -95,7 +95,9 @@ def render(console: Console, facts: StatusFacts) -> None:
         if (card := facts.cards.get(study.name)) is not None and card.signed < card.silos:
             _say(console, Text.assemble(
                 (f"{study.name}: ", "dim"), f"{card.signed} of {counted(card.silos, 'silo')}",
-                (" have signed its study card; the others do so with their first task. Who: ", "dim"),
+                (" have signed its study card; the others do so with their first task", "dim"),
+                f", but for {card.without_key} whose key the roster for secure sums does not have"
+                if card.without_key else "", (". Who: ", "dim"),
                 f"coordinator card {study.name}{folder_option(facts.folder)}"))
         if study.state == StudyState.FAILED:
             _say(console, Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"))

@@ -41,11 +41,14 @@ class StudyCards:
         return found
 
     def sign(self, silo: str, study: str, digest: str, signature: bytes) -> None:
-        """Keeps a silo's signature. Raises: StudyCardGone; BadSignature for one that is not by its key."""
+        """Keeps a silo's signature. A silo goes on without where that is refused.
+
+        Raises: StudyCardGone; BadSignature for one that is not by the key that stands for the silo in the roster.
+        """
         self.text(study, digest)
         identity = held_identity(self._ledger, silo)
         if identity is None:
-            raise BadSignature(f"Silo '{silo}' has told no key that it signs with.")
+            raise BadSignature(f"The roster of keys has none of silo '{silo}'.")
         check_card_signature(identity, signature, federation=self._federation, silo=silo, study=study, digest=digest)
         note_signature(self._ledger, study, digest, CardSignature(
             silo=silo, identity=identity, signature=signature, unix=self._clock()))

@@ -186,8 +186,9 @@ def silo_round_bytes(ledger: Ledger, study: str, silo: str, round: int) -> SiloR
     """What a round took of a silo."""
     sums: dict[tuple[Kind, Direction], int] = {
         (row["kind"], row["direction"]): int(row["total"]) for row in ledger.query(
+            # With the kinds spelt out the index leads to the silo's rows, and not through those of all in the round.
             "SELECT kind, direction, sum(bytes) AS total FROM cost WHERE study = ? AND silo = ? AND round = ?"
-            " GROUP BY kind, direction", study, silo, round)}
+            " AND kind IN ('payload', 'wire') GROUP BY kind, direction", study, silo, round)}
     return SiloRoundBytes(
         payload_down=sums.get(("payload", "down"), 0), payload_up=sums.get(("payload", "up"), 0),
         wire_down=sums.get(("wire", "down"), 0), wire_up=sums.get(("wire", "up"), 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -110,6 +110,8 @@ class LedgerRoster:
         self._ledger = ledger
         self._statuses: dict[str, SiloStatus | None] = {}
         self._accepted: dict[tuple[str, int], bool] = {}
+        self._aside: dict[str, str] | None = None
+        self._excluded: dict[str, str] | None = None
         self._statuses_of = (-1, -1)
         self._notes: dict[str, tuple[float, float]] = {}
         """Silo -> (notes about its being away that are held against it, when that was); "<silo> jumps" -> those about
@@ -197,6 +199,7 @@ class LedgerRoster:
         version = self.version()
         if version != self._statuses_of:
             self._statuses, self._accepted, self._statuses_of = {}, {}, version
+            self._aside = self._excluded = None
 
     def version(self) -> tuple[int, int]:
         """Another one when the roster may have changed."""
@@ -308,17 +311,30 @@ class LedgerRoster:
             db.execute("UPDATE silo SET set_aside_unix = NULL, set_aside_reason = '' WHERE name = ?", (silo,))
             self._ledger.event("silo_taken_back", silo=silo)
 
-    def aside(self) -> dict[str, str]:
-        """Silos that are set aside -> why."""
-        return {row["name"]: row["set_aside_reason"] for row in self._ledger.query(
-            "SELECT name, set_aside_reason FROM silo WHERE set_aside_unix IS NOT NULL")}
+    def aside(self) -> Mapping[str, str]:
+        """Silos that are set aside -> why. Kept until somebody changes the roster, as is `excluded`: the engine asks
+        whenever a silo has called."""
+        self._forget_old()
+        if self._aside is None:
+            self._aside = {row["name"]: row["set_aside_reason"] for row in self._ledger.query(
+                "SELECT name, set_aside_reason FROM silo WHERE set_aside_unix IS NOT NULL")}
+        return self._aside
 
-    def excluded(self) -> dict[str, str]:
+    def excluded(self) -> Mapping[str, str]:
         """Silos that the operator has revoked or set aside -> what their tasks say of that; none that has left by
         itself, for what it has sent before is good."""
-        return {row["name"]: _REVOKED if row["revoked_unix"] is not None else set_aside_text(row["set_aside_reason"])
+        self._forget_old()
+        if self._excluded is None:
+            self._excluded = {
+                row["name"]: _REVOKED if row["revoked_unix"] is not None else set_aside_text(row["set_aside_reason"])
                 for row in self._ledger.query("SELECT name, revoked_unix, set_aside_reason FROM silo"
                                               " WHERE revoked_unix IS NOT NULL OR set_aside_unix IS NOT NULL")}
+        return self._excluded
+
+    def count_enrolled(self) -> int:
+        """Silos that may call: neither revoked nor gone by themselves, whether they have joined or not."""
+        return int(self._ledger.query("SELECT count(*) FROM silo WHERE revoked_unix IS NULL"
+                                      " AND left_unix IS NULL")[0][0])
 
     def count_aside(self) -> int:
         """Silos that would be members if they were taken back."""
@@ -453,6 +469,12 @@ class LedgerRoster:
         return [row["name"] for row in self._ledger.query(  # SQLite compares text byte by byte
             "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL"
             " AND set_aside_unix IS NULL ORDER BY name")]
+
+    def count_members(self) -> int:
+        """How many `members` there are."""
+        return int(self._ledger.query(
+            "SELECT count(*) FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL"
+            " AND set_aside_unix IS NULL")[0][0])
 
     def members_permitting(self, method: str) -> list[str]:
         """Members whose own policy permits a method, as they say themselves; who lists none has not said."""

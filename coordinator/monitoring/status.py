@@ -14,6 +14,7 @@ from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, 
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
+from semisilo.coordinator.ledger.secure_sums.roster import silos_without_key
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import first_update, last_refusals, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals
@@ -91,6 +92,8 @@ class CardFacts:
     """Of these silos those that have signed it; others may have, and have left."""
     silos: int
     """Members of the federation; those that no task has reached have not been asked."""
+    without_key: int
+    """Of these, those for which no key stands in the roster: their signatures are not kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +188,9 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
 
 def _cards(ledger: Ledger, rows: list[StudyRow]) -> dict[str, CardFacts]:
     members = LedgerRoster(ledger).members()
-    return {row.name: CardFacts(signed=count_signatures(ledger, row.name, silos=members), silos=len(members))
+    without_key = len(silos_without_key(ledger, members))
+    return {row.name: CardFacts(signed=count_signatures(ledger, row.name, silos=members), silos=len(members),
+                                without_key=without_key)
             for row in rows if row.ended_unix is None and latest_card(ledger, row.name) is not None}
 
 

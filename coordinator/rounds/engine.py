@@ -540,16 +540,20 @@ class Engine:
             self._resumed = False
             self._clock_steps.look()
             phase = self._ledger.phase(study.name, row.number, row.phase)
-        told = False
+        told, answered = False, 0
+        state: tuple[list[str], int] | None = None
+        """Silos that have not answered, and the version of the ledger, at the last count."""
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
             self._move_with_clock(phase)
             await self._wait_while_paused(study)
             if self._operator.is_stopped(study.name):
                 return
-            self._leave_excluded_out(row)
+            left_out = self._leave_excluded_out(row)
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
-            answered = self._ledger.count_answers(study.name, row.number, row.phase)
+            before, state = state, (waiting, self._ledger.data_version())
+            if left_out or state != before:  # every call of a silo brings us here, and to count looks at all tasks
+                answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
             if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase])):
                 phase = self._ledger.lower_quorum(phase, quorum)
@@ -588,21 +592,25 @@ class Engine:
         self._ledger.close_phase(phase)
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
 
-    def _leave_excluded_out(self, row: RoundRow) -> None:
+    def _leave_excluded_out(self, row: RoundRow) -> bool:
         """What silos have sent for the phase that the operator has revoked or set aside since is not folded. Behind
-        masks that can be done until the list of survivors is signed: they then count as silos that dropped out."""
+        masks that can be done until the list of survivors is signed: they then count as silos that dropped out.
+
+        Returns: whether there was any.
+        """
         excluded = self._roster.excluded()
         if not excluded or row.phases[row.phase].step not in ("", "mask"):
-            return
+            return False
         found = self._ledger.updated_tasks(row.study, row.number, row.phase, excluded)
         if not found:
-            return
+            return False
         with self._ledger.transaction():
             for task in found:
                 self._ledger.leave_out(task, reason=excluded[task.silo])
         for task in found:
             _LOG.warning("%s, round %d: the update of %s is left out: %s", row.study, row.number, task.silo,
                          excluded[task.silo])
+        return True
 
     async def _is_still_enough(self, study: RunningStudy, row: RoundRow) -> bool:
         """Whether a closed phase has its quorum without silos that the operator has excluded since; else the round has

@@ -50,6 +50,8 @@ class MaskedSums(Sums):
     def __init__(self, ledger: Ledger, roster: LedgerRoster, *, federation: str) -> None:
         super().__init__(ledger, roster)
         self._federation = federation
+        self._replayed: tuple[int, Roster] = 0, Roster()
+        """The roster up to an entry, as it was checked last: every group of a sum asks for it."""
 
     def questions(self, row: RoundRow, phase: Phase, asked: Collection[str], *,
                   form: MaskForm | None = None) -> dict[str, str]:
@@ -139,7 +141,10 @@ class MaskedSums(Sums):
 
     def _roster_of(self, row: RoundRow, phase: Phase) -> Roster:
         """As it was when the sum was opened."""
-        return roster_of(roster_entries(self._ledger, number=self._row(row, phase).roster_number))
+        number = self._row(row, phase).roster_number
+        if self._replayed[0] != number:
+            self._replayed = number, roster_of(roster_entries(self._ledger, number=number))
+        return self._replayed[1]
 
     def _shares(self, row: RoundRow, phase: Phase, group: Collection[str]) -> dict[str, Shares]:
         return {silo: answer for silo, answer in self._answers(row, phase, "shares").items()

@@ -254,13 +254,15 @@ class TaskService:
 
     def _note_identity(self, silo: str, identity: bytes, now_unix: float) -> None:
         """Takes a silo's key for secure sums into the roster. A home that was copied brings the key of another silo,
-        and a key may be changed so often: a silo whose key is not taken takes part in everything else."""
+        a key may be changed so often, and a roster is full at some time: a silo whose key is not taken takes part in
+        everything but secure sums, and its signatures under study cards are not kept."""
         try:
             new = note_identity(self._ledger, silo, identity, now_unix=now_unix)
         except BadRoster as error:
-            self.warnings.key_not_taken(silo, f"silo '{silo}' can have no part in secure sums: {error.line()}")
+            what = "can have no part in secure sums, and its signatures under study cards are not kept"
+            self.warnings.key_not_taken(silo, f"silo '{silo}' {what}: {error.line()}")
             if self._lines.standing(silo, "key") is None:
-                _LOG.warning("silo %s can have no part in secure sums: %s", silo, error.line())
+                _LOG.warning("silo %s %s: %s", silo, what, error.line())
             return
         self.warnings.key_not_taken(silo, "")
         if new:

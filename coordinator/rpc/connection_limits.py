@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from semisilo.common.rpc.meter import format_peer
+from semisilo.common.rpc.meter import format_peer, parse_peer
 from semisilo.common.rpc.own_sockets import own_sockets
 from semisilo.coordinator.rpc.stranger_calls import address_of
 
@@ -26,7 +26,8 @@ __all__ = ["ConnectionLimits", "OpenConnection", "ended_first", "strangers_kept"
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _MOST_STRANGERS, _FEWEST_STRANGERS = 256, 16
-"""Connections without a call of a silo. A silo's is such a one for as long as its handshake takes."""
+"""Connections without a call of a silo, beside one of each silo that is to come: its own is such a one from its
+handshake until its first call is here, and after a restart all come at once."""
 _OF_ONE_SILO = 8
 """It has one; a restart, a check and a broken line may leave some behind."""
 _SAY_SECONDS = 60.0
@@ -44,17 +45,20 @@ class OpenConnection:
     """When it was first seen, by a clock that never steps."""
 
 
-def strangers_kept(open_files: int, silos: int, *, own_files: int) -> int:
-    """How many connections without a call may stay open: half of the files that are left beside the silos' own.
+def strangers_kept(open_files: int, connected: int, *, missing: int, own_files: int) -> int:
+    """How many connections without a call may stay open: some, and one for each silo that may come; no more than half
+    of the files that are left beside the silos' own.
 
     Args:
         open_files: that this process may have; 0 for any number.
-        silos: that may be connected; each may have a second connection.
+        connected: silos that are; each may have a second connection.
+        missing: silos that are enrolled and not connected.
         own_files: that the process needs for other things.
     """
+    wanted = _MOST_STRANGERS + missing
     if not open_files:
-        return _MOST_STRANGERS
-    return min(_MOST_STRANGERS, max(_FEWEST_STRANGERS, (open_files - own_files - 2 * silos) // 2))
+        return wanted
+    return min(wanted, max(_FEWEST_STRANGERS, (open_files - own_files - 2 * connected) // 2))
 
 
 def ended_first(strangers: Iterable[OpenConnection], *, kept: int) -> list[OpenConnection]:
@@ -76,18 +80,18 @@ def ended_first(strangers: Iterable[OpenConnection], *, kept: int) -> list[OpenC
 class ConnectionLimits:
     """Knows the connections of some ports from one look to the next."""
 
-    def __init__(self, *, ports: Callable[[], Collection[int]], silo_of: Callable[[str], str],
-                 strangers: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, ports: Callable[[], Collection[int]], strangers: Callable[[int], int],
+                 clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
             ports: of this process, whose connections these are.
-            silo_of: the silo that has called on the connection of a peer, '' for none.
-            strangers: how many connections without a call may stay open.
+            strangers: how many connections without a call may stay open, by the number of silos that are connected.
         """
         self._ports = ports
-        self._silo_of = silo_of
         self._strangers = strangers
         self._clock = clock
+        self._silos: dict[str, str] = {}
+        """Peer -> the silo whose certificate has come with a call on its connection."""
         self._open: dict[int, OpenConnection] = {}
         """By inode."""
         self._others: set[int] = set()
@@ -95,16 +99,25 @@ class ConnectionLimits:
         self._said = -_SAY_SECONDS
         self._ended = 0
 
+    def called(self, peer: str, silo: str) -> None:
+        """A call has come, with a certificate of a silo; at once, before its request is read.
+
+        Args:
+            peer: gRPC's `context.peer()`.
+        """
+        self._silos[parse_peer(peer)] = silo
+
     def look(self) -> int:
         """Ends what is too much; returns how many connections that were."""
         self._find()
         strangers, of_silos = [], defaultdict(list)
         for each in self._open.values():
-            if silo := self._silo_of(each.peer):
+            if silo := self._silos.get(each.peer, ""):
                 of_silos[silo].append(each)
             else:
                 strangers.append(each)
-        victims = ended_first(strangers, kept=self._strangers())
+        self._silos = {each.peer: silo for silo, theirs in of_silos.items() for each in theirs}
+        victims = ended_first(strangers, kept=self._strangers(len(of_silos)))
         for theirs in of_silos.values():
             victims += sorted(theirs, key=lambda one: one.since)[:-_OF_ONE_SILO]
         ended = sum(_end(each) for each in victims)

@@ -41,10 +41,6 @@ class RoundMeter:
         """The connection of `peer` (as gRPC names it) belongs to a silo."""
         self._wire.bind(peer, silo)
 
-    def silo_of(self, peer: str) -> str:
-        """The silo that has called on the connection of `peer` (as `format_peer` writes it); '' for none."""
-        return self._wire.silo_of(peer)
-
     def message(self, rpc: str, silo: str, direction: Direction, message_bytes: int) -> None:
         """Counts one serialised message."""
         self._messages.add(message_bytes, rpc=rpc, silo=silo, direction=direction)

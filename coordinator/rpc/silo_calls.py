@@ -64,13 +64,16 @@ class SiloCalls:
     """
 
     def __init__(self, federation: str, *, request_seconds: float = _REQUEST_SECONDS,
+                 called: Callable[[str, str], None] = lambda peer, silo: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
+            called: told of each call as it comes: the peer of its connection, and the silo of its certificate.
             request_seconds: how long a call may take to send its request.
             clock: seconds, never steps.
         """
         self._federation = federation
+        self._called = called
         self._request_seconds = request_seconds
         self._clock = clock
         self._silos: dict[str, _Silo] = {}
@@ -112,6 +115,7 @@ class SiloCalls:
     def _admitted(self, context: _Context, *, poll: bool = False) -> Iterator[_Silo]:
         """Around a call. Raises: TooManyCalls; WrongAuthority."""
         name = caller_silo(context, self._federation).silo
+        self._called(context.peer(), name)
         silo = self._silos.get(name)
         if silo is None:
             silo = self._silos[name] = _Silo()

@@ -98,8 +98,8 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         method=config.method.name, settings=config.method.settings, model=model,
         image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(), dp=config.privacy.dp,
         secure_silos=config.privacy.min_silos if config.privacy.secure_aggregation else 0,
-        masked_update_bytes=0 if frozen is None else _masked_bytes(
-            config, frozen.dense_bytes // 4, num_silos=len(LedgerRoster(ledger).members())),
+        masked_update_bytes=0 if frozen is None or not config.privacy.secure_aggregation else _masked_bytes(
+            config, frozen.dense_bytes // 4, num_silos=LedgerRoster(ledger).count_members()),
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         normalisation_images=_normalisation_images(config.data.image, frozen),
@@ -124,14 +124,12 @@ def _normalisation_images(image: ImageSettings, frozen: FrozenStudy | None) -> i
 
 
 def _masked_bytes(config: StudyConfig, elements: int, *, num_silos: int) -> int:
-    """Of the words of an update of so many numbers; 0 where updates go in the clear.
+    """Of the words of an update of so many numbers behind masks.
 
     Args:
         num_silos: that have joined; fewer than the study begins with will not be asked.
     """
     privacy, settings = config.privacy, config.method.settings
-    if not privacy.secure_aggregation:
-        return 0
     asked = config.participation.sample_size(max(num_silos, config.study.start_with))
     silos = min(MAX_SILOS, largest_group(asked, privacy.group_size))
     if privacy.dp is not None and shares_noise(privacy.dp, secure=True):

@@ -18,7 +18,17 @@ from functools import partial
 from pathlib import Path
 
 from semisilo.common import __version__
-from semisilo.common.errors import DailyBudget, NotPermitted, OutsideHours, SemisiloError, SystemTrouble, Unreachable
+from semisilo.common.errors import (
+    ClockSkew,
+    ConnectionRefusedByPeer,
+    DailyBudget,
+    NotPermitted,
+    OutsideHours,
+    SemisiloError,
+    SystemTrouble,
+    TooManyCalls,
+    Unreachable,
+)
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
@@ -79,6 +89,8 @@ _LAST_WORD_SECONDS = 15.0
 """How long a silo that has ended evaluates on, and tries to tell; a coordinator that ends waits as long."""
 _LEAVING_POLL_SECONDS = 0.2
 """Between two calls in that time: they keep the coordinator there."""
+_LINE = (ClockSkew, ConnectionRefusedByPeer, TooManyCalls, Unreachable)
+"""Troubles that are over once any call is answered."""
 _REASONS = {
     pb.Standby.REASON_WAITING_FOR_SILOS: "waiting for other silos to join",
     pb.Standby.REASON_COORDINATOR_WORKING: "waiting for the coordinator",
@@ -107,8 +119,8 @@ class Agent:
             heads: checks and keeps the heads of the coordinator's audit trail; None where there is no authority to
                 check them against.
             choice: which images.
-            link: the connection; its `on_trouble`, `on_contact` and `on_stream` should be `trouble`, `contact` and
-                `count` of this object.
+            link: the connection; its `on_trouble`, `on_contact`, `on_through` and `on_stream` should be `trouble`,
+                `contact`, `through` and `count` of this object.
             compute: runs `semisilo.silo.compute.operations.Operations`.
             renew: renews the certificate when that is due; called before every poll.
             exit_when_finished: `run` returns when there is no study any more after this silo has taken part in one.
@@ -177,7 +189,8 @@ class Agent:
         self._told = "", 0.0, ""
         """The stage, and how far it is, as they were last told of."""
         self._stage_timer: asyncio.TimerHandle | None = None
-        self._in_trouble = False
+        self._troubled_by: SemisiloError | None = None
+        """What the status says is in the way."""
         self._quick_answers = 0
         self._said_away = False
         self._leaving = False
@@ -570,7 +583,9 @@ class Agent:
         self._traffic.total()  # the connection may be gone at the next look
         if failures >= 2:  # a single cut is fixed before anyone could do anything about it
             line = error.line()
-            self._in_trouble = True
+            if failures == 2 and not isinstance(error, _LINE):
+                _LOG.warning("does not get on, and goes on trying: %s", line)
+            self._troubled_by = error
             self._display.state(line if "again" in line else f"{line} Trying again.")
             self._save(last_error=line)
 
@@ -582,13 +597,19 @@ class Agent:
     def contact(self) -> None:
         """The coordinator has answered, or a chunk has come: called often."""
         self._contact_unix = self._clock()
-        if self._in_trouble:
-            self._in_trouble = False
+        # What the coordinator objects to one call is not mended by its answer to another, as to a report of progress.
+        if isinstance(self._troubled_by, _LINE):
+            self.through()
             if self._heard:  # else the first answer says so, at once
                 self._display.event(f"connected to {self._address} again")
-            self._save(last_error="")
         elif self._contact_unix - self._written >= _STATUS_SECONDS:
             self._save()
+
+    def through(self) -> None:
+        """A call that is repeated until it gets through has: nothing is in the way now."""
+        if self._troubled_by is not None:
+            self._troubled_by = None
+            self._save(last_error="")
 
     def _progressed(self, what: str, fraction: float, text: str) -> None:
         """How far the work is, for who looks at the status from elsewhere."""

@@ -73,6 +73,7 @@ class Link:
                  settings: LinkSettings | None = None,
                  on_trouble: Callable[[SemisiloError, int], None] = lambda error, failures: None,
                  on_contact: Callable[[], None] = lambda: None,
+                 on_through: Callable[[], None] = lambda: None,
                  on_stream: Callable[[], object] = lambda: None,
                  diagnose: Callable[[], SemisiloError | None] = lambda: None,
                  by_own_clock: Callable[[SemisiloError], SemisiloError] = lambda error: error,
@@ -83,6 +84,7 @@ class Link:
             silo: this silo's name; it sets the rhythm of retries.
             on_trouble: told of each failure that is going to be repeated, with the number of failures in a row.
             on_contact: told whenever the coordinator has answered.
+            on_through: told when a call has got through that would be repeated until it does.
             on_stream: called when bytes of a payload begin to move: the time to count a new connection, which may be
                 cut a moment later.
             diagnose: finds out why there is no connection; blocks, and runs in a thread.
@@ -91,7 +93,8 @@ class Link:
         """
         self._settings = LinkSettings() if settings is None else settings
         self._calls = RetryingCalls(open_channel, silo=silo, settings=self._settings, on_trouble=on_trouble,
-                                    on_contact=on_contact, diagnose=diagnose, by_own_clock=by_own_clock,
+                                    on_contact=on_contact, on_through=on_through, diagnose=diagnose,
+                                    by_own_clock=by_own_clock,
                                     messages=MessageMeter() if messages is None else messages)
         self._transfers = Transfers(self._calls, begun=on_stream)
 

@@ -18,7 +18,11 @@ import grpc
 import grpc.aio
 
 from semisilo.common.errors import (
+    BadKey,
     BadPayload,
+    BadRoster,
+    BadShare,
+    BadSignature,
     CertificateExpired,
     CertificateRevoked,
     ClockSkew,
@@ -27,7 +31,10 @@ from semisilo.common.errors import (
     ModelNotShared,
     NotPermitted,
     PayloadNotServed,
+    SecureSumFailed,
+    SecureSumRefused,
     SemisiloError,
+    StudyCardGone,
     TaskClosed,
     UnknownSilo,
     Unreachable,
@@ -58,7 +65,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger("semisilo.silo")
 
 _FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
-_ANSWERS = (BadPayload, LayoutMismatch, ModelNotReady, ModelNotShared, NotPermitted, PayloadNotServed, TaskClosed,
+_ANSWERS = (BadKey, BadPayload, BadRoster, BadShare, BadSignature, LayoutMismatch, ModelNotReady, ModelNotShared,
+            NotPermitted, PayloadNotServed, SecureSumFailed, SecureSumRefused, StudyCardGone, TaskClosed,
             UpdateConflict, UsageError, WrongBase)
 
 
@@ -130,7 +138,7 @@ class RetryingCalls:
 
     def __init__(self, open_channel: Callable[[], grpc.aio.Channel], *, silo: str, settings: LinkSettings,
                  on_trouble: Callable[[SemisiloError, int], None], on_contact: Callable[[], None],
-                 diagnose: Callable[[], SemisiloError | None],
+                 on_through: Callable[[], None], diagnose: Callable[[], SemisiloError | None],
                  by_own_clock: Callable[[SemisiloError], SemisiloError], messages: MessageMeter) -> None:
         """See `semisilo.silo.link.link.Link`, which hands on what it is given."""
         self._open_channel = open_channel
@@ -138,6 +146,7 @@ class RetryingCalls:
         self._settings = settings
         self._on_trouble = on_trouble
         self._on_contact = on_contact
+        self._on_through = on_through
         self._diagnose = diagnose
         self._by_own_clock = by_own_clock
         self._messages = messages
@@ -243,6 +252,7 @@ class RetryingCalls:
                     raise
                 problem = trouble
             else:
+                self._on_through()
                 return result
             if is_fatal(problem) or is_answer(problem):
                 raise problem

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from semisilo.common.errors import BadPayload, NotPermitted, StudyNotApproved
+from semisilo.common.errors import BadPayload, BadSignature, NotPermitted, StudyNotApproved
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.methods.study_card import card_from_text, contradictions, digest_of
@@ -30,7 +30,8 @@ class CardCalls(Protocol):
         """The text of a card. Raises: StudyCardGone; what no repetition can fix."""
 
     async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
-        """Hands in this silo's signature. Raises: what no repetition can fix."""
+        """Hands in this silo's signature. Raises: BadSignature where the coordinator knows this silo by no such key;
+        what no repetition can fix."""
 
 
 class Agreement:
@@ -52,11 +53,14 @@ class Agreement:
         self._note = note
         self._clock = clock
         self._said = ""
+        self._not_kept = ""
+        """The card of which it was said that the coordinator does not keep the signature."""
         self._waiting = ""
 
     async def check(self, task: TaskSpec, spec: MethodSpec) -> None:
         """Whether a task, which the policy permits, is of a study whose card this site has signed; signs it where no
-        person must, and hands the signature in.
+        person must, and hands the signature in. One that the coordinator does not keep, since the roster of keys has
+        not this silo's, is handed in again with the next task: the work waits for none of that.
 
         Raises: StudyNotApproved while a person must approve it; NotPermitted where a person has declined it, for a
             task that says something else than the card, and for one without where this site requires one.
@@ -82,9 +86,7 @@ class Agreement:
             _not_declined(entry)
             _LOG.info("signed the card of study %s (%s...), by %s", entry.study, entry.digest[:12], entry.by)
         if not entry.told:
-            await asyncio.to_thread(self._note, task.study, entry.digest, bytes.fromhex(entry.signature))
-            await self._calls.sign_card(task.study, entry.digest, bytes.fromhex(entry.signature))
-            _not_declined(await asyncio.to_thread(self._book.told, entry))  # may have taken hours
+            _not_declined(await self._hand_in(entry))  # may have taken hours
 
     def stands(self, study: str) -> bool:
         """Whether this site's word about a study, as it is now, is for it: nobody has declined it, and it is signed
@@ -115,6 +117,25 @@ class Agreement:
         """The coordinator works on a study now, or on none: another one is not waited for any more."""
         if study != self._waiting:
             self._waiting = ""
+
+    async def _hand_in(self, entry: CardEntry) -> CardEntry:
+        """Gives the coordinator the signature under a card; returns the entry that there is then."""
+        # By the key that this silo has now: it may have got back the one that the roster has.
+        signature = self._sign(entry.study, entry.digest)
+        if signature.hex() != entry.signature:
+            entry = await asyncio.to_thread(self._book.signed_anew, entry, signature)
+            _not_declined(entry)
+        await asyncio.to_thread(self._note, entry.study, entry.digest, signature)
+        try:
+            await self._calls.sign_card(entry.study, entry.digest, signature)
+        except BadSignature as error:
+            if self._not_kept != entry.digest:
+                self._not_kept = entry.digest
+                _LOG.warning("the coordinator does not keep this site's signature under the card of study %s: %s This"
+                             " silo takes part, but in no secure sum, and hands it in with every task until it is kept",
+                             entry.study, error.line())
+            return await asyncio.to_thread(self._book.find, entry.study) or entry
+        return await asyncio.to_thread(self._book.told, entry)
 
     async def _arrived(self, task: TaskSpec) -> CardEntry:
         text = await self._calls.study_card(task.study, task.card)

@@ -164,6 +164,15 @@ class CardBook:
                 return now or entry
             return self._keep(replace(now, state="signed", signature=signature.hex(), unix=now_unix, told=False))
 
+    def signed_anew(self, entry: CardEntry, signature: bytes) -> CardEntry:
+        """Keeps a signature by another key in the place of one that the coordinator does not have; the entry that there
+        is by now, and nothing kept, where it is another."""
+        with self._alone():
+            now = self.find(entry.study)
+            if now is None or (now.digest, now.signature, now.state) != (entry.digest, entry.signature, "signed"):
+                return now or entry
+            return self._keep(replace(now, signature=signature.hex(), told=False))
+
     def told(self, entry: CardEntry) -> CardEntry:
         """The coordinator has the signature. The entry that there is by now: a person may have declined it since."""
         with self._alone():

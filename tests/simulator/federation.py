@@ -364,7 +364,7 @@ class SimulatedFederation:
         agent: Agent
         link = Link(lambda: Channel(self.network, name), silo=name, settings=LinkSettings(),  # type: ignore[arg-type, return-value]
                     messages=traffic.messages, on_trouble=lambda error, failures: agent.trouble(error, failures),
-                    on_contact=lambda: agent.contact())
+                    on_contact=lambda: agent.contact(), on_through=lambda: agent.through())
 
         async def renew() -> None:
             pass

@@ -26,7 +26,13 @@ from semisilo.coordinator.ledger.costs import (
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.traffic import round_totals, total_bytes_by_silo
 from semisilo.coordinator.monitoring.cost_book import CostBook
-from tests.coordinator.ledger_fixture import SILOS, open_collecting_round, open_federation_with_silos, study_config
+from tests.coordinator.ledger_fixture import (
+    SILOS,
+    open_collecting_round,
+    open_federation_with_silos,
+    query_plan,
+    study_config,
+)
 
 ROW = Cost(study="s", round=1, phase="train", silo="alpha", direction="up", kind="payload", item="model", bytes=100,
            count=1)
@@ -207,3 +213,16 @@ def test_the_rounds_of_a_silo_are_its_last_ones_with_a_payload_oldest_first(tmp_
     assert rounds_with_payload(ledger, "s", SILOS[1], looked_at=64, most=8) == [5]
     assert silo_round_bytes(ledger, "s", SILOS[0], 4) == SiloRoundBytes(payload_down=0, payload_up=100, wire_down=4,
                                                                         wire_up=0)
+
+
+def test_what_a_round_took_of_a_silo_is_found_without_the_costs_of_the_others(tmp_path: Path) -> None:
+    """Of a thousand silos a round has 15,000 rows, and every silo that asked about its last eight went through all."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for number, silo in enumerate((*SILOS, "")):
+        add_costs(ledger, [replace(ROW, silo=silo, kind=kind, direction=direction, bytes=10**number)
+                           for kind in ("payload", "message", "wire") for direction in ("up", "down")])
+    for number, silo in enumerate(SILOS):
+        assert silo_round_bytes(ledger, ROW.study, silo, ROW.round) == SiloRoundBytes(
+            payload_down=10**number, payload_up=10**number, wire_down=10**number, wire_up=10**number)
+    plan = query_plan(ledger, lambda: silo_round_bytes(ledger, ROW.study, SILOS[0], ROW.round))
+    assert "(study=? AND round=? AND kind=? AND silo=?)" in plan[0]

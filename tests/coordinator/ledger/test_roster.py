@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -122,6 +123,34 @@ def test_a_serial_is_found_by_its_key_however_many_there_are(roster: LedgerRoste
     roster.accepts("alpha", 2**100 + 49_999)
     ledger._db.set_trace_callback(None)
     assert asked == ["PRAGMA data_version"], "what was found is kept while the roster is the same"
+
+
+def test_who_is_excluded_is_kept_until_somebody_changes_the_roster(roster: LedgerRoster, ledger: Ledger) -> None:
+    """The engine asks at every call of a silo, and of a thousand silos each was looked at."""
+    for number, silo in enumerate(("alpha", "beta", "gamma"), start=1):
+        roster.add_invitation(silo=silo, token_hash=bytes([number]) * 32, expires_unix=NOW)
+        roster.use_invitation(bytes([number]) * 32, key_fingerprint=b"k", certificate_der=b"c", serial=number,
+                              not_after_unix=NOW)
+
+    def found() -> tuple[dict[str, str], dict[str, str]]:
+        return dict(roster.aside()), dict(roster.excluded())
+
+    assert found() == ({}, {})
+    asked: list[str] = []
+    ledger._db.set_trace_callback(asked.append)
+    assert found() == ({}, {})
+    ledger._db.set_trace_callback(None)
+    assert asked == ["PRAGMA data_version"] * 2
+    roster.set_aside("alpha", reason="noise")
+    assert found() == ({"alpha": "noise"}, {"alpha": "set aside by the coordinator's operator: noise"})
+    with contextlib.closing(Ledger(ledger.path)) as other:
+        LedgerRoster(other).revoke("beta")
+        assert sorted(found()[1]) == ["alpha", "beta"], "as by another process"
+        LedgerRoster(other).take_back("alpha")
+        assert found() == ({}, {"beta": "silo revoked"})
+    assert roster.count_enrolled() == 2
+    roster.leave("gamma")
+    assert (found(), roster.count_enrolled()) == (({}, {"beta": "silo revoked"}), 1)
 
 
 def test_a_new_invitation_ends_the_certificates_before_it_only_when_it_is_used(authority: Authority,

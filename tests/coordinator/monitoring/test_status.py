@@ -16,8 +16,9 @@ from semisilo.coordinator.cli.status import render
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.oversight.study_cards import CardSignature, note_card, note_signature
 from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.secure_sums.roster import note_identity
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.monitoring.status import StatusFacts, gather
+from semisilo.coordinator.monitoring.status import CardFacts, StatusFacts, gather
 from semisilo.coordinator.monitoring.study_facts import open_round_facts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
@@ -100,6 +101,21 @@ def test_how_many_have_signed_the_card_of_a_study_until_all_have(running: Filled
         assert f"first: {signed} of {len(members)} silos have signed its study card" in text()
         note_signature(running.ledger, "first", digest, CardSignature(silo=silo, identity=b"", signature=b"", unix=2.0))
     assert "study card" not in text()
+
+
+def test_silos_whose_signature_is_not_kept_are_told_apart_from_those_that_have_yet_to_sign(running: Filled) -> None:
+    note_card(running.ledger, replace(CARD, study="first"), now_unix=1.0)
+    members = LedgerRoster(running.ledger).members()
+    for number, silo in enumerate(members[:-1]):
+        note_identity(running.ledger, silo, bytes([number]) * 32, now_unix=1.0)
+    facts = gather(running.federation, running.ledger, None)
+    assert facts.cards["first"] == CardFacts(signed=0, silos=len(members), without_key=1)
+    assert "first task, but for 1 whose key the roster for secure sums does not have. Who:" in _text(facts, width=300)
+    note_identity(running.ledger, members[0], b"k" * 32, now_unix=2.0)  # another key is a key
+    note_identity(running.ledger, members[-1], b"l" * 32, now_unix=2.0)
+    facts = gather(running.federation, running.ledger, None)
+    assert facts.cards["first"].without_key == 0
+    assert "first task. Who:" in _text(facts, width=300)
 
 
 def test_a_silo_that_is_gone_does_not_count_among_those_that_have_signed(running: Filled) -> None:

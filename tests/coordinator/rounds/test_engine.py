@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from semisilo.coordinator.compute.messages import CheckUpdate
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, notices_of
 from semisilo.coordinator.ledger.records import StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
@@ -80,6 +82,47 @@ def test_a_study_runs_its_rounds_and_commits_every_one(tmp_path: Path) -> None:
     assert coordinator.ledger.silo_state("s", "alpha")[0] == 3
     assert coordinator.ledger.check_events() > 10
     assert (tmp_path / "studies" / "s" / "model.safetensors").exists()
+
+
+def test_calls_of_silos_that_bring_no_answer_have_nobody_go_through_all_tasks_or_silos(tmp_path: Path) -> None:
+    """With a thousand silos that wait or work, the engine did at every one of their calls."""
+    async def scenario() -> None:
+        coordinator = start(tmp_path)
+        running = asyncio.ensure_future(coordinator.engine.run_next())
+        tasks = await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=PATIENCE_SECONDS) for silo in SILOS))
+        asked: list[str] = []
+
+        async def wake(times: int, *, after: Callable[[], Awaitable[Any]] | None = None) -> list[str]:
+            del asked[:]
+            coordinator.ledger._db.set_trace_callback(asked.append)
+            if after is not None:
+                await after()
+            for _ in range(times):
+                coordinator.runtime.notify()
+                await asyncio.sleep(0.001)
+            coordinator.ledger._db.set_trace_callback(None)
+            assert sum("FROM task" in sql for sql in asked) >= times // 2, "it looks who has answered"
+            return [sql for sql in asked if "count(*) FROM task" in sql or (
+                "FROM silo" in sql and "WHERE name = " not in sql)]
+
+        await wake(2)
+        assert await wake(50) == []
+        assert isinstance(tasks[0], TaskSpec)
+        deliver = partial(coordinator.deliver, tasks[0], content_of(tasks[0]))
+        counted = [sql for sql in await wake(50, after=deliver) if "count(*)" in sql]
+        assert len(counted) == 1, "an answer is counted once"
+
+        async def leave_out() -> None:
+            coordinator.roster.set_aside("alpha", reason="of the test")
+
+        counted = [sql for sql in await wake(50, after=leave_out) if "count(*) FROM task" in sql]
+        assert len(counted) == 1, "nobody new has answered, and one answer fewer counts"
+        LedgerRoster(Ledger(tmp_path / "ledger.sqlite")).set_aside("beta", reason="as in another process")
+        assert await wake(4)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("num_labelled", "trained"), [(4, 1), (0, 0)])

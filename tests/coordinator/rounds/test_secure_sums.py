@@ -12,7 +12,10 @@ from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySe
 from semisilo.common.secure_aggregation.clipped import bound_of_clip, bound_of_step
 from semisilo.common.secure_aggregation.mask_form import MOMENT_BOUND, MaskForm, SumOutcome
 from semisilo.common.secure_aggregation.messages import STEPS
+from semisilo.common.secure_aggregation.roster import roster_of
 from semisilo.common.secure_aggregation.words import packed_bytes
+from semisilo.coordinator.ledger.secure_sums.roster import note_identity, roster_entries
+from semisilo.coordinator.rounds import masked_sums
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.secure_sums import (
     STEP_SECONDS,
@@ -74,6 +77,27 @@ def test_the_threshold_of_a_sum_that_is_open_stays_whoever_answers(tmp_path: Pat
         assert sums.fewest(row, phase, None) == 4
     assert sums.fewest(row, shares, 3) == 4
     assert sums.fewest(row, TRAIN, 3) == 0
+
+
+def test_the_roster_of_a_sum_is_checked_once_and_is_that_of_its_moment(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group of a sum had all entries hashed anew, several times."""
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False)
+    sums, checked = MaskedSums(filled.ledger, filled.roster, federation="f"), list[int]()
+    monkeypatch.setattr(masked_sums, "roster_of", lambda entries: (
+        checked.append(len(entries)) or roster_of(entries)))  # type: ignore[func-returns-value]
+    sums.begin(PrivacySettings(secure_aggregation=True), seed=1)
+    for number in (2, 3):
+        note_identity(filled.ledger, f"silo-{number}", bytes([number]) * 32, now_unix=1.0)
+        row = filled.ledger.open_round("first", number, start_digest="", sample=("a", "b", "c"),
+                                       phases=sums.phases((TRAIN,)))
+        sums.open(row, row.phases[0], ["a", "b", "c"])
+        note_identity(filled.ledger, f"later-{number}", bytes([9 * number]) * 32, now_unix=1.0)
+        entries = roster_entries(filled.ledger)[:-1]
+        for _ in range(3):
+            assert sums._roster_of(row, row.phases[0]) == roster_of(entries)
+        filled.ledger.fail_round(row, reason="of the test")
+    assert checked == [1, 3]
 
 
 def test_moments_of_statistics_have_the_widest_words_and_bounds_that_do_not_shrink(tmp_path: Path) -> None:

@@ -928,7 +928,7 @@ def test_a_silo_that_changes_its_key_all_the_time_ends_no_secure_sum(tmp_path: P
         await call("honest", b"h")
         for number in range(520):
             await call("mallory", b"mn"[number % 2:][:1])
-        assert "can have no part in secure sums: Silo 'mallory' changes its key" in \
+        assert "are not kept: Silo 'mallory' changes its key" in \
             coordinator.task_service.warnings.text("mallory")
         assert coordinator.task_service.warnings.text("honest") == ""
         await call("mallory", b"m")  # that which it had last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -35,7 +35,15 @@ def test_the_oldest_of_the_address_with_most_go_first() -> None:
 @each_of(("open_files", "silos", "kept"), [
     (0, 5000, 256), (1024, 5, 256), (1024, 200, 212), (1024, 1000, 16), (20_000, 1000, 256)])
 def test_strangers_have_half_of_what_silos_leave(open_files: int, silos: int, kept: int) -> None:
-    assert strangers_kept(open_files, silos, own_files=200) == kept
+    assert strangers_kept(open_files, silos, missing=0, own_files=200) == kept
+
+
+@each_of(("open_files", "connected", "missing", "kept"), [
+    (0, 0, 1000, 1256), (20_000, 0, 1000, 1256), (20_000, 600, 400, 656), (1024, 0, 300, 412), (1024, 200, 100, 212),
+    (1024, 1000, 1000, 16)])
+def test_there_is_room_for_every_silo_that_is_to_come(open_files: int, connected: int, missing: int, kept: int) -> None:
+    """A coordinator that was started again with 1,000 silos ended the connections of most before they could call."""
+    assert strangers_kept(open_files, connected, missing=missing, own_files=200) == kept
 
 
 @pytest.fixture
@@ -52,14 +60,15 @@ class _Port:
         self.port = listener.getsockname()[1]
         self.outside: list[socket.socket] = []
         self.inside: list[socket.socket] = []
-        self.silos: dict[str, str] = {}
+        self.called: Callable[[str, str], None] = lambda peer, silo: None
 
     def connect(self, silo: str = "") -> None:
         outside = socket.create_connection(("127.0.0.1", self.port))
         inside, peer = self.listener.accept()
         self.outside.append(outside)
         self.inside.append(inside)
-        self.silos[format_peer(*peer)] = silo
+        if silo:
+            self.called(f"ipv4:127.0.0.1:{peer[1]}", silo)
 
     def ended(self) -> list[int]:
         """Which connections have ended for both ends."""
@@ -75,9 +84,10 @@ class _Port:
             found.append(number)
         return found
 
-    def limits(self, *, strangers: int) -> ConnectionLimits:
-        return ConnectionLimits(ports=lambda: (self.port,), silo_of=lambda peer: self.silos.get(peer, ""),
-                                strangers=lambda: strangers)
+    def limits(self, *, strangers: Callable[[int], int]) -> ConnectionLimits:
+        made = ConnectionLimits(ports=lambda: (self.port,), strangers=strangers)
+        self.called = made.called
+        return made
 
     def close(self) -> None:
         for each in (*self.outside, *self.inside):
@@ -93,7 +103,7 @@ def port(listener: socket.socket) -> Iterator[_Port]:
 
 def test_of_too_many_strangers_the_oldest_are_shut_down_and_silos_stay(port: _Port,
                                                                         caplog: pytest.LogCaptureFixture) -> None:
-    limits = port.limits(strangers=3)
+    limits = port.limits(strangers=lambda connected: 3)
     port.connect("alpha")
     for _ in range(3):
         port.connect()
@@ -113,7 +123,7 @@ def test_of_too_many_strangers_the_oldest_are_shut_down_and_silos_stay(port: _Po
 
 
 def test_one_silo_keeps_its_newest_connections(port: _Port) -> None:
-    limits = port.limits(strangers=0)
+    limits = port.limits(strangers=lambda connected: 0)
     for _ in range(9):
         port.connect("greedy")
         limits.look()
@@ -124,6 +134,21 @@ def test_one_silo_keeps_its_newest_connections(port: _Port) -> None:
 
 def test_sockets_of_other_ports_are_left_alone(port: _Port) -> None:
     port.connect()
-    limits = ConnectionLimits(ports=lambda: (1,), silo_of=lambda peer: "", strangers=lambda: 0)
+    limits = ConnectionLimits(ports=lambda: (1,), strangers=lambda connected: 0)
     assert limits.look() == 0
     assert port.ended() == []
+
+
+def test_silos_that_have_come_are_counted_once_and_forgotten_when_they_are_gone(port: _Port) -> None:
+    asked: list[int] = []
+    limits = port.limits(strangers=lambda connected: asked.append(connected) or 9)  # type: ignore[func-returns-value]
+    for silo in ("alpha", "alpha", "beta", ""):
+        port.connect(silo)
+    limits.look()
+    for inside in port.inside[1:3]:
+        inside.close()
+    limits.look()
+    port.inside[0].close()
+    limits.look()
+    assert asked == [2, 1, 0]
+    assert limits._silos == {}, "as many as are open"

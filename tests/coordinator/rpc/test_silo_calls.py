@@ -91,6 +91,9 @@ class _Context:
     def invocation_metadata(self) -> tuple[()]:
         return ()
 
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:40000"
+
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         self.ended = dict(trailing_metadata)["semisilo-error-code"]
         raise grpc.aio.AbortError
@@ -199,3 +202,24 @@ def test_sixteen_hundred_calls_of_one_silo_hold_up_nobody(tmp_path: Path) -> Non
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
     asyncio.run(scenario())
+
+
+def test_whose_connection_it_is_is_told_before_the_request_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silo_calls, "caller_silo", lambda context, federation: CallerCertificate(
+        silo="alpha", serial=1, not_before_unix=0.0, not_after_unix=4e9))
+    told: list[tuple[str, str]] = []
+
+    async def requests() -> Any:
+        assert told == [("ipv4:10.0.0.1:40000", "alpha")]
+        yield b""
+
+    async def work(request: Any, context: Any) -> pb.ReportProgressResponse:
+        return pb.ReportProgressResponse()
+
+    async def scenario() -> None:
+        calls = SiloCalls("testing", called=lambda peer, silo: told.append((peer, silo)))
+        handler = calls.unary(work, pb.ReportProgressRequest)
+        await handler.stream_unary(requests(), _Context())
+
+    asyncio.run(scenario())
+    assert len(told) == 1

@@ -70,6 +70,26 @@ def test_the_settings_of_a_study_are_checked_once_however_many_silos_ask(tmp_pat
     coordinator.close()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_members_are_counted_where_masks_depend_on_how_many_there_are_and_are_never_listed(tmp_path: Path,
+                                                                                          masked: bool) -> None:
+    """Each of a thousand silos that asked had the names of all read."""
+    filled = fill_study(tmp_path, rounds=3, done=1, complete=False, silos=("alpha", "beta", "gamma"))
+    tables = {**filled.ledger.study("first").config, "privacy": to_dict(PrivacySettings(secure_aggregation=masked)),
+              "model": {"name": "small_cnn", "normalisation": "group"},
+              "method": {"name": "fedavg", "scenario": "labels-at-silo", "objective": "sl"}}
+    filled.ledger.query("UPDATE study SET config_json = ?", canonical_json(tables))
+    asked: list[str] = []
+    filled.ledger._db.set_trace_callback(asked.append)
+    found = describe_study(filled.ledger, "alpha")
+    filled.ledger._db.set_trace_callback(None)
+    assert found is not None
+    assert (found.masked_update_bytes > 0) == masked
+    assert ["count(*)" in sql for sql in asked if "FROM silo " in sql] == ([True] if masked else [])
+    filled.roster.revoke("beta")
+    assert filled.roster.count_members() == len(filled.roster.members()) == 2
+
+
 def test_a_stranger_and_a_silo_that_has_left_are_told_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         async with hub(tmp_path) as made:

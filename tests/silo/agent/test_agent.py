@@ -25,6 +25,7 @@ from semisilo.common.errors import (
     ComputeFailed,
     PayloadNotServed,
     SemisiloError,
+    StorageDamaged,
     TaskClosed,
     TensorsMissing,
     Unreachable,
@@ -98,7 +99,8 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
                 settings=LinkSettings(call_seconds=5.0, stall_seconds=5.0,
                                       backoff=Backoff(first_seconds=0.02, largest_seconds=0.2)),
                 messages=traffic.messages, on_trouble=lambda error, failures: agent.trouble(error, failures),
-                on_contact=lambda: agent.contact(), on_stream=lambda: agent.count())
+                on_contact=lambda: agent.contact(), on_through=lambda: agent.through(),
+                on_stream=lambda: agent.count())
 
     async def nothing() -> None:
         return None
@@ -890,6 +892,34 @@ def test_a_revoked_silo_stops_with_the_line_wherever_it_hears_of_it(tmp_path: Pa
             assert bench.status().last_error == revoked.line()
             assert coordinator.accepted == {}
     run(work())
+
+
+def test_what_the_coordinator_objects_to_one_call_stays_in_the_status_while_it_answers_others(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Reports of progress got through all the time, and each wiped off what kept the silo from its work."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(1000)),))]
+        begun: list[str] = []
+        trouble = [StorageDamaged("/hub/payloads/7e: is damaged")]
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            begun.extend([rpc] if rpc == "BeginUpdate" else [])
+            return trouble[0] if rpc == "BeginUpdate" and trouble else None
+        coordinator.fault = fault
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(begun) >= 3 and bool(bench.status().last_error))
+            reports = len(coordinator.reports)
+            await until(lambda: len(coordinator.reports) >= reports + 3)
+            assert "Internal error" in bench.status().last_error
+            assert "connected to" not in bench.text.partition("Internal error")[2]
+            trouble.clear()
+            await running
+            assert bench.status().last_error == ""
+        assert coordinator.outcomes() == ["update"]
+    run(work())
+    assert sum("goes on trying: Internal error" in each.getMessage() for each in caplog.records) == 1
 
 
 def test_images_that_cannot_be_read_at_all_stop_the_agent_before_it_connects(tmp_path: Path) -> None:

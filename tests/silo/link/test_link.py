@@ -28,13 +28,15 @@ from semisilo.common.errors import (
     Unreachable,
     WrongAuthority,
     WrongBase,
+    by_code,
+    known_codes,
 )
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.rpc.convert import reference_to_proto
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.link.link import Link, LinkSettings
-from semisilo.silo.link.retrying_calls import Backoff, waits
+from semisilo.silo.link.retrying_calls import Backoff, is_answer, is_fatal, waits
 from tests.each_of import each_of
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import FakeCoordinator, random_bytes, serving
@@ -187,6 +189,23 @@ def test_what_the_coordinator_answers_on_purpose_is_not_repeated(tmp_path: Path)
                     await link.download("t", reference, PayloadStore(tmp_path))
             assert asked == ["DownloadPayload"]
     run(work())
+
+
+_TRIED_AGAIN = {
+    # What the coordinator's own machine or program is in the way of, and its operator may mend:
+    "FAILED", "BAD_DATA", "COMPUTE_FAILED", "DISK_FULL", "PORT_IN_USE", "PROCESS_GROUP_LOST",
+    "STORAGE_DAMAGED", "SYSTEM_TROUBLE",
+    # The line, and what only time changes:
+    "CLOCK_SKEW", "CONNECTION_REFUSED", "TOO_MANY_CALLS", "UNREACHABLE",
+    # No coordinator answers a silo's calls with these: they are this side's own, or of other ports.
+    "INVITATION_EXPIRED", "INVITATION_INVALID", "INVITATION_USED", "TENSORS_MISSING"}
+
+
+def test_every_code_is_either_tried_again_or_an_answer_or_the_end() -> None:
+    """A silo whose signature was refused asked for ever, in the same way and with the same answer."""
+    kinds = {code: (code in _TRIED_AGAIN, is_answer(by_code(code)("")), is_fatal(by_code(code)("")))
+             for code in known_codes()}
+    assert {code: found for code, found in kinds.items() if sum(found) != 1} == {}
 
 
 # Uploads --------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,58 @@ def test_a_signature_that_did_not_get_through_is_handed_in_again(tmp_path: Path)
     assert (hub.asked, len(hub.signatures)) == (0, 1)
 
 
+class Keeping(Hub):
+    """A hub that keeps signatures by one key alone, as the roster has it."""
+
+    def __init__(self, identity: bytes) -> None:
+        super().__init__()
+        self.identity = identity
+        self.refused = 0
+
+    async def sign_card(self, study: str, digest: str, signature: bytes) -> None:
+        try:
+            check_card_signature(self.identity, signature, federation="f", silo="a", study=study, digest=digest)
+        except BadSignature:
+            self.refused += 1
+            raise
+        await super().sign_card(study, digest, signature)
+
+
+def test_a_signature_that_is_not_kept_holds_up_no_task_is_said_once_and_is_handed_in_until_it_is_kept(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hub = Keeping(new_identity())
+    made = agreement(tmp_path, hub)
+    for _ in range(3):
+        check(made)
+    assert (hub.refused, len(hub.signatures)) == (3, 0)
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert "does not keep this site's signature under the card of study s: The signature" in line
+    (entry,) = CardBook(tmp_path).entries()
+    assert (entry.state, entry.told) == ("signed", False)
+    hub.identity = identity_of(KEY)  # the roster has the key now
+    for _ in range(2):
+        check(made)
+    assert (hub.refused, len(hub.signatures)) == (3, 1)
+    (entry,) = CardBook(tmp_path).entries()
+    assert entry.told
+
+
+def test_a_silo_that_has_another_key_than_it_signed_with_signs_anew(tmp_path: Path) -> None:
+    """One whose key was lost and then put back from a backup, as it was told to."""
+    lost, noted = new_identity(), list[bytes]()
+    hub = Keeping(identity_of(KEY))
+    made = Agreement(CardBook(tmp_path), hub, approval=False, clock=lambda: 5.0,
+                     note=lambda study, digest, signature: noted.append(signature),
+                     sign=lambda study, digest: sign_card(lost, federation="f", silo="a", study=study, digest=digest))
+    check(made)
+    assert hub.refused == 1
+    check(agreement(tmp_path, hub, noted=noted))
+    ((_, _, signature),) = hub.signatures
+    (entry,) = CardBook(tmp_path).entries()
+    assert (entry.signature, entry.told, entry.unix) == (signature.hex(), True, 5.0)
+    assert noted[-1] == signature, "what leaves is noted before"
+
+
 def test_a_coordinator_that_shows_one_card_and_asks_for_another_thing_is_refused(tmp_path: Path) -> None:
     hub = Hub()
     task = replace(TASK, settings={**TASK.settings, "local_epochs": 50})
