@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Imported once while nothing else runs, so that the first processes of a federation do not all compile the same.
 IMPORTED := import torch, torchvision.transforms.v2, sklearn.datasets, matplotlib.pyplot, grpc.aio, cryptography.x509, typer, rich.progress
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-faults soak bench-papers-small lint lint-deploy docs pictures site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-demo bench-faults soak bench-papers-small lint lint-deploy docs pictures site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -42,7 +42,7 @@ setup: $(VENV)/.semisilo-dev  ## make .venv and install semisilo with the tools 
 
 setup-demo: $(VENV)/.semisilo  ## make .venv and install semisilo alone
 
-demo: setup-demo  ## run a real federation here: a coordinator, three silos, SemiFL over mutual TLS
+demo: setup-demo  ## run a real federation here: a coordinator, three silos, self-training over mutual TLS
 	@echo "==> semisilo demo $(DEMO_ARGS)" >&2
 	@$(BIN)/semisilo demo $(DEMO_ARGS)
 
@@ -113,6 +113,10 @@ bench-robust: setup-demo  ## measure what lying silos cost under each rule of [r
 bench-privacy: setup  ## measure accuracy against epsilon of differential privacy (hours; goes on where it was); writes benchmarks/privacy/RESULTS.md; BENCH_ARGS=--probe: what updates give away, PROBE.md
 	@echo "==> python -m benchmarks.privacy.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.privacy.run $(BENCH_ARGS)
+
+bench-demo: setup-demo  ## run the demo with three seeds (minutes); writes benchmarks/demo/ and the table of README
+	@echo "==> python -m benchmarks.demo.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.demo.run $(BENCH_ARGS)
 
 bench-faults: setup-demo  ## measure what a running study survives and how soon it goes on (a quarter of an hour); writes benchmarks/faults/RESULTS.md
 	@echo "==> python -m benchmarks.faults.run $(BENCH_ARGS)" >&2

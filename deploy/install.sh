@@ -136,7 +136,7 @@ make_folders() {
 
 make_release() {   # sets $release
     [ "$dry" = yes ] || "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv), or name it: --python python3.11."
+        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv; RHEL 9: dnf install python3.11), or name it: --python python3.11."
     what=${from:-$(dirname -- "$here")}
     [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
     case $what in
@@ -213,8 +213,11 @@ put_units() {
     for file in $(unit_files); do
         do_it install -m 0644 "$here/systemd/$file" "$units/$file"
     done
-    for page in operations.md federation.md; do
-        [ ! -f "$here/../docs/$page" ] || do_it install -m 0644 "$here/../docs/$page" "$docs/$page"
+    for part in . methods decisions images; do   # what the pages link to lies beside them
+        [ ! -d "$here/../docs/$part" ] || do_it install -d -m 0755 "$docs/$part"
+        for page in "$here/../docs/$part"/*.md "$here/../docs/$part"/*.svg "$here/../docs/$part"/*.png; do
+            [ ! -f "$page" ] || do_it install -m 0644 "$page" "$docs/$part/"
+        done
     done
     if systemd; then do_it systemctl daemon-reload; fi
 }
@@ -255,7 +258,8 @@ Next, as root, with the line from the hub:
   $run $prefix/bin/silo enroll --home $state/silo LINE
   (behind a proxy: $run env https_proxy=http://proxy.example:3128 $prefix/bin/silo enroll --home $state/silo LINE,
    and https_proxy=http://proxy.example:3128 as a line of /etc/semisilo/silo.env, which the service reads)
-  read $state/silo/silo.toml: what may leave this site
+  read $state/silo/silo.toml: what may leave this site; [data] source names the images, /scans while it does not
+  $run $prefix/bin/silo check --home $state/silo
   systemctl enable --now $unit
   $run $prefix/bin/silo status --home $state/silo
 NEXT

@@ -39,9 +39,10 @@ RUN useradd --uid 10001 --gid 0 --no-create-home --home-dir /tmp --shell /usr/sb
     && install -d /scans
 COPY --from=build /opt/semisilo /opt/semisilo
 # The root file system may be read-only: all that is written goes to /silo and /tmp. The images are only read.
+# SEMISILO_IMAGES: the images while silo.toml names none.
 # NVIDIA_*: what NVIDIA's container toolkit brings in, where there is one.
 ENV PATH=/opt/semisilo/bin:$PATH HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib \
-    PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 SEMISILO_HOME=/silo \
+    PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 SEMISILO_HOME=/silo SEMISILO_IMAGES=/scans \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:0
 WORKDIR /silo
@@ -51,4 +52,4 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
     CMD ["semisilo-alive", "silo", "/silo"]
 ENTRYPOINT ["silo"]
-CMD ["join", "--home", "/silo", "--data", "/scans"]
+CMD ["join", "--home", "/silo"]

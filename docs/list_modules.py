@@ -1,4 +1,4 @@
-"""Writes the list of modules in `docs/architecture.md` from their docstrings; `--check` says whether it is current."""
+"""Writes `docs/modules.md`, the list of modules, from their docstrings; `--check` says whether it is current."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-PAGE = DOCS / "architecture.md"
-HEADING = "## Modules\n"
+PAGE = DOCS / "modules.md"
+HEAD = """\
+# Modules
+
+The first line of each module, collected by `make docs`. How they belong together: [architecture.md](architecture.md).
+"""
 PACKAGES = ("common", "coordinator", "silo", "semisilo")
 
 
 def module_list() -> str:
-    """The section from its heading to the end of the page: one table per package, `common/wire/` as one row."""
-    parts = [HEADING, "\nThe first line of each module, collected by `make docs`.\n"]
+    """The page: one table per package, `common/wire/` as one row."""
+    parts = [HEAD]
     for package in PACKAGES:
-        parts.append(f"\n### `{package}/`\n\n| module | what |\n|---|---|\n")
+        parts.append(f"\n## `{package}/`\n\n| module | what |\n|---|---|\n")
         rows = {}
         for path in (ROOT / package).rglob("*.py"):
             name = path.relative_to(ROOT / package)
@@ -42,13 +46,11 @@ def first_line(path: Path) -> str:
 
 def main() -> None:
     """Writes or checks."""
-    text = PAGE.read_text(encoding="utf-8")
-    begin = text.index(HEADING)
-    fresh = text[:begin] + module_list()
+    fresh = module_list()
     if sys.argv[1:] == ["--check"]:
-        if fresh != text:
-            sys.exit("docs/architecture.md does not list the modules as they are. Run: make docs")
-        print("docs/architecture.md is current")
+        if not PAGE.exists() or fresh != PAGE.read_text(encoding="utf-8"):
+            sys.exit("docs/modules.md does not list the modules as they are. Run: make docs")
+        print("docs/modules.md is current")
         return
     PAGE.write_text(fresh, encoding="utf-8")
 

@@ -36,7 +36,7 @@ from semisilo.silo.membership.enrollment import open_channel, renew_if_due
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.identity_store import Identity, load_identity
-from semisilo.silo.site.images_choice import OnError, check_there, choose_data
+from semisilo.silo.site.images_choice import OnError, check_there, choose_data, overridden_source
 from semisilo.silo.site.policy import Policy, load_policy
 from semisilo.silo.site.working_hours import zone_doubt
 
@@ -90,6 +90,8 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
                    else ProcessCompute("semisilo.silo.compute.masking:MaskingOperations"))
         with ExitStack() as stack:
             stack.callback(display.close)
+            if said := overridden_source(home, policy.data, choice):
+                display.event(f"WARNING: {said}")
             observed, port = None, 0
             if address := policy.metrics.listen if metrics is None else metrics:
                 from semisilo.silo.agent.prometheus import ObservedDisplay, SiteMetrics, serving_metrics

@@ -110,10 +110,11 @@ def test_the_picture_shows_every_room_and_no_other() -> None:
     assert drawn == rooms
 
 
-def test_the_page_opens_with_processes_and_rooms_and_ends_with_the_modules() -> None:
+def test_the_page_opens_with_processes_and_rooms_and_leaves_the_modules_to_their_own_page() -> None:
     headings = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[:3] == ["Processes", "The rooms", "The way of one update"]
     assert headings[-1] == "Modules"
+    assert _section("Modules").count("\n") <= 5
 
 
 def test_the_way_of_an_update_names_definitions_that_are_there() -> None:

@@ -24,6 +24,7 @@ from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.rounds import live_file
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.images_choice import SERVICE_IMAGES
 from tests.command_lines import problem_of
 from tests.each_of import each_of
 
@@ -207,6 +208,18 @@ def test_every_service_of_a_compose_file_runs_what_is_accepted_with_nothing_that
             assert service["restart"] == "unless-stopped"
             assert (path.parent / service["build"]["context"] / service["build"]["dockerfile"]).resolve() == dockerfile
     assert set(loaded["volumes"]) >= {path.name.split(".")[1].replace("coordinator", "federation")}
+
+
+def test_a_silo_that_runs_as_a_service_leaves_the_images_to_silo_toml() -> None:
+    """With --data a source in silo.toml would not hold; $SEMISILO_IMAGES is for a silo.toml that names none."""
+    unit = _unit(DEPLOY / "systemd" / "semisilo-silo.service")
+    dockerfile = DEPLOY / "silo.Dockerfile"
+    for words in (shlex.split(unit["Service"]["ExecStart"]), json.loads(_last(dockerfile, "CMD")),
+                  _compose(DEPLOY / "compose.silo.yaml")["services"]["silo"]["command"]):
+        assert "join" in words
+        assert "--data" not in words
+    assert f"{SERVICE_IMAGES}=/scans" in unit["Service"]["Environment"].split()
+    assert f"{SERVICE_IMAGES}=/scans" in dockerfile.read_text(encoding="utf-8").split()
 
 
 def test_the_images_of_a_silo_are_mounted_read_only_and_the_page_is_for_this_machine() -> None:

@@ -290,6 +290,8 @@ def test_the_chart_of_a_silo_is_what_kubernetes_accepts_and_lets_nobody_in() -> 
         assert policy["policyTypes"] == ["Ingress", "Egress"]
         for container in [*pod.get("initContainers", ()), *pod["containers"]]:
             assert problem_of(["silo", *container["args"]]) == ""
+            assert "--data" not in container["args"]  # it would go before [data] of silo.toml
+            assert {"name": "SEMISILO_IMAGES", "value": values["images"].get("data", "/scans")} in container["env"]
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         scans, = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/scans")

@@ -40,10 +40,10 @@ class Machine:
         parser.read(UNITS / f"{unit}.service", encoding="utf-8")
         program, *words = shlex.split(parser["Service"]["ExecStart"])
         assert program.startswith("/opt/semisilo/bin/")
-        words = [(replacing or {}).get(word, f"{self.root}{word}" if word.startswith(("/var/", "/scans")) else word)
-                 for word in words]
+        words = [f"{self.root}{word}" if word.startswith("/var/") else word for word in words]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SEMISILO")}
-        environment |= dict(pair.split("=", 1) for pair in shlex.split(parser["Service"]["Environment"]))
+        variables = dict(pair.split("=", 1) for pair in shlex.split(parser["Service"]["Environment"]))
+        environment |= {name: (replacing or {}).get(value, value) for name, value in variables.items()}
         return [sys.executable, "-P", "-m", f"semisilo.{Path(program).name}.cli.main", *words], environment
 
     def start(self, unit: str, *, log: Path, replacing: dict[str, str] | None = None) -> subprocess.Popen[str]:

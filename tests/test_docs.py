@@ -15,8 +15,10 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from benchmarks.demo import run as demo
 from benchmarks.learning.cells import CELLS, LABELS_ALONE, OURS
 from benchmarks.learning.results import read_table
+from semisilo.common import __version__
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import AugmentationSettings, Reading
 from semisilo.common.data.split_settings import SplitSettings
@@ -27,14 +29,17 @@ from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySe
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
 from semisilo.coordinator.federation.alerts_table import AlertSettings
+from semisilo.coordinator.federation.backup import LAST_BACKUP
 from semisilo.coordinator.federation.folder import (
     AddressSettings,
     FederationConfig,
     FederationSettings,
     LimitSettings,
     PageSettings,
+    create_federation,
 )
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LABELS_ALONE_MODEL, NOISE_KEY, START_FILE
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import (
     AugmentationTable,
@@ -45,7 +50,17 @@ from semisilo.coordinator.studies.study_file import (
     StudySettings,
     WireSettings,
 )
-from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy, PrivacyPolicy, Require
+from semisilo.demo.demo import DemoSettings
+from semisilo.silo.site.policy import (
+    DataPolicy,
+    Limits,
+    MetricsSettings,
+    Permit,
+    Policy,
+    PrivacyPolicy,
+    Require,
+    policy_text,
+)
 from semisilo.silo.site.working_hours import Hours
 from tests.command_lines import SCRIPTS, commands_of, problem_of
 from tests.each_of import each_of
@@ -386,6 +401,85 @@ def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evide
         headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         assert {"Context", "Choice", "Rejected", "Evidence"} <= set(headings), page.name
     assert re.findall(r"^\| \[.*$", index, re.MULTILINE) == rows, "in this order, with the titles of the pages"
+
+
+@pytest.mark.parametrize(("name", "tables"), [
+    ("silo.toml", {"permit": Permit, "data": DataPolicy, "limits": Limits, "privacy": PrivacyPolicy, "hours": Hours,
+                   "require": Require, "metrics": MetricsSettings}),
+    ("federation.toml", {"federation": FederationSettings, "address": AddressSettings, "limits": LimitSettings,
+                         "page": PageSettings, "alerts": AlertSettings, "tracking": TrackingSettings})])
+def test_a_file_that_is_written_to_be_edited_has_every_key(name: str, tables: dict[str, type], tmp_path: Path) -> None:
+    text = policy_text() if name == "silo.toml" else (create_federation(
+        tmp_path / "lung", name="lung", address="hub.example:8443").folder / name).read_text(encoding="utf-8")
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"(?:# )?\[(\w+)\]", line):
+            keys = found.setdefault(heading[1], set())
+        elif key := re.match(r"(?:# )?(\w+) = ", line):
+            keys.add(key[1])
+    assert found.keys() - {"peers"} == tables.keys()
+    assert {table: {field.name for field in dataclasses.fields(settings)} for table, settings in tables.items()} == {
+        table: keys for table, keys in found.items() if table != "peers"}
+
+
+def test_the_table_of_the_federations_folder_has_the_files_that_it_gets(tmp_path: Path) -> None:
+    table = FEDERATION.read_text(encoding="utf-8").partition("## The federation folder")[2].partition("**Backup.**")[0]
+    federation = create_federation(tmp_path, name="lung", address="hub.example:8443")
+    paths = [f"{path.relative_to(tmp_path)}{end}" for path, end in (
+        (federation.ledger, ""), (federation.payloads, "/"), (federation.spool, "/"), (federation.images, "/"),
+        (federation.page_token, ""), (federation.live, ""), (tmp_path / LAST_BACKUP, ""))]
+    of_a_study = [f"studies/NAME/{name}" for name in (NOISE_KEY, START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)]
+    assert [path for path in (*paths, *of_a_study, "wandb/") if f"`{path}`" not in table] == []
+    included = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("- **Included:**")[2]
+    assert f"`{NOISE_KEY}`" in included.partition("- **Not included:**")[0]
+
+
+def test_the_page_of_references_has_every_method_and_every_source_of_the_code() -> None:
+    page = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
+    table = page.partition("## Methods")[2].partition("\n## ")[0]
+    assert [name for name in METHODS if f"[`{name}`](methods/{name}.md)" not in table] == []
+    cited: dict[str, str] = {}
+    for package in ("common", "coordinator", "silo", "semisilo"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+            cited |= dict.fromkeys(re.findall(r"\b([A-Z][A-Za-z-]+)(?: and [A-Z][a-z]+)? et al\.", text), path.name)
+            for source in re.findall(r"Source: ([^\"]{0,120})", text):
+                if name := re.match(r"([A-Z][A-Za-z]+), (?:[A-Z][\w ]+ )?\(?\w", source):
+                    cited.setdefault(name[1], path.name)
+    assert len(cited) > 40
+    names = {"FedMatch": "Jeong", "FedMix": "Zhang", "FedNova": "Wang", "FedRGD": "Zhang", "FedProx": "Li",
+             "ISTA": "Daubechies"}
+    assert {name: where for name, where in cited.items() if names.get(name, name) not in page} == {}
+
+
+def test_the_file_to_cite_by_is_whole_and_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    found = dict(line.split(": ", 1) for line in lines if re.match(r"[a-z-]+: ", line))
+    assert {"cff-version", "message", "title", "type"} <= found.keys()
+    assert (found["cff-version"], found["version"], found["license"]) == ("1.2.0", __version__, "Apache-2.0")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert found["abstract"] == f'"{project["description"]}"'
+    begin = lines.index("authors:") + 1
+    assert lines[begin:begin + 1] == [f"  - name: {each['name']}" for each in project["authors"]]
+    yaml = pytest.importorskip("yaml")
+    loaded = yaml.safe_load("\n".join(lines))
+    assert loaded["authors"] == project["authors"]
+    assert set(loaded["keywords"]) <= {*project["keywords"], "semi-supervised learning"}
+
+
+def test_readme_has_the_numbers_that_the_demo_gave() -> None:
+    """After another run: make bench-demo."""
+    found = demo.results()
+    assert [each["seed"] for each in found] == list(demo.SEEDS)
+    assert {each["method"] for each in found} == {DemoSettings().method}
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert demo.with_rows(page, demo.rows(found)) == page
+    shares = {f"{each['wire_bytes'] / each['dense_bytes']:.0%}".replace("%", " %") for each in found}
+    assert [share for share in shares if f"The bytes are {share} of" not in page] == []
+    (steps,) = {re.findall(r"\d+ steps", each["labelled_only_recipe"])[0] for each in found}
+    assert steps in page
+    for text in (page, (ROOT / "benchmarks" / "demo" / "RESULTS.md").read_text(encoding="utf-8")):
+        assert f"{demo.HEADING}{demo.rows(found)}" in text
 
 
 def test_the_page_on_choosing_has_the_gains_that_were_measured() -> None:

@@ -93,7 +93,14 @@ def test_a_hub_is_installed_upgraded_rolled_back_and_removed(
     units = root / "etc" / "systemd" / "system"
     assert {path.name for path in units.iterdir()} == {
         "semisilo-coordinator.service", "semisilo-backup.service", "semisilo-backup.timer"}
-    assert (root / "usr" / "local" / "share" / "doc" / "semisilo" / "operations.md").exists()
+    pages = root / "usr" / "local" / "share" / "doc" / "semisilo"
+    for page in (ROOT / "docs").rglob("*.md"):
+        installed = pages / page.relative_to(ROOT / "docs")
+        assert installed.read_bytes() == page.read_bytes()
+        assert installed.stat().st_mode & 0o777 == 0o644
+        links = re.findall(r"\]\((?!https?:)([\w./-]+)[#)]", page.read_text(encoding="utf-8"))
+        assert [link for link in links if (page.parent / link).resolve().is_relative_to(ROOT / "docs")
+                and not (installed.parent / link).exists()] == []
     assert state.stat().st_mode & 0o777 == 0o700
     assert _version(root, installed_here) == f"semisilo {__version__}"
 
@@ -345,6 +352,7 @@ def test_a_python_that_is_too_old_is_said_with_packages_that_are_new_enough(tmp_
     assert done.stderr.startswith("error: false is no Python >= 3.11")
     # The python3 of Ubuntu 22.04 is 3.10: the same package again would not help.
     assert "Ubuntu 22.04: apt-get install python3.11 python3.11-venv" in done.stderr
+    assert "RHEL 9: dnf install python3.11" in done.stderr  # likewise 3.9
     assert "--python python3.11" in done.stderr
 
 

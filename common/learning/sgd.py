@@ -19,7 +19,7 @@ from semisilo.common.learning.tensors import all_like
 from semisilo.common.numerics.passes import Descent, Gradients, Term
 from semisilo.common.numerics.side_by_side import shares, side_by_side
 
-__all__ = ["SGD", "SGDSettings", "clip_gradients", "descend", "learn", "make_optimiser", "momentum_of", "sgd_settings",
+__all__ = ["SGD", "SGDSettings", "descend", "learn", "make_optimiser", "momentum_of", "sgd_settings",
            "step"]
 
 
@@ -94,14 +94,8 @@ def momentum_of(optimiser: SGD) -> dict[str, Tensor]:
             for name, parameter in optimiser.parameters.items()}
 
 
-def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
-    """Scales all gradients in place by min(1, max_norm / (norm + 1e-6)), norm over all of them; 0 leaves them."""
-    if max_norm > 0 and gradients:
-        torch._foreach_mul_(gradients, _clipping(gradients, max_norm))
-
-
 def _clipping(gradients: list[Tensor], max_norm: float) -> Tensor:
-    """The factor of `clip_gradients`, a scalar (). A core for each share of the gradients."""
+    """min(1, max_norm / (norm + 1e-6)), norm over all gradients, a scalar (). A core for each share of them."""
     of_shares = side_by_side([partial(torch._foreach_norm, gradients[share]) for share in shares(gradients)])
     norm: Tensor = torch.linalg.vector_norm(torch.stack([each for norms in of_shares for each in norms]))
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -35,11 +35,6 @@ class SparseDelta:
         """How many elements are sent; an explicit zero is one of them."""
         return sum(int(mask.sum()) for mask in self.sent.values())
 
-    @property
-    def ratio(self) -> float:
-        """Share of all elements that is sent, 0..1."""
-        return self.nnz / max(num_elements(self.sent), 1)
-
 
 def threshold(tensors: Mapping[str, Tensor], l1_thres: float) -> dict[str, Tensor]:
     """x if |x| > l1_thres else 0, as new tensors.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["LEVEL", "Interval", "area_error", "area_interval", "area_spread", "around",
            "clustered_share_interval", "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval",
-           "newcombe", "precision_interval", "share_error", "standard_error", "wilson"]
+           "precision_interval", "share_error", "standard_error", "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
@@ -134,23 +134,6 @@ def around(value: float, error: float) -> Interval:
     return Interval(max(0.0, value - _Z * error), min(1.0, value + _Z * error))
 
 
-def newcombe(successes: int, others: int, count: int) -> Interval:
-    """Interval of the difference of two shares, successes / count - others / count, from Wilson's of each.
-
-        d - sqrt((p - l_p)^2 + (u_q - q)^2)  to  d + sqrt((u_p - p)^2 + (q - l_q)^2)
-
-    Of two models on the same images it is wider than it need be, since it does not know which images both have right.
-    Args:
-        count: images, at least 1.
-    Raises: ValueError as `wilson`.
-    Source: Newcombe, Statistics in Medicine 17 (1998), method 10.
-    """
-    first, second = wilson(successes, count), wilson(others, count)
-    if first is None or second is None:
-        raise ValueError("There are no images to compare on.")
-    return difference_interval(successes / count, first, others / count, second)
-
-
 def difference_interval(first: float, of_first: Interval, second: float, of_second: Interval) -> Interval:
     """Interval of first - second from the intervals of both, which hang on nothing in common.
 
@@ -158,7 +141,9 @@ def difference_interval(first: float, of_first: Interval, second: float, of_seco
 
     Each end takes from either estimate how far it may be off on that side, so that it is sound where intervals are not
     symmetric.
-    Source: Zou and Donner, Statistics in Medicine 27 (2008) 1693; with Wilson's of both it is `newcombe`.
+    Source: Zou and Donner, Statistics in Medicine 27 (2008) 1693; with Wilson's of both shares it is method 10 of
+        Newcombe, Statistics in Medicine 17 (1998). Of two models on the same images it is wider than it need be, since
+        it does not know which images both have right.
     """
     return Interval(first - second - math.hypot(first - of_first.low, of_second.high - second),
                     first - second + math.hypot(of_first.high - first, second - of_second.low))

@@ -350,8 +350,6 @@ class WireUse:
     """Empty for connections that no RPC has named: overhead."""
     direction: Direction
     wire_bytes: int
-    retransmitted_bytes: int = 0
-    """Sent again by this side, on top of `wire_bytes`; the other direction's are only known at the other end."""
     estimated: bool = False
     label: str = ""
     """What the bytes were for, as given to `take`."""
@@ -419,21 +417,20 @@ class WireMeter:
         samples = self._connections.sample() if fresh else self._connections.totals()
         if not self._connections.supported:
             return self._estimate(label)
-        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for connection, now in samples.items():
             before = self._before.get(connection, _NOTHING)
             self._before[connection] = now
             total = totals[self._owner(connection)]
             total[0] += now.stream_bytes_sent - before.stream_bytes_sent
             total[1] += now.bytes_received - before.bytes_received
-            total[2] += now.bytes_retrans - before.bytes_retrans
         self._forget_ended(samples)
         self._new_connections.clear()
         uses = []
-        for silo, (sent, received, again) in sorted(totals.items()):
+        for silo, (sent, received) in sorted(totals.items()):
             outward, inward = _OUT_AND_IN[self._side]
-            if sent or again:
-                uses.append(WireUse(silo, outward, sent, again, label=label))
+            if sent:
+                uses.append(WireUse(silo, outward, sent, label=label))
             if received:
                 uses.append(WireUse(silo, inward, received, label=label))
         return uses

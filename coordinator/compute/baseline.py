@@ -35,7 +35,7 @@ from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone, Recipe, SavedWork, sets_of
 from semisilo.coordinator.ledger.records import EndedBy
 
-__all__ = ["PAPER_EPOCHS", "PaperLabelsAlone", "PaperRecipe", "train_labelled_only"]
+__all__ = ["PAPER_EPOCHS", "PaperLabelsAlone", "PaperRecipe"]
 
 PAPER_EPOCHS = 400
 """Of the paper's recipe."""
@@ -194,18 +194,6 @@ class PaperLabelsAlone(LabelsAlone[PaperRecipe, SavedPaperWork]):
         self._measured = passes.images, measured
         if measured is not None:
             self._add_point(measured, epoch=passes.epochs, loss=passes.loss if passes.loss == passes.loss else 0.0)
-
-
-def train_labelled_only(environment: Environment, *, epochs: int = PAPER_EPOCHS, lr: float = _LR,
-                        batch_size: int = 0) -> LabelledOnly:
-    """All of it at once, from the study's own initial model; see `PaperRecipe`.
-
-    Raises: BadData as `sets_of`; ComputeFailed when training has diverged.
-    """
-    alone = PaperLabelsAlone(environment, PaperRecipe(epochs=epochs, lr=lr, batch_size=batch_size))
-    alone.work(float("inf"))
-    assert alone.found is not None
-    return alone.found
 
 
 def _ended(text: str) -> EndedBy | None:

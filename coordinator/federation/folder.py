@@ -24,9 +24,9 @@ from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
-__all__ = ["AddressSettings", "CoordinatorFolder", "Federation", "FederationConfig", "FederationSettings",
-           "LimitSettings", "PageSettings", "create_federation", "folder_option", "keep_private", "open_federation",
-           "study_template", "with_page_at"]
+__all__ = ["WHERE_KEYS_ARE_EXPLAINED", "AddressSettings", "CoordinatorFolder", "Federation", "FederationConfig",
+           "FederationSettings", "LimitSettings", "PageSettings", "create_federation", "folder_option", "keep_private",
+           "open_federation", "study_template", "with_page_at"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
@@ -397,18 +397,30 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
         f'{int(address.rpartition(":")[2]) + 1}"\n'
         '# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
         f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n'
+        '# images_on_disk = true     # false: decoded images that are too many for memory are refused\n'
         '# silent_after = "3m"     # after this time without a call, a silo is not asked until it calls again\n\n'
         '[page]\n# The operator page; "" switches it off.\nlisten = "127.0.0.1:8080"\n'
-        '# hosts = ["page.hub.example"]\n\n'
+        '# hosts = ["page.hub.example"]\n'
+        '# user_header = "X-Forwarded-User"   # a reverse proxy with its own login says who acts\n'
+        '# trusted_proxies = ["10.0.0.5"]     # and is believed only from here\n\n'
         '[alerts]\n# webhook = "https://chat.example/hooks/abc"   # told what needs a person\n\n'
-        '[tracking]\n# tensorboard = true   # studies/NAME/tensorboard\n# mlflow = "https://mlflow.example"\n',
+        '[tracking]\n# tensorboard = true   # studies/NAME/tensorboard\n# mlflow = "https://mlflow.example"\n'
+        '# mlflow_experiment = "lung"   # left out: the name of the federation\n'
+        '# wandb = "lung"               # a project of Weights & Biases\n'
+        '# wandb_mode = "offline"       # or "online"\n',
         encoding="utf-8")
     return open_federation(folder)
 
 
+WHERE_KEYS_ARE_EXPLAINED = """\
+# Every key: study.md; settings of a method: methods/NAME.md. Both are in docs/ of the source code, and in
+# /usr/local/share/doc/semisilo where install.sh has installed this program."""
+
+
 def study_template(scenario: Scenario = "labels-at-coordinator") -> str:
     """A commented study file to edit, for labels at the coordinator, at the silos or at both."""
-    return f'''# What the silos train together. Paths are relative to this folder. Keys: docs/study.md, docs/methods.md.
+    return f'''# What the silos train together. Paths are relative to this folder.
+{WHERE_KEYS_ARE_EXPLAINED}
 [study]
 seed = 1
 rounds = 100
@@ -459,7 +471,7 @@ _METHOD: dict[Scenario, str] = {
     "labels-at-coordinator": '''\
 name = "self_training"
 scenario = "labels-at-coordinator"
-# warm_up_steps = 400             # on the labels, before silos are asked; left out: 600 to 4000, see docs/methods.md
+# warm_up_steps = 400             # on the labels, before silos are asked; left out: 600 to 4000
 coordinator_steps = 40            # on the labels, after every round
 local_epochs = 3
 ''',

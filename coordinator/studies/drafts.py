@@ -20,7 +20,7 @@ from semisilo.common.errors import UsageError
 from semisilo.common.methods import METHODS, Scenario, find_method
 from semisilo.common.models.own.model_file import file_of
 from semisilo.common.storage.durable import write_durably
-from semisilo.coordinator.federation.folder import Federation, study_template
+from semisilo.coordinator.federation.folder import WHERE_KEYS_ARE_EXPLAINED, Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.studies.queue import create_study
 from semisilo.coordinator.studies.study_file import load_study
@@ -172,7 +172,7 @@ def _from_template(draft: StudyDraft, scenario: Scenario) -> str:
         find_method(draft.method)
         begin, end = text.index("[method]\n"), text.index("[participation]\n")
         text = (f'{text[:begin]}[method]\nname = {_quoted(draft.method)}\nscenario = "{scenario}"\n'
-                f"# its settings: docs/methods.md\n\n{text[end:]}")
+                f"# its settings: methods/{draft.method}.md of the documentation\n\n{text[end:]}")
     return text
 
 
@@ -206,7 +206,7 @@ def _like(federation: Federation, ledger: Ledger, draft: StudyDraft) -> str:
         if (text := tables.get(table, {}).get(key)):
             tables[table][key] = _moved(str(text), old=federation.studies / row.name,
                                         new=federation.studies / draft.name)
-    return f"# Like study {row.name}. Keys: docs/study.md, docs/methods.md.\n{tomli_w.dumps(_given(tables))}"
+    return f"# Like study {row.name}.\n{WHERE_KEYS_ARE_EXPLAINED}\n{tomli_w.dumps(_given(tables))}"
 
 
 def _moved(text: str, *, old: Path, new: Path) -> str:

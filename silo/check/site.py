@@ -187,6 +187,11 @@ def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = No
     if found.question and (needs is None or not needs.task.model.classes):
         return Finding(what="images", state="warning", text=f"{text}; {found.question}", facts=facts,
                        remedy=f"{found.remedy}; `{looks}` shows them."), counts
+    last = JoinChoice.load(home.choice) if home.is_running() else None
+    if last is not None and last.sources != choice.sources:
+        return Finding(what="images", state="warning", facts=facts,
+                       text=f"{text}; but the `silo join` that runs here works on {' and '.join(last.sources)}",
+                       remedy="Restart it without --data, --labelled and --test: it then takes these."), counts
     text += f"; the headers of {opened} can be read, `{looks}` reads every file completely" if opened else \
         f"; `{looks}` checks every one"
     return Finding(what="images", state="ok", text=text, facts=facts), counts

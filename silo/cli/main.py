@@ -117,8 +117,8 @@ def join(
     data: Annotated[str | None, typer.Option(
         "--data", metavar="SOURCE", show_default=False,
         help="The images: a folder of images, a folder of class folders, one with the folders labelled/CLASS and "
-             "unlabelled, a file.npz, or a named set such as digits. Default: [data] of silo.toml, else the images of "
-             "the last time.")] = None,
+             "unlabelled, a file.npz, or a named set such as digits. Default: [data] of silo.toml, else "
+             "$SEMISILO_IMAGES, else the images of the last time.")] = None,
     labelled: Annotated[str | None, typer.Option(
         "--labelled", metavar="SOURCE", show_default=False,
         help="Labelled images that lie elsewhere: class folders, or a file.npz with labels. All of --data is then "

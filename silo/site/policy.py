@@ -378,8 +378,8 @@ encodings = {_list(LOSSY_FORMS)}
 site_evaluation = {str(Permit().site_evaluation).lower()}
 
 [data]
-# The images, unless `silo join --data` gives others: a folder, "file.npz", or a named set.
-# Relative paths start at the folder of this file.
+# The images, unless `silo join --data` gives others: a folder, "file.npz", or a named set. While this names none, a
+# service takes /scans. Relative paths start at the folder of this file.
 # source = "/scans"
 # If some images have labels: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones
 # separately; all of `source` is then unlabelled. A study with labels at the coordinator alone ignores the labels here.
@@ -406,6 +406,9 @@ max_download_bytes = {Limits().max_download_bytes}
 max_upload_bytes = {Limits().max_upload_bytes}
 # Bytes that may leave and arrive in a day, in total; 0 for no limit.
 bytes_per_day = {Limits().bytes_per_day}
+# Whether decoded images that are too many for memory may lie in a file on this disk while `silo join` runs. Otherwise
+# such images are refused.
+images_on_disk = {str(Limits().images_on_disk).lower()}
 
 [privacy]
 # The privacy budget of this site's patients over all studies, as the epsilon of differential privacy. A task that would

@@ -79,11 +79,6 @@ class RobustSettings:
         """How many silos together have no more than `largest_weight` in an average by counts; 1 where f is not said."""
         return max(1, self.byzantine_silos)
 
-    @property
-    def looks_at_images(self) -> bool:
-        """Whether the rule needs labelled images at the coordinator."""
-        return self.rule in ("fltrust", "judge")
-
 
 def fewest_updates(settings: RobustSettings) -> int:
     """How many updates a round must have for the rule to say anything."""

@@ -13,7 +13,7 @@ from torch import nn
 
 import semisilo.common.learning.sgd as sgd_module
 from semisilo.common.errors import LayoutMismatch
-from semisilo.common.learning.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
+from semisilo.common.learning.sgd import SGDSettings, descend, make_optimiser, momentum_of, step
 from semisilo.common.numerics.side_by_side import lanes, set_lanes, shares
 from tests.each_of import each_of
 
@@ -53,9 +53,10 @@ def test_oracle_s7_holds_when_the_momentum_is_taken_out_and_put_back_between_the
     ([3.0, 4.0], 1.0, [3 / (5 + 1e-6), 4 / (5 + 1e-6)]), ([0.3, 0.4], 1.0, [0.3, 0.4]), ([3.0, 4.0], 0.0, [3.0, 4.0])])
 def test_clipping_scales_the_raw_gradient_to_the_norm_and_never_up(gradient: list[float], max_norm: float,
                                                                    expected: list[float]) -> None:
-    parts = [torch.tensor([value], dtype=torch.float64) for value in gradient]
-    clip_gradients(parts, max_norm)
-    assert [part.item() for part in parts] == pytest.approx(expected, abs=1e-9)
+    model = _Vector([0.0, 0.0])
+    sgd = SGDSettings(lr=1.0, momentum=0.0, weight_decay=0.0, nesterov=False, clip_norm=max_norm)
+    step(make_optimiser(model, sgd), (model.w * torch.tensor(gradient, dtype=torch.float64)).sum())
+    assert (-model.w).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_momentum_before_any_step_is_zero_and_zero_equals_none() -> None:

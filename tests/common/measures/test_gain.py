@@ -18,9 +18,10 @@ from semisilo.common.measures.gain import (
     interval_of,
     mean_gain,
 )
-from semisilo.common.measures.intervals import Interval, area_interval, newcombe
+from semisilo.common.measures.intervals import Interval, area_interval
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from tests.each_of import each_of
+from tests.newcombe import newcombe
 
 CLASSES = ("common", "rare")
 IMAGES = ImageCounts(200, (160, 40))

@@ -16,8 +16,9 @@ from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.training import cosine_lr
 from semisilo.common.methods.contract import CoordinatorData, Environment
 from semisilo.coordinator.compute import baseline, labels_alone
-from semisilo.coordinator.compute.baseline import PaperLabelsAlone, PaperRecipe, train_labelled_only
+from semisilo.coordinator.compute.baseline import PaperLabelsAlone, PaperRecipe
 from tests.each_of import each_of
+from tests.labels_alone import train_labelled_only
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

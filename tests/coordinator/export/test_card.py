@@ -10,7 +10,6 @@ import pytest
 
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
-from semisilo.common.measures.intervals import newcombe
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods.contract import NumericsRecord
@@ -55,6 +54,7 @@ from tests.coordinator.ledger_fixture import (
     fill_study,
 )
 from tests.each_of import each_of
+from tests.newcombe import newcombe
 
 MEASURES = measure(np.eye(3, dtype=np.float32).repeat(40, axis=0), np.arange(3).repeat(40), classes=("a", "b", "c"),
                    temperature=1.5)

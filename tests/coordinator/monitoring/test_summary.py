@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.measures.intervals import newcombe
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs
 from semisilo.coordinator.ledger.records import RoundRow
@@ -27,6 +26,7 @@ from tests.coordinator.ledger_fixture import (
     accuracy_after,
     fill_study,
 )
+from tests.newcombe import newcombe
 
 
 def _cost(round: int, silo: str, direction: Direction, kind: Kind, size: int, *, estimated: bool = False) -> Cost:

@@ -9,9 +9,9 @@ import pytest
 
 from semisilo.api.results import Comparison, Round, Run
 from semisilo.common.measures.gain import ImageCounts
-from semisilo.common.measures.intervals import newcombe
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from tests.newcombe import newcombe
 
 CHOICE = ChoiceFacts(measure="accuracy", metric="accuracy", title="accuracy", measure_reason="", num_validation=0,
                      round=1, last=1, score=None, error=None, last_score=None, labels_alone=False,

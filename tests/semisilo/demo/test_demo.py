@@ -16,7 +16,6 @@ from rich.console import Console
 
 from semisilo.common.errors import BadData, UnknownName, UsageError
 from semisilo.common.measures.gain import Gain
-from semisilo.common.measures.intervals import newcombe
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods import METHODS
 from semisilo.coordinator.monitoring.summary import StudySummary
@@ -24,6 +23,7 @@ from semisilo.coordinator.studies.study_file import check_scenario, config_from_
 from semisilo.demo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
 from semisilo.demo.processes import console_script
 from semisilo.demo.terminal import show_result
+from tests.newcombe import newcombe
 from tests.processes import PATIENCE_SECONDS
 
 _GAIN = Gain(measure=ACCURACY, federated=0.875, labels_alone=0.75, interval=newcombe(70, 60, 80))

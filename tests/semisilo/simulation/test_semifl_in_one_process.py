@@ -31,10 +31,10 @@ from semisilo.common.methods.contract import (
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import ModelBuilder, initial_model, model_builder
 from semisilo.common.storage import checkpoint
-from semisilo.coordinator.compute.baseline import train_labelled_only
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
 from semisilo.simulation.splits import splits
+from tests.labels_alone import train_labelled_only
 
 SEED = 1
 AUGMENTATION = AugmentationSettings(policy="small", without=("Invert", "Solarize"))

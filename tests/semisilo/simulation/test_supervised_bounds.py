@@ -16,10 +16,10 @@ from semisilo.common.learning import tensors
 from semisilo.common.learning.training import SGDSettings, cosine_lr, train_labelled
 from semisilo.common.methods.contract import CoordinatorData, Environment
 from semisilo.common.models.factory import initial_model, model_builder
-from semisilo.coordinator.compute.baseline import train_labelled_only
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.settings import load_simulated_study
+from tests.labels_alone import train_labelled_only
 from tests.semisilo.studies import study
 
 ROUNDS = 3

@@ -34,7 +34,7 @@ from semisilo.silo.check.report import CheckReport, check
 from semisilo.silo.check.site import images_on_disk, look_at_disk, look_at_gpu, look_at_images, look_at_memory
 from semisilo.silo.check.study import look_at_hours, look_at_study
 from semisilo.silo.cli.main import app
-from semisilo.silo.site.home import SiloHome, StatusFile
+from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import DataPolicy, Limits, Permit, Policy
 from semisilo.silo.site.working_hours import Hours
@@ -333,7 +333,6 @@ def test_what_join_would_refuse_of_folders_is_bad_before_and_in_the_same_words(
         tmp_path: Path, folders: tuple[str, ...], scenario: str, said: str) -> None:
     from semisilo.common.errors import BadData
     from semisilo.silo.compute.images import read_silo_images
-    from semisilo.silo.site.home import JoinChoice
 
     for folder in folders:
         (tmp_path / "scans" / folder).mkdir(parents=True)
@@ -582,6 +581,20 @@ def test_images_that_are_not_there_or_not_named_are_found(tmp_path: Path) -> Non
     assert gone.state == "bad"
     digits, counted = look_at_images(home, Policy(data=DataPolicy(source="digits")))
     assert (digits.state, sum(counted)) == ("ok", 1797)
+
+
+def test_images_other_than_those_that_silo_join_works_on_are_not_approved(tmp_path: Path) -> None:
+    from semisilo.silo.site.policy import DataPolicy
+
+    home, policy = SiloHome(tmp_path), Policy(data=DataPolicy(source="digits#train", test="digits#test"))
+    JoinChoice(source="digits").save(home.choice)
+    assert look_at_images(home, policy)[0].state == "ok", "nothing runs here"
+    with home.lock():
+        other, _ = look_at_images(home, policy)
+        assert (other.state, other.text.endswith("runs here works on digits")) == ("warning", True)
+        assert "without --data" in other.remedy
+        JoinChoice(source="digits#train", test="digits#test").save(home.choice)
+        assert look_at_images(home, policy)[0].state == "ok"
 
 
 def test_check_loads_no_torch_and_no_grpc_before_it_connects(tmp_path: Path) -> None:

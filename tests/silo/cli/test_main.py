@@ -277,13 +277,56 @@ def test_who_names_the_images_says_which_are_labelled_and_the_command_may_add(
     of_the_file = JoinChoice(source=str(home.folder / "scans"), labelled=str(home.folder / "known"), test="digits#test")
     assert choose_data(home, policy, data=None, on_error=None) == of_the_file
     assert choose_data(home, policy, data=None, test="/t", on_error=None) == replace(of_the_file, test="/t")
-    assert choose_data(home, policy, data="/new", on_error=None) == JoinChoice(source="/new")
+    assert choose_data(home, policy, data="/new", on_error=None) == replace(of_the_file, source="/new")
+    assert choose_data(home, policy, data="/new", labelled="", test="", on_error=None) == JoinChoice(source="/new")
     assert choose_data(home, policy, data="/new", labelled="/k", test="/t", on_error=None) == JoinChoice(
         source="/new", labelled="/k", test="/t")
     with pytest.raises(BadData, match="hold the same images"):
         choose_data(home, policy, data="/new", labelled="/new/known", on_error=None)
+    with pytest.raises(BadData, match="hold the same images") as caught:
+        choose_data(home, policy, data=of_the_file.labelled, on_error=None)
+    assert str(home.policy) in caught.value.remedy
+    assert '--labelled "" --test ""' in caught.value.remedy
     with pytest.raises(UsageError, match="No images"):
         choose_data(SiloHome(tmp_path / "empty"), DataPolicy(), data=None, labelled="/k", on_error=None)
+
+
+def test_a_service_names_images_while_silo_toml_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = SiloHome(tmp_path / "home")
+    home.folder.mkdir()
+    monkeypatch.setenv("SEMISILO_IMAGES", "/scans")
+    of_the_service = JoinChoice(source="/scans")
+    assert choose_data(home, DataPolicy(), data=None, on_error=None) == of_the_service
+    JoinChoice(source="/last", test="/test").save(home.choice)  # by hand, once
+    assert choose_data(home, DataPolicy(), data=None, on_error=None) == of_the_service
+    policy = DataPolicy(source="/archive", labelled="/known", test="/t")
+    assert choose_data(home, policy, data=None, on_error=None) == JoinChoice(source="/archive", labelled="/known",
+                                                                             test="/t")
+    assert choose_data(home, DataPolicy(), data="/new", on_error=None) == JoinChoice(source="/new")
+
+
+def test_join_says_that_the_command_goes_before_the_source_of_silo_toml(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    enroll_by_command(tmp_path)
+    home, worked_on = tmp_path / "home", []
+
+    async def work(home: SiloHome, identity: Any, choice: JoinChoice, **rest: Any) -> int:
+        worked_on.append(choice)
+        return 0
+
+    monkeypatch.setattr("semisilo.silo.join.work", work)
+    (home / "silo.toml").write_text('[data]\nsource = "scans"\ntest = "digits#test"\n')
+    for name in ("scans", "new"):
+        (home / name).mkdir()
+    assert silo("join", "--home", str(home), "--data", str(home / "new")) == 0
+    said = "".join(capsys.readouterr())
+    assert said.count("WARNING") == 1
+    assert f'the images are {home / "new"}, as --data says, and not [data] source = "scans" of {home}' in said
+    for words in ((), ("--data", str(home / "scans"))):
+        assert silo("join", "--home", str(home), *words) == 0
+        assert "WARNING" not in "".join(capsys.readouterr())
+    assert [(Path(each.source).name, each.test) for each in worked_on] == [
+        ("new", "digits#test"), ("scans", "digits#test"), ("scans", "digits#test")]
 
 
 def test_join_hands_over_what_the_command_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

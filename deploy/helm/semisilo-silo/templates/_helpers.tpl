@@ -36,6 +36,7 @@ capabilities:
 
 {{- define "semisilo-silo.env" -}}
 - {name: SEMISILO_LOG_FORMAT, value: {{ .Values.logFormat }}}
+- {name: SEMISILO_IMAGES, value: {{ .Values.images.data | quote }}}
 {{- with .Values.timeZone }}
 - {name: TZ, value: {{ . | quote }}}
 {{- end }}
