@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import random
 import socket
 import struct
+import termios
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ __all__ = ["Proxy", "ProxyConnection"]
 
 _READ_BYTES = 65_536
 _QUEUED_PIECES = 4096
+_ARRIVAL_SECONDS = 10.0
+"""How long a cut waits for what was forwarded before it: for a receiver that takes nothing, not for a slow one."""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Proxy:
         self.cut_after_seconds: float | None = None
         """Reset every new connection this long after it began."""
         self.cut_after_up_bytes: int | None = None
-        """Reset every new connection after forwarding exactly so many bytes up."""
+        """Reset every new connection after forwarding exactly so many bytes up; the far kernel has them by then."""
         self.cut_after_down_bytes: int | None = None
         """The same, down."""
         self.delay_seconds = 0.0
@@ -200,6 +204,7 @@ class Proxy:
                     await asyncio.sleep(len(data) / self.bytes_per_second)
                 if cut_after is not None and position >= cut_after:
                     await pieces.join()
+                    await self._arrived(writer)
                     _reset(connection)
                     return
             if connection.forgotten:
@@ -212,6 +217,16 @@ class Proxy:
             delivery.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await delivery
+
+    async def _arrived(self, writer: asyncio.StreamWriter) -> None:
+        """Returns when the far kernel has acknowledged all that was written: a reset throws away what it has not."""
+        sock: socket.socket = writer.get_extra_info("socket")
+        limit = self._loop.time() + _ARRIVAL_SECONDS
+        while sock.fileno() >= 0 and self._loop.time() < limit:
+            (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+            if not unacknowledged and not writer.transport.get_write_buffer_size():
+                return
+            await asyncio.sleep(0.001)
 
     def _has_forgotten(self, connection: ProxyConnection) -> bool:
         """Whether what has just come on it is swallowed."""

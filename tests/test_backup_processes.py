@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from tests.processes import STUDY, FederationOfProcesses, federation
 
 SMALL = STUDY.replace("wide_network:wide", "small_cnn").replace("rounds = 3", "rounds = 5")
-DIES_IN_ROUND_3 = "semisilo.silo.site.memory:SiloMemory.record_pending:3:before"
+DIES_IN_ROUND = "semisilo.silo.site.memory:SiloMemory.record_pending:{}:before"
 pytestmark = pytest.mark.slow
 
 
@@ -29,12 +29,16 @@ def processes(tmp_path: Path) -> Iterator[FederationOfProcesses]:
         yield made
 
 
-def _start(processes: FederationOfProcesses, *, crash: str = "") -> None:
+def _start(processes: FederationOfProcesses, crashes: Mapping[str, str] | None = None) -> None:
+    """
+    Args:
+        crashes: silo -> where it dies.
+    """
     processes.serve()
     for silo in processes.silos:
         processes.enroll(silo)
     for silo in processes.silos:
-        processes.join(silo, crash=crash if silo == "beta" else "")
+        processes.join(silo, crash=(crashes or {}).get(silo, ""))
 
 
 def _backup(processes: FederationOfProcesses) -> Path:
@@ -64,7 +68,7 @@ def _wait_for_an_update_of_round(processes: FederationOfProcesses, number: int) 
 def test_a_study_goes_on_elsewhere_with_the_bits_of_an_undisturbed_run(
         processes: FederationOfProcesses, undisturbed: str) -> None:
     """One silo has delivered for round 3, the other one not, and `serve` runs while the backup is taken."""
-    _start(processes, crash=DIES_IN_ROUND_3)
+    _start(processes, {"beta": DIES_IN_ROUND.format(3)})
     _wait_for_an_update_of_round(processes, 3)
     processes.died("beta")
     archive = _backup(processes)
@@ -96,9 +100,10 @@ def test_backups_without_pause_disturb_nothing_and_every_one_can_be_restored(
 def test_silos_that_are_ahead_of_an_older_backup_go_on_without_their_memory(
         processes: FederationOfProcesses, undisturbed: str) -> None:
     """SemiFL's silos keep momentum: that of rounds which never happened must not enter the ones that now do."""
-    _start(processes, crash="semisilo.silo.site.memory:SiloMemory.record_pending:5:before")
-    _wait_for_an_update_of_round(processes, 1)
+    _start(processes, {"alpha": DIES_IN_ROUND.format(2), "beta": DIES_IN_ROUND.format(5)})
+    processes.died("alpha")
     archive = _backup(processes)
+    processes.join("alpha")
     _wait_for_an_update_of_round(processes, 5)
     processes.died("beta")
     _lose_and_restore(processes, archive)
@@ -118,15 +123,16 @@ def test_behind_masks_a_round_that_silos_have_answered_since_the_backup_fails_at
     masked = SMALL.replace("start_with = 2", "start_with = 3").replace("rounds = 5", "rounds = 4") + (
         "\n[privacy]\nsecure_aggregation = true\n")
     with federation(tmp_path, study=masked, silos=("alpha", "beta", "gamma")) as processes:
-        _start(processes)
-        processes.wait_for(lambda: processes.query(
-            "SELECT 1 FROM round WHERE number = 1 AND state = 'completed'") != [])
+        _start(processes, {"alpha": "semisilo.silo.secure_aggregation.session:begin:2:before",
+                           "gamma": DIES_IN_ROUND.format(3)})
+        processes.died("alpha")  # so that nobody has masked anything in round 2
         archive = _backup(processes)
-        processes.wait_for(lambda: processes.query("SELECT 1 FROM round WHERE number = 3") != [])
+        processes.join("alpha")
+        processes.died("gamma")
         _lose_and_restore(processes, archive)
-        newest, = processes.query("SELECT max(number) FROM round")[0]
-        assert int(str(newest)) <= 2
+        assert processes.query("SELECT max(number) FROM round") == [(2,)]
         processes.serve()
+        processes.join("gamma")
         processes.finish()
         rounds = dict(processes.query("SELECT number, state FROM round WHERE number > 0"))
         said = " ".join(str(row[0]) for row in processes.query(

@@ -52,19 +52,20 @@ def test_the_audit_trail_holds_every_head_that_silos_have_seen(undisturbed: Undi
 @pytest.mark.slow
 def test_a_silo_that_is_revoked_in_the_middle_of_an_upload_is_cut_off_within_seconds(tmp_path: Path) -> None:
     with federation_behind_a_proxy(tmp_path) as (processes, proxy):
-        processes.start()
-        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM task WHERE state = 'open'")))
-        proxy.bytes_per_second = 100_000  # so that an upload takes most of a minute
-        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM declared_update WHERE accepted_unix IS NULL")))
-        (silo,), *_ = processes.query("SELECT silo FROM task JOIN declared_update USING (task_id)"
-                                      " WHERE accepted_unix IS NULL")
-        processes.coordinator("revoke", str(silo), "--yes")
-        status = processes.running.pop(str(silo)).wait(PATIENCE_SECONDS)
+        silo = processes.silos[0]
+        processes.start(silo_crash="semisilo.silo.site.memory:SiloMemory.record_pending:1:after")
+        processes.died(silo)
+        proxy.bytes_per_second = 100_000  # so that its upload takes most of a minute
+        processes.join(silo)
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM declared_update JOIN task USING (task_id)"
+                                                        f" WHERE accepted_unix IS NULL AND silo = '{silo}'")))
+        processes.coordinator("revoke", silo, "--yes")
+        status = processes.running.pop(silo).wait(PATIENCE_SECONDS)
         assert status == 1
         assert processes.query("SELECT accepted_unix FROM declared_update JOIN task USING (task_id)"
                                f" WHERE silo = '{silo}'") == [(None,)], "it was heard within the upload, not behind it"
-        assert "has revoked silo" in processes.log(str(silo))
-        assert "coordinator invite" in processes.log(str(silo))
+        assert "has revoked silo" in processes.log(silo)
+        assert "coordinator invite" in processes.log(silo)
         proxy.bytes_per_second = 0
         other = next(name for name in processes.silos if name != silo)
         processes.silos = (other,)

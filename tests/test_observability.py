@@ -19,13 +19,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = STUDY.replace('name = "wide_network:wide"', 'name = "small_cnn"')
 
 
-def start(processes: FederationOfProcesses, *words: str) -> None:
+def start(processes: FederationOfProcesses, *words: str, crash: str = "") -> None:
+    """
+    Args:
+        words: for the first silo besides.
+        crash: where the second one dies.
+    """
     processes.serve()
     for name in processes.silos:
         processes.enroll(name)
     for name in processes.silos:
         processes.join(name, words=("--exit-when-finished", *words) if name == processes.silos[0]
-                       else ("--exit-when-finished",))
+                       else ("--exit-when-finished",), crash=crash if name == processes.silos[1] else "")
 
 
 def lines(processes: FederationOfProcesses, name: str) -> list[dict[str, Any]]:
@@ -88,7 +93,8 @@ def test_metrics_of_both_sides_and_tensorboard_while_a_study_runs(tmp_path: Path
                                                                  f'listen = "127.0.0.1:{page}"')
         configuration.write_text(text.partition("[tracking]")[0] + "[tracking]\ntensorboard = true\n",
                                  encoding="utf-8")
-        start(processes, "--metrics", f"127.0.0.1:{site}")
+        start(processes, "--metrics", f"127.0.0.1:{site}",  # and round 1 stays open until both were looked at
+              crash="semisilo.silo.site.memory:SiloMemory.record_pending:1:before")
         seen: dict[str, str] = {}
 
         def scraped() -> bool:
@@ -103,6 +109,8 @@ def test_metrics_of_both_sides_and_tensorboard_while_a_study_runs(tmp_path: Path
         processes.wait_for(scraped, seconds=300)
         assert "semisilo_serving 1.0" in seen["hub"]
         assert 'semisilo_study_state{state="running",study="first"} 1.0' in seen["hub"]
+        processes.died(processes.silos[1])
+        processes.join(processes.silos[1])
         processes.finish()
         events, = (processes.hub / "studies" / "first" / "tensorboard").iterdir()
         assert steps_in(events) == [0, 1, 2, 3]

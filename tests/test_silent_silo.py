@@ -25,9 +25,9 @@ def is_silent(processes: FederationOfProcesses) -> bool:
 
 @pytest.mark.slow
 def test_later_rounds_do_not_wait_for_a_silo_that_was_killed_and_it_takes_part_when_it_is_back(tmp_path: Path) -> None:
-    with federation(tmp_path, silos=SILOS, study=LONG, timeout="30s") as processes:
+    with federation(tmp_path, silos=SILOS, study=LONG, timeout="90s") as processes:
         settings = processes.hub / "federation.toml"
-        settings.write_text(settings.read_text().replace('# silent_after = "3m"', 'silent_after = "10s"'))
+        settings.write_text(settings.read_text().replace('# silent_after = "3m"', 'silent_after = "30s"'))
         processes.start()
         processes.wait_for(lambda: bool(processes.query(
             "SELECT 1 FROM task WHERE silo = 'gamma' AND state IN ('open', 'updated')")))

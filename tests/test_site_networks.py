@@ -89,7 +89,7 @@ def test_a_wrong_password_is_said_in_one_line_and_tried_again_until_it_is_right(
         for name in processes.silos:
             processes.join(name)
         for name in processes.silos:
-            processes.wait_for(lambda name=name: said in whole_log(processes, name), seconds=60)  # type: ignore[misc]
+            processes.wait_for(lambda name=name: said in whole_log(processes, name))  # type: ignore[misc]
             assert processes.running[name].poll() is None, "it tries again"
             log = whole_log(processes, name)
             assert "Traceback" not in log

@@ -91,12 +91,12 @@ def test_everything_that_was_started_ends_also_what_has_detached_itself(
     monkeypatch.setattr("benchmarks.wire.watch._GRACE_SECONDS", 0.2)
     program = ("import subprocess, sys, time\n"
                "p = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN);"
-               " print(1, flush=True); time.sleep(60)'], start_new_session=True)\n"
+               " print(1, flush=True); time.sleep(600)'], start_new_session=True)\n"
                "print('child', p.pid, flush=True)")
     with Processes(tmp_path) as processes:
         processes.start("parent", [sys.executable, "-c", program])
         wait_for(lambda: processes.started["parent"].poll() is not None and "1" in processes.tail("parent").split(),
-                 "the grandchild", 20)
+                 "the grandchild", 300)
         grandchild = int(processes.find("parent", r"child (\d+)"))
         assert processes.owners() == {grandchild: "parent"}
     wait_for(lambda: peak_bytes(grandchild) == 0, "its end", 300)

@@ -298,12 +298,17 @@ def test_after_a_reset_the_figure_is_at_most_one_byte_short() -> None:
             bound.append(meter)
             channel = channel_to(proxy.port)
             await exchange(channel, "a", pieces=2)
-            await asyncio.sleep(0.1)
+            total = (0, 0)
+
+            def counted() -> tuple[int, int]:
+                nonlocal total
+                total = add(total, by_direction(meter.take(), "a"))
+                return total
+
+            await until(lambda: counted() == (proxy.total_up, proxy.total_down))
             proxy.cut()
-            await asyncio.sleep(0.2)
-            up, down = by_direction(meter.take(), "a")
-            assert proxy.total_up - 1 <= up <= proxy.total_up
-            assert down == proxy.total_down
+            await until(lambda: counted()[1] == proxy.total_down and not meter._before)
+            assert proxy.total_up - 1 <= total[0] <= proxy.total_up
             await channel.close()
         await echo.server.stop(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -122,17 +123,18 @@ def test_grpc_is_given_another_configuration_only_for_another_certificate(tmp_pa
 CALLS = 1600
 """gRPC keeps 1000 waiting, and refuses of those that come after them the more the more there are."""
 CALLER = """
-import collections, sys, grpc
+import pathlib, sys, grpc
 with grpc.insecure_channel(f"localhost:{sys.argv[1]}") as channel:
     call = channel.unary_unary("/a.Service/Call")
-    futures = [call.future(b"", timeout=60) for _ in range(int(sys.argv[2]))]
+    futures = [call.future(b"", timeout=120) for _ in range(int(sys.argv[2]))]
+    pathlib.Path(sys.argv[3]).touch()
     print(sum(future.code() is grpc.StatusCode.OK for future in futures))
 """
 
 
 @pytest.mark.slow
-def test_calls_that_come_while_the_server_is_busy_all_wait_their_turn() -> None:
-    async def answered(options: Options) -> int:
+def test_calls_that_come_while_the_server_is_busy_all_wait_their_turn(tmp_path) -> None:
+    async def answered(options: Options, sent: Path) -> int:
         """How many of the calls are answered of which the first keeps the server from taking up the others."""
         begun = False
 
@@ -140,7 +142,10 @@ def test_calls_that_come_while_the_server_is_busy_all_wait_their_turn() -> None:
             nonlocal begun
             if not begun:
                 begun = True
-                time.sleep(1.5)  # the event loop stands still
+                limit = time.monotonic() + 60
+                while not sent.exists() and time.monotonic() < limit:
+                    time.sleep(0.05)  # the event loop stands still
+                time.sleep(1.0)  # what was sent arrives
             return b""
 
         server = grpc.aio.server(options=options)
@@ -150,12 +155,13 @@ def test_calls_that_come_while_the_server_is_busy_all_wait_their_turn() -> None:
         await server.start()
         try:
             caller = await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", CALLER, str(port), str(CALLS),
-                                                          stdout=asyncio.subprocess.PIPE)
+                                                          str(sent), stdout=asyncio.subprocess.PIPE)
             said, _ = await caller.communicate()
             return int(said)
         finally:
             await server.stop(None)
 
     ours = [option for option in server_options() if option[0] != "grpc.max_concurrent_streams"]  # all on one line
-    assert asyncio.run(answered(ours)) == CALLS
-    assert asyncio.run(answered([option for option in ours if "pending" not in option[0]])) < CALLS
+    assert asyncio.run(answered(ours, tmp_path / "sent")) == CALLS
+    assert asyncio.run(answered([option for option in ours if "pending" not in option[0]],
+                                tmp_path / "sent-again")) < CALLS

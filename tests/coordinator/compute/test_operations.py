@@ -718,8 +718,10 @@ def test_the_baseline_of_a_process_that_is_killed_in_the_middle_of_a_slice_has_t
         try:
             await compute.call(opening(federation, first))
             found = await compute.call(Baseline(epochs=300, slice_seconds=0.2))
-            call = asyncio.ensure_future(compute.call(Baseline(epochs=300, slice_seconds=1e9)))
-            await asyncio.sleep(0.1)
+            working = asyncio.Event()
+            call = asyncio.ensure_future(compute.call(Baseline(epochs=300, slice_seconds=1e9),
+                                                      on_progress=lambda fraction, text: working.set()))
+            await working.wait()
             assert compute.pid is not None
             os.kill(compute.pid, signal.SIGKILL)
             with pytest.raises(ComputeFailed):

@@ -464,6 +464,7 @@ def test_a_task_is_written_anew_once_at_a_time_however_often_its_silo_asks(tmp_p
             await hang_up(call)
         last = asyncio.ensure_future(coordinator.ask("alpha", held=()))
         other = asyncio.ensure_future(coordinator.ask("alpha", held=("f" * 64,)))
+        await until(coordinator, lambda: compute.waiting >= 1)
         await asyncio.sleep(0.02)
         assert compute.waiting == 1
         compute.may.set()
@@ -515,6 +516,7 @@ def test_however_often_a_silo_asks_how_far_its_update_has_come_one_thread_looks(
                     await asyncio.sleep(0.001)
                     await hang_up(call)
                 staying = [asyncio.ensure_future(coordinator.begin(task, content)) for _ in range(3)]
+                await until(coordinator, lambda: looks >= 1)
                 await asyncio.sleep(0.02)
                 assert looks == 1
                 may.set()

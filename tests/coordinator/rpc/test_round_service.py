@@ -34,9 +34,9 @@ from semisilo.coordinator.compute.messages import CheckUpdate
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.states import RoundState, TaskState
-from semisilo.coordinator.rpc import call as call_module
 from semisilo.coordinator.rpc import round_service, silo_calls
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.transfer_slots import TransferSlot
 from tests.coordinator.federation_in_memory import content_of, id_of, payload_of_blocks
 from tests.coordinator.hub_over_tls import (
     MODEL,
@@ -547,9 +547,17 @@ def test_an_upload_whose_task_is_over_is_ended_though_nothing_more_arrives(tmp_p
 
 def test_a_slow_upload_gives_its_place_up_only_where_another_silo_waits_for_one(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_module, "CHUNK_BYTES", 1)  # so that it is slow and not idle
+    pace_of = round_service._Pace
+
+    def quick_pace(slot: TransferSlot, seconds: float) -> round_service._Pace:
+        assert seconds == 120.0
+        return pace_of(slot, 0.6)
+
+    # Slow within a second, and idle not even on a busy machine.
+    monkeypatch.setattr(round_service, "_Pace", quick_pace)
+
     async def scenario() -> None:
-        async with hub(tmp_path, max_uploads=1, idle_seconds=0.6) as made:
+        async with hub(tmp_path, max_uploads=1, idle_seconds=120.0) as made:
             for silo in ("alpha", "beta"):
                 await made.silos[silo].BeginUpdate(begin(made.tasks[silo], content_of(made.tasks[silo])), timeout=300)
             slow = asyncio.ensure_future(drip(made, "alpha", seconds=0.2))
@@ -560,7 +568,7 @@ def test_a_slow_upload_gives_its_place_up_only_where_another_silo_waits_for_one(
             answer = await made.silos["alpha"].BeginUpdate(
                 begin(made.tasks["alpha"], content_of(made.tasks["alpha"])), timeout=300)
             assert answer.resume_offset > 0
-            await drip(made, "alpha", seconds=0.04, offset=answer.resume_offset)  # as slow, and nobody waits
+            await drip(made, "alpha", seconds=0.02, offset=answer.resume_offset)  # as slow, and nobody waits
             await until(lambda: made.coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
     asyncio.run(scenario())
 

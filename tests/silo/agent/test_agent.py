@@ -1077,7 +1077,7 @@ def test_the_certificate_is_renewed_when_due_on_a_new_connection_and_a_failure_i
 def test_who_waits_only_for_a_while_ends_when_there_is_no_study_or_nobody_answers(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(standby=pb.Standby(reason=pb.Standby.REASON_NO_STUDY))
-        async with serving(coordinator) as port, agent_at(port, tmp_path / "idle", idle_seconds=0.5) as bench:
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "idle", idle_seconds=2.5) as bench:
             assert await bench.agent.run() == ""
             assert not bench.agent.has_worked
             assert coordinator.hellos
@@ -1090,9 +1090,10 @@ def test_who_waits_only_for_a_while_ends_when_there_is_no_study_or_nobody_answer
 def test_who_waits_only_for_a_while_stays_as_long_as_there_is_a_study(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator()
-        async with serving(coordinator) as port, agent_at(port, tmp_path, idle_seconds=0.5) as bench:
+        async with serving(coordinator) as port, agent_at(port, tmp_path, idle_seconds=2.5) as bench:
             running = asyncio.ensure_future(bench.agent.run())
-            await asyncio.sleep(1.0)  # longer than it would wait for a study
+            await until(lambda: len(coordinator.hellos) >= 2)
+            await asyncio.sleep(2.7)  # longer than it would wait for a study
             assert not running.done()
             coordinator.after, coordinator.tasks = OVER, [make_task()]
             assert await running == "reached 91.2 %"

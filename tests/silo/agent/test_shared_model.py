@@ -66,7 +66,7 @@ def test_a_model_whose_bytes_are_lost_on_the_line_gets_no_more_than_the_budget_a
     coordinator = FakeCoordinator(model=random_bytes(800_000), chunk_bytes=800_000)
     with pytest.raises(DailyBudget, match="the rest of this model"):
         fetch_from(coordinator, home, monkeypatch, cut_after_bytes=400_000)
-    assert len(coordinator.downloads) <= 4, "the kernel may tell the last bytes of a connection late"
+    assert len(coordinator.downloads) <= 8, "the kernel may tell the last bytes of a connection late"
     assert read_day(home.day, Hours(), time.time()).received_bytes > 200_000
 
 

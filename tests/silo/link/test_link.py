@@ -167,7 +167,7 @@ def test_a_stream_in_which_nothing_moves_is_cut_and_gone_on_with(tmp_path: Path)
     async def work() -> None:
         coordinator = FakeCoordinator(hang_downloads=1)
         reference = coordinator.add_file(random_bytes(MIB))
-        settings = LinkSettings(stall_seconds=0.3, backoff=QUICK.backoff)
+        settings = LinkSettings(stall_seconds=2.0, backoff=QUICK.backoff)
         async with serving(coordinator) as port, linked(port, settings=settings) as link:
             await link.download("t", reference, PayloadStore(tmp_path))
         assert coordinator.downloads == [(reference.digest, 0), (reference.digest, coordinator.chunk_bytes)]
