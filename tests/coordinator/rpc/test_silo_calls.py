@@ -196,6 +196,7 @@ def test_sixteen_hundred_calls_of_one_silo_hold_up_nobody(tmp_path: Path) -> Non
                 await made.silos["beta"].AwaitTask(hello(), timeout=300)
                 waited.append(time.process_time() - began)
             print(f"an honest call costs {sorted(waited)[10]:.3f} s, at most {max(waited):.3f} s")
+            assert made.coordinator.runtime.connected.get("alpha", 0) <= 32, "of all its calls"
             assert sorted(waited)[10] < 1.0
             assert max(waited) < 15.0, "the first may wait behind the handshakes; without limits it was 17 s"
             for call in calls:
