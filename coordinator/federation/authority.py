@@ -1,6 +1,6 @@
-"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`, and
-`coordinator.next.key` while a certificate is renewed. Those of the audit trail's key are in
-`semisilo.coordinator.federation.audit_key`.
+"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`. Those of
+the audit trail's key are in `semisilo.coordinator.federation.audit_key`. While a certificate is renewed, and after a
+failure then, `coordinator.next.key` is there as well.
 
 Tests: tests/coordinator/federation/test_enrollment.py.
 """

@@ -295,8 +295,8 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
     try:
         model.unlink(missing_ok=True)
     except OSError as error:  # the study has gone back all the same
-        _LOG.warning("%s: of an earlier end of the study, cannot be removed: %s; coordinator serve tries it again", model,
-                     error.strerror or error)
+        _LOG.warning("%s: of an earlier end of the study, cannot be removed: %s; coordinator serve tries it again",
+                     model, error.strerror or error)
     return found_rollback
 
 

@@ -102,8 +102,8 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
             try:
                 sync_folder(folder)
             except OSError as error:
-                _LOG.warning("%s is restored, and the system does not confirm that it is on the disk for good: %s; check"
-                             " the disk and the log of the system", folder, error.strerror or error)
+                _LOG.warning("%s is restored, and the system does not confirm that it is on the disk for good: %s;"
+                             " check the disk and the log of the system", folder, error.strerror or error)
             shutil.rmtree(staging, ignore_errors=True)
         except BaseException:
             if not (folder / "federation.toml").exists():

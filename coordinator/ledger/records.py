@@ -19,9 +19,9 @@ from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "MODEL_FILE", "NOISE_KEY", "START_FILE",
-           "BaselineRecipe", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead",
-           "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks", "phase_row", "round_head",
-           "round_row", "study_row", "task_column", "task_row"]
+           "BaselineRecipe", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult",
+           "PhaseRow", "RoundHead", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks",
+           "phase_row", "round_head", "round_row", "study_row", "task_column", "task_row"]
 
 T = TypeVar("T")
 

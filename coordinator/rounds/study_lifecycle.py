@@ -246,7 +246,8 @@ class StudyLifecycle:
 
     async def tidy_up(self) -> SystemTrouble | None:
         """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
-        model that they hand over; removes that of studies that have gone back, where `rollback` could not. A model that cannot be written is reported, once; no other study waits for it.
+        model that they hand over; removes that of studies that have gone back, where `rollback` could not. A model that
+        cannot be written is reported, once; no other study waits for it.
 
         Returns: what the system refuses, of the first study where it does; nothing is lost, and the next call tries
         again. None where all is done.

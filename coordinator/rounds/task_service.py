@@ -283,8 +283,8 @@ class TaskService:
         if not (hello.away_reason and hello.away_until_unix > 0 and late > _CLOCK_SECONDS):
             self.warnings.clock(silo, "")
             return
-        text = (f"it takes no task until {describe_moment(hello.away_until_unix)}, which is {describe_seconds(late)} ago"
-                " by the coordinator's clock")
+        text = (f"it takes no task until {describe_moment(hello.away_until_unix)}, which is"
+                f" {describe_seconds(late)} ago by the coordinator's clock")
         self.warnings.clock(silo, f"silo '{silo}': {text}: one of the clocks is wrong by at least that; set it")
         if self._lines.standing(silo, "clock") is None:
             _LOG.warning("silo %s: %s", silo, text)

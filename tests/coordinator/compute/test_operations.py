@@ -1178,7 +1178,8 @@ def test_what_arithmetic_raises_is_laid_to_whose_numbers_it_was(
 
 @pytest.mark.parametrize("error", [
     RuntimeError("CUDA error: device-side assert triggered"),
-    RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("unable to write: No space left on device")], ids=["accelerator", "memory", "disk"])
+    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("unable to write: No space left on device")], ids=["accelerator", "memory", "disk"])
 def test_what_the_machine_lacks_is_laid_to_no_silo(
         federation: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
     class Particular(SemiFLStrategy):

@@ -646,7 +646,8 @@ def test_a_restore_that_fails_while_it_moves_leaves_the_folder_as_it_was(
 
 
 def test_a_restore_that_is_done_says_so_whatever_fails_after_it(
-        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture) -> None:
     """The folder was the federation, and the command said that it had failed: the next try was refused."""
     import semisilo.coordinator.federation.restore as module
 

@@ -139,13 +139,17 @@ def test_a_federation_that_cannot_be_made_whole_leaves_nothing_and_can_be_made_a
     def full(*arguments: object, **keywords: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        if failing == "federation.toml":
-            patch.setattr(Path, "write_text", full)
+    def make() -> None:
         with new_federation(folder, name="lung", address="hub:8443") as made:
             Ledger(made.ledger).close()
             (made.authority / "ca.key").write_bytes(b"half")
             full()
+
+    with monkeypatch.context() as patch:
+        if failing == "federation.toml":
+            patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            make()
     assert folder.is_dir() == was_there
     assert not was_there or list(folder.iterdir()) == []
     with new_federation(folder, name="lung", address="hub:8443") as made:
