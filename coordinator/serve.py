@@ -24,6 +24,8 @@ from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.text.cli_errors import EXIT_INTERRUPTED
+from semisilo.common.text.describe import describe_moment
+from semisilo.common.text.seldom_lines import SeldomLines
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
@@ -369,7 +371,21 @@ class _Server:
             await asyncio.sleep(LEFT_SECONDS)
 
     async def _refresh(self, certificate: CoordinatorCertificate) -> None:
-        await _every(lambda: _CERTIFICATE_SECONDS, lambda: certificate.refresh(time.time()))
+        lines = SeldomLines()
+        await _every(lambda: _CERTIFICATE_SECONDS, lambda: renew(certificate, time.time(), lines))
+
+
+def renew(certificate: CoordinatorCertificate, now: float, lines: SeldomLines) -> None:
+    """Renews the coordinator's own certificate when it is time, and says once an hour what is in the way of that."""
+    try:
+        certificate.refresh(now)
+    except (OSError, SemisiloError) as error:
+        if lines.standing("certificate") is not None:
+            return
+        problem = explained(error) or error
+        line = problem.line() if isinstance(problem, SemisiloError) else f"{problem}."
+        _LOG.error("the coordinator's own certificate, which ends on %s, cannot be renewed now: %s It is tried again"
+                   " every %.0f s.", describe_moment(certificate.not_after_unix), line, _CERTIFICATE_SECONDS)
 
 
 async def _every(seconds: Callable[[], float], action: Callable[[], object]) -> None:

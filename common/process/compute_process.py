@@ -33,7 +33,7 @@ from semisilo.common.text.logs import set_up_child_logging
 from semisilo.common.text.system_errors import explained_text, is_shortage
 
 __all__ = ["LIMIT_BYTES", "LOST_PEER", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle",
-           "describe", "describe_start", "die_with_parent", "ends_process", "load_build", "serve"]
+           "describe", "describe_start", "die_with_parent", "ends_process", "load_build", "serve", "unusable_after"]
 
 OnProgress = Callable[[float, str], None]
 Build = Callable[[OnProgress], Operations]
@@ -76,7 +76,7 @@ def ends_process(error: BaseException) -> None:
     error.add_note(_ENDS)
 
 
-def _unusable_after(error: BaseException) -> bool:
+def unusable_after(error: BaseException) -> bool:
     """Whether this process cannot be trusted with the next call: memory is short, a CUDA fault has come to stay, too
     many files were open while libraries looked at the processor, so that they would compute in another way, or
     `ends_process` has said so."""
@@ -187,7 +187,7 @@ def _answer(load: Callable[[], Build], connection: _Connection) -> None:
             answer = run_operation(handlers, call.operation, call.arguments)
             connection.send(Reply(id=call.id, answer=to_dict(answer)))
         except Exception as error:
-            exits = _unusable_after(error)
+            exits = unusable_after(error)
             connection.send(Reply(id=call.id, error=describe(error), exits=exits))
             if exits:
                 return

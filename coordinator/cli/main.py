@@ -59,7 +59,7 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
     import time
 
     from semisilo.coordinator.federation.authority import create_authority, ensure_coordinator_certificate
-    from semisilo.coordinator.federation.folder import create_federation, open_federation
+    from semisilo.coordinator.federation.folder import new_federation, open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
     from semisilo.coordinator.studies.queue import create_study
 
@@ -70,11 +70,11 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
         facts = {"federation": name, "folder": str(federation_folder), "made": False}
         tell(as_json, facts, f"Federation {name} is in {federation_folder} already.")
         return
-    federation = create_federation(federation_folder, name=name, address=address)
-    create_authority(federation.authority, name, now=time.time())
-    ensure_coordinator_certificate(federation.authority, time.time())
-    Ledger(federation.ledger).close()
-    study = create_study(federation, "first", scenario=scenario)
+    with new_federation(federation_folder, name=name, address=address) as federation:
+        create_authority(federation.authority, name, now=time.time())
+        ensure_coordinator_certificate(federation.authority, time.time())
+        Ledger(federation.ledger).close()
+        study = create_study(federation, "first", scenario=scenario)
     enrollment = federation.config.address.enrollment_address
     facts = {"federation": name, "folder": str(federation.folder), "made": True, "address": address,
              "enrollment_address": enrollment, "authority": str(federation.authority), "study": str(study)}

@@ -47,12 +47,14 @@ from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
+from semisilo.common.process.compute_process import unusable_after
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.system_errors import explained_text
 from semisilo.coordinator.compute.baseline import PAPER_EPOCHS, PaperLabelsAlone, PaperRecipe
 from semisilo.coordinator.compute.downlink import Downlink
 from semisilo.coordinator.compute.evaluation import (
@@ -153,12 +155,21 @@ class _NotFinite(Exception):
 def _guarded(*, before_end: bool = True) -> Iterator[None]:
     """Around what a strategy computes with what silos have sent. What cannot be read back from the disk passes.
 
+    Before the end nothing is trained, and what arithmetic libraries raise follows from numbers that silos have chosen:
+    one too large for its type, a division by 0. Short memory, a broken accelerator and what the system says do not.
+
     Raises: _NotFinite where it fails.
     """
     try:
         yield
     except (ComputeFailed, BadPayload) as error:
         raise _NotFinite(error, before_end=before_end) from error
+    except (RuntimeError, OverflowError, ZeroDivisionError) as error:
+        if not before_end or unusable_after(error) or explained_text(error) is not None:
+            raise
+        _LOG.debug("the strategy cannot compute with what silos have sent", exc_info=error)
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
+        raise _NotFinite(ComputeFailed(f"{text}."), before_end=True) from error
 
 
 def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos: int, device: str,
@@ -469,9 +480,23 @@ class Operations:
                 with _guarded():
                     tally = study.strategy.begin(now, step, (header,), round=request.round)
                     study.strategy.fold(now, tally, header, groups, before)
+                self._weigh_alone(request, update, groups, before)
             except _NotFinite as error:
                 failed[header.silo] = error.reason.line()
         return measures.result(), failed
+
+    def _weigh_alone(self, request: Aggregate, update: SpooledUpdate, groups: Mapping[str, TensorGroup], before: Any
+                     ) -> None:
+        """Folds an update as the rule of [robust] weighs it alone, besides as the method does: some rules take nothing
+        over of one. Raises: _NotFinite where it cannot be."""
+        study, now, step, header = self._opened(), self._load(request.state), request.phase, update.header
+        if (appraise := getattr(study.strategy, "appraise", None)) is None:
+            return
+        with SpooledUpdates((header,), lambda _: groups, norms=self._norms_of((update,)),
+                            scratch=study.folder) as spooled, _guarded():
+            tally = study.strategy.begin(now, step, (header,), round=request.round)
+            tally, _ = appraise(now, step, tally, spooled, round=request.round)
+            study.strategy.fold(now, tally, header, groups, before)
 
     def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
         """The phase with the means of masked updates, each in the place of a single silo's update. Of no updates the

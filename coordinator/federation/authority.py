@@ -1,5 +1,6 @@
 """The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`. Those of
-the audit trail's key are in `semisilo.coordinator.federation.audit_key`.
+the audit trail's key are in `semisilo.coordinator.federation.audit_key`. While a certificate is renewed, and after a
+failure then, `coordinator.next.key` is there as well.
 
 Tests: tests/coordinator/federation/test_enrollment.py.
 """
@@ -85,11 +86,15 @@ def load_authority(folder: Path) -> AuthorityKeys:
 def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
     """The coordinator's credentials; issued anew when missing, damaged, of another authority, or near their end.
 
-    Key and certificate are two files; a kill between them leaves a pair that does not fit, which is fixed here.
-    Raises: what `load_authority` raises; UsageError when the authority itself has ended.
+    Key and certificate are two files. The new key lies beside the old one until its certificate is there, so there is a
+    pair that fits at every instant, whatever fails or is killed.
+    Raises: what `load_authority` raises; UsageError when the authority itself has ended; OSError.
     """
     authority = load_authority(folder)
-    key_path, certificate_path = folder / "coordinator.key", folder / "coordinator.pem"
+    key_path, next_path, certificate_path = _files_in(folder)
+    if _usable(authority, next_path, certificate_path, now=now) is not None:
+        os.replace(next_path, key_path)
+        sync_folder(folder)
     kept = _usable(authority, key_path, certificate_path, now=now)
     if kept is not None:
         return kept
@@ -100,24 +105,56 @@ def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
     key = make_key()
     certificate = issue_coordinator_certificate(authority.key, authority.certificate, key.public_key(), now=now)
     made = Credentials(key_pem=key_to_pem(key), certificate_pem=certificate_pem(certificate))
-    write_secret(key_path, made.key_pem)
+    write_secret(next_path, made.key_pem)
     write_durably(certificate_path, made.certificate_pem)
+    os.replace(next_path, key_path)
+    sync_folder(folder)
     return made
+
+
+def _files_in(folder: Path) -> tuple[Path, Path, Path]:
+    """The coordinator's key, its next one, and its certificate."""
+    return folder / "coordinator.key", folder / "coordinator.next.key", folder / "coordinator.pem"
+
+
+def _still_valid(folder: Path, now: float) -> Credentials | None:
+    """The credentials that lie in the folder, until they end."""
+    authority = load_authority(folder)
+    key_path, next_path, certificate_path = _files_in(folder)
+    return next((found for key in (key_path, next_path)
+                 if (found := _usable(authority, key, certificate_path, now=now, to_the_end=True)) is not None), None)
 
 
 class CoordinatorCertificate:
     """What `coordinator serve` shows at every handshake; `refresh` now and then keeps it from expiring."""
 
     def __init__(self, folder: Path, *, now: float) -> None:
+        """Where no new certificate can be written, the present one serves to its end; `refresh` tries again.
+
+        Raises: what `ensure_coordinator_certificate` raises, where there is none.
+        """
         self._folder = folder
-        self._current = ensure_coordinator_certificate(folder, now)
+        try:
+            self._current = ensure_coordinator_certificate(folder, now)
+        except OSError:
+            if (present := _still_valid(folder, now)) is None:
+                raise
+            self._current = present
 
     def current(self) -> Credentials:
         """The credentials; the same object until they change. Safe from any thread."""
         return self._current
 
+    @property
+    def not_after_unix(self) -> float:
+        """When the present certificate ends, Unix seconds."""
+        return not_after_unix(load_certificate(self._current.certificate_pem))
+
     def refresh(self, now: float) -> bool:
-        """Issues the next certificate when it is time (once an hour is plenty); whether it did."""
+        """Issues the next certificate when it is time (once an hour is plenty); whether it did.
+
+        Raises: what `ensure_coordinator_certificate` raises; the credentials stay.
+        """
         fresh = ensure_coordinator_certificate(self._folder, now)
         if fresh == self._current:
             return False
@@ -125,7 +162,9 @@ class CoordinatorCertificate:
         return True
 
 
-def _usable(authority: AuthorityKeys, key_path: Path, certificate_path: Path, *, now: float) -> Credentials | None:
+def _usable(authority: AuthorityKeys, key_path: Path, certificate_path: Path, *, now: float,
+            to_the_end: bool = False) -> Credentials | None:
+    """A pair that fits; until it is to be renewed, or with `to_the_end` until it ends."""
     try:
         certificate = load_certificate(read_authority_file(certificate_path))
         key_pem = read_authority_secret(key_path)
@@ -136,7 +175,7 @@ def _usable(authority: AuthorityKeys, key_path: Path, certificate_path: Path, *,
     begin, end = not_before_unix(certificate), not_after_unix(certificate)
     age, life = now - begin - BACKDATE_SECONDS, end - begin - BACKDATE_SECONDS
     # A shorter life (the authority's end is near) is renewed at two thirds of it as well.
-    fresh = begin <= now and age < min(COORDINATOR_RENEW_SECONDS, life * 2 / 3)
+    fresh = begin <= now and age < (life if to_the_end else min(COORDINATOR_RENEW_SECONDS, life * 2 / 3))
     return Credentials(key_pem=key_pem, certificate_pem=certificate_pem(certificate)) if fits and fresh else None
 
 

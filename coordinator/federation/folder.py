@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,12 +27,13 @@ from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
 __all__ = ["WHERE_KEYS_ARE_EXPLAINED", "AddressSettings", "CoordinatorFolder", "Federation", "FederationConfig",
            "FederationSettings", "LimitSettings", "PageSettings", "create_federation", "folder_option", "keep_private",
-           "open_federation", "study_template", "with_page_at"]
+           "new_federation", "open_federation", "study_template", "with_page_at"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_FOLDERS = ("authority", "payloads", "spool", "studies")
 GIB = 2**30
 _LONGEST_INVITATION_SECONDS = 30 * 86400.0
 
@@ -376,19 +378,50 @@ def with_page_at(federation: Federation, listen: str) -> Federation:
     return replace(federation, config=replace(federation.config, page=page))
 
 
+@contextlib.contextmanager
+def new_federation(folder: Path, *, name: str, address: str) -> Iterator[Federation]:
+    """A federation in the making: `create_federation`, around a block that makes the rest. Where either fails, what was
+    made goes again, so that the same command can be repeated.
+
+    Raises: as `create_federation`.
+    """
+    was_there = folder.is_dir()
+    _check_new(folder, name=name, address=address)
+    try:
+        yield _written(folder, name=name, address=address)
+    except BaseException:
+        for part in _FOLDERS:
+            shutil.rmtree(folder / part, ignore_errors=True)
+        for file in (folder / "federation.toml", *folder.glob("ledger.sqlite*")):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+        if not was_there:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def create_federation(folder: Path, *, name: str, address: str) -> Federation:
     """Makes the folder with its configuration and a first study; the authority is made by the caller.
 
     Raises: UsageError when the folder is in use or another account's, or a value is wrong; nothing is written then.
     """
+    _check_new(folder, name=name, address=address)
+    return _written(folder, name=name, address=address)
+
+
+def _check_new(folder: Path, *, name: str, address: str) -> None:
     refuse_for_root(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another name, or remove it.")
     from_dict(FederationSettings, {"name": name}, where="NAME")
     from_dict(AddressSettings, {"public": address}, where="--address")
+
+
+def _written(folder: Path, *, name: str, address: str) -> Federation:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    for part in ("authority", "payloads", "spool", "studies"):
+    for part in _FOLDERS:
         (folder / part).mkdir(exist_ok=True)
     (folder / "authority").chmod(0o700)
     (folder / "federation.toml").write_text(

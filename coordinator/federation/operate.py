@@ -7,6 +7,7 @@ action is in the audit trail with its origin: "command" or "page"; "coordinator"
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, kept_after, oldest_return, roll_back
 from semisilo.coordinator.ledger.progress import best_committed, handed_over_then, round_heads
-from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
+from semisilo.coordinator.ledger.records import MODEL_FILE, PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
@@ -45,6 +46,7 @@ __all__ = [
     "take_back",
 ]
 
+_LOG = logging.getLogger("semisilo.coordinator")
 Origin = Literal["command", "page"]
 _SHORTEST_INVITATION_SECONDS = 60.0
 MOST_NOTE_CHARACTERS = 1000
@@ -265,7 +267,7 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
     """Makes a committed round the last one of a study again, and queues the study: `serve` trains on from there.
 
     The rounds after it stay in the ledger as history. The file of the model that was handed over goes, for it may be of
-    one of them.
+    one of them; where it cannot be removed, or the power fails first, `serve` does so.
 
     Args:
         study_folder: where its files are.
@@ -289,7 +291,12 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
             raise UsageError(f"Study '{study}' {_why_not(round_heads(ledger, study), to_round)}.",
                              remedy=f"It can go back to: {listed}. [study] keep_every says how many are kept.")
         found_rollback = roll_back(ledger, study, to_round, operator=operator, reason=_line(reason))
-    (study_folder / "model.safetensors").unlink(missing_ok=True)
+    model = study_folder / MODEL_FILE
+    try:
+        model.unlink(missing_ok=True)
+    except OSError as error:  # the study has gone back all the same
+        _LOG.warning("%s: of an earlier end of the study, cannot be removed: %s; coordinator serve tries it again",
+                     model, error.strerror or error)
     return found_rollback
 
 

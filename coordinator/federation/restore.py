@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import time
@@ -28,6 +29,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 
 __all__ = ["RestoreFacts", "restore"]
 
+_LOG = logging.getLogger("semisilo.coordinator")
 _STAGING = ".restoring"
 _MOVED = ".moving"
 """In that folder: the names of what is moved out of it at the end, as JSON."""
@@ -89,14 +91,20 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
             withdrawn = _note(staging, manifest, by)
             for part in _PARTS:
                 (staging / part).mkdir(exist_ok=True)
+            studies = study_facts(staging / "ledger.sqlite")
             names = sorted(path.name for path in staging.iterdir() if path.name != "federation.toml")
             write_durably(staging / _MOVED, json.dumps(names).encode())
             for name in names:
                 os.replace(staging / name, folder / name)
             sync_folder(folder)
             os.replace(staging / "federation.toml", folder / "federation.toml")
-            sync_folder(folder)
-            shutil.rmtree(staging, ignore_errors=True)  # the folder is the federation now, whatever is left of it
+            # The folder is the federation now, whatever is left of the other one and whatever fails.
+            try:
+                sync_folder(folder)
+            except OSError as error:
+                _LOG.warning("%s is restored, and the system does not confirm that it is on the disk for good: %s;"
+                             " check the disk and the log of the system", folder, error.strerror or error)
+            shutil.rmtree(staging, ignore_errors=True)
         except BaseException:
             if not (folder / "federation.toml").exists():
                 _take_back(folder)
@@ -105,7 +113,7 @@ def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
             raise
     return RestoreFacts(folder=str(folder), federation=manifest.federation, made_unix=manifest.made_unix,
                         files=len(manifest.files), content_bytes=manifest.total_bytes,
-                        studies=study_facts(folder / "ledger.sqlite"), left_out=manifest.left_out,
+                        studies=studies, left_out=manifest.left_out,
                         withdrawn_invitations=withdrawn)
 
 

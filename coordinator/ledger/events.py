@@ -13,7 +13,8 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
-__all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself",
+__all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_gone_back",
+           "has_paused_itself",
            "is_model_noted", "is_model_written", "last_ended_rounds", "last_event_of", "note_late_answer",
            "note_model_not_written", "note_model_written", "round_ended_event", "study_notes"]
 
@@ -71,7 +72,7 @@ def study_notes(ledger: Ledger, study: str) -> tuple[StudyNote, ...]:
                  for each in found)
 
 
-_WRITTEN, _NOT_WRITTEN = "model_written", "model_not_written"
+_WRITTEN, _NOT_WRITTEN, _GONE_BACK = "model_written", "model_not_written", "study_rolled_back"
 
 
 def note_model_written(ledger: Ledger, study: str, state_digest: str) -> None:
@@ -98,9 +99,18 @@ def is_model_written(ledger: Ledger, study: str, state_digest: str) -> bool:
 def _last_model(ledger: Ledger, study: str) -> tuple[str, str | None] | None:
     """The kind and the state of the last note about a model of the study, or that it has gone back since."""
     rows = ledger.query("SELECT kind, json_extract(detail_json, '$.state_digest') AS state_digest FROM event"
-                        " WHERE study = ? AND kind IN (?, ?, 'study_rolled_back') ORDER BY number DESC LIMIT 1",
-                        study, _WRITTEN, _NOT_WRITTEN)
+                        " WHERE study = ? AND kind IN (?, ?, ?) ORDER BY number DESC LIMIT 1",
+                        study, _WRITTEN, _NOT_WRITTEN, _GONE_BACK)
     return (rows[0]["kind"], rows[0]["state_digest"]) if rows else None
+
+
+def has_gone_back(ledger: Ledger, study: str) -> bool:
+    """Whether an operator has taken the study back to an earlier round since its model was last written: what may lie
+    beside its file is of a round that no longer counts."""
+    last = _last_model(ledger, study)
+    return last is not None and last[0] == _GONE_BACK and bool(ledger.query(
+        "SELECT 1 FROM rollback WHERE study = ? AND origin <> 'coordinator' AND number = (SELECT max(number) FROM"
+        " rollback WHERE study = ?)", study, study))
 
 
 def note_late_answer(ledger: Ledger, task: TaskRow) -> None:

@@ -18,10 +18,10 @@ from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase,
 from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "NOISE_KEY", "START_FILE", "BaselineRecipe",
-           "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead",
-           "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks", "phase_row", "round_head",
-           "round_row", "study_row", "task_column", "task_row"]
+__all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "MODEL_FILE", "NOISE_KEY", "START_FILE",
+           "BaselineRecipe", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult",
+           "PhaseRow", "RoundHead", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks",
+           "phase_row", "round_head", "round_row", "study_row", "task_column", "task_row"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,8 @@ START_FILE = "start.safetensors"
 """In a study's folder: a strategy's work before round 1 that is not done yet."""
 LABELS_ALONE = "labels-alone"
 """What stands in the place of a method or a round where the model is that of labels alone."""
+MODEL_FILE = "model.safetensors"
+"""In the folder of a study that is over: the model that it hands over."""
 LABELS_ALONE_MODEL = "labels-alone-model.safetensors"
 """In a study's folder: the model that labels alone have given, once it is there."""
 BaselineRecipe = Literal["strong", "paper"]

@@ -20,7 +20,7 @@ from semisilo.coordinator.rounds.silo_processes import SiloProcesses
 __all__ = ["SiloWarnings"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_TOO_OLD, _KEY_NOT_TAKEN = "too_old", "key_not_taken"
+_TOO_OLD, _KEY_NOT_TAKEN, _CLOCK = "too_old", "key_not_taken", "clock"
 _TWICE_SECONDS = 3600.0
 """One notice in that time about an identity that is in use twice: it lasts, and both may call at any rate."""
 
@@ -102,6 +102,10 @@ class SiloWarnings:
         """The key that a silo gives for secure sums does not stand for it; with an empty text the one that it gives
         does."""
         self._set(silo, _KEY_NOT_TAKEN, text)
+
+    def clock(self, silo: str, text: str) -> None:
+        """A silo's clock and the coordinator's differ; with an empty text nothing says so."""
+        self._set(silo, _CLOCK, text)
 
     def _set(self, silo: str, kind: str, text: str) -> None:
         if text:

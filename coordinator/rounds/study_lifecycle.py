@@ -9,6 +9,7 @@ this follows from the ledger alone: a coordinator that was restarted decides the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from semisilo.coordinator.compute.messages import Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (
     begun_again_event,
+    has_gone_back,
     has_paused_itself,
     is_model_noted,
     last_ended_rounds,
@@ -37,7 +39,7 @@ from semisilo.coordinator.ledger.progress import (
     round_heads,
     scored_rounds,
 )
-from semisilo.coordinator.ledger.records import StudyRow
+from semisilo.coordinator.ledger.records import MODEL_FILE, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import answer_states, last_refusal, silos_that_refused_all
@@ -238,19 +240,24 @@ class StudyLifecycle:
         committed round 0."""
         wanted = model_to_write(self._ledger, name)
         assert wanted is not None
-        model = self._studies / name / "model.safetensors"
+        model = self._studies / name / MODEL_FILE
         await self._steps.call(replace(wanted, path=model), activity="writing the model")
         note_model_written(self._ledger, name, wanted.state)
 
     async def tidy_up(self) -> SystemTrouble | None:
         """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
-        model that they hand over. A model that cannot be written is reported, once; no other study waits for it.
+        model that they hand over; removes that of studies that have gone back, where `rollback` could not. A model that
+        cannot be written is reported, once; no other study waits for it.
 
         Returns: what the system refuses, of the first study where it does; nothing is lost, and the next call tries
         again. None where all is done.
         """
         first: SystemTrouble | None = None
         for row in self._ledger.studies():
+            model = self._studies / row.name / MODEL_FILE
+            if row.state is not StudyState.STOPPED and model.is_file() and has_gone_back(self._ledger, row.name):
+                with contextlib.suppress(OSError):
+                    model.unlink()
             if row.state is StudyState.STOPPED:
                 try:
                     await self._cancel_open_round(row.name)
@@ -308,5 +315,5 @@ class StudyLifecycle:
             raise
         except SemisiloError as error:
             _LOG.error("study %s is stopped, but its model could not be written: %s", row.name, error.line())
-            (self._studies / row.name / "model.safetensors").unlink(missing_ok=True)  # of an earlier end of the study
+            (self._studies / row.name / MODEL_FILE).unlink(missing_ok=True)  # of an earlier end of the study
             note_model_not_written(self._ledger, row.name, digest, reason=error.line())

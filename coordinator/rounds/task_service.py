@@ -35,6 +35,7 @@ from semisilo.common.methods.parts.capabilities import CAPABILITIES, lacking
 from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.conversion import answer_from_proto, answer_to_proto, question_from_hex
 from semisilo.common.storage.store import PartialFile, PayloadStore
+from semisilo.common.text.describe import describe_moment, describe_seconds
 from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
 from semisilo.common.text.seldom_lines import SeldomLines
@@ -62,6 +63,11 @@ __all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
+_SHORTEST_AWAY_SECONDS = 90.0
+"""How long a silo that says it is away counts so at least: until its next call, which comes after a poll of a minute
+at most."""
+_CLOCK_SECONDS = 60.0
+"""By so much the end of a silo's being away may have passed when it is heard, with clocks that are right."""
 _REPLACED = "The silo has declared another update since."
 _FEW_SILOS = 50
 _GATHERING_SECONDS_PER_SILO, _LONGEST_GATHERING_SECONDS = 0.0001, 0.1
@@ -193,8 +199,9 @@ class TaskService:
     async def await_task(self, silo: str, hello: Hello, *, timeout_seconds: float) -> TaskSpec | Standby:
         """The silo's open task; waits for one up to `timeout_seconds`. Its first call makes the silo join."""
         now = self._clock()
-        until = min(hello.away_until_unix, now + _LONGEST_AWAY_SECONDS)
-        away = bool(hello.away_reason) and until > now
+        away = bool(hello.away_reason)
+        # It takes no task whatever its clock says, so it must not be asked and waited for.
+        until = min(max(hello.away_until_unix, now + _SHORTEST_AWAY_SECONDS), now + _LONGEST_AWAY_SECONDS)
         with self._ledger.transaction(lasting=False):
             self._roster.joined(silo, version=hello.version, methods=hello.methods,
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
@@ -206,6 +213,7 @@ class TaskService:
                              memory_round=hello.memory_round)
         if hello.capabilities >= CAPABILITIES:
             self.warnings.too_old(silo, "")
+        self._note_clock(silo, hello, now)
         for each in hello.evaluations:
             self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
@@ -267,6 +275,19 @@ class TaskService:
         self.warnings.key_not_taken(silo, "")
         if new:
             _LOG.debug("silo %s: the roster has its key for secure sums", silo)
+
+    def _note_clock(self, silo: str, hello: Hello, now_unix: float) -> None:
+        """Says of a silo that is away until a moment that has passed by how much the clocks differ: it takes no task
+        then, and nothing else would say why."""
+        late = now_unix - hello.away_until_unix
+        if not (hello.away_reason and hello.away_until_unix > 0 and late > _CLOCK_SECONDS):
+            self.warnings.clock(silo, "")
+            return
+        text = (f"it takes no task until {describe_moment(hello.away_until_unix)}, which is"
+                f" {describe_seconds(late)} ago by the coordinator's clock")
+        self.warnings.clock(silo, f"silo '{silo}': {text}: one of the clocks is wrong by at least that; set it")
+        if self._lines.standing(silo, "clock") is None:
+            _LOG.warning("silo %s: %s", silo, text)
 
     def _why_aside(self, silo: str) -> str | None:
         """Why the operator leaves a silo out of what runs; None where it takes part, or no study runs."""

@@ -61,10 +61,13 @@ def _others(path: Path) -> Path:
 
 
 def read_days(path: Path) -> tuple[DayCount, ...]:
-    """What was carried on days that are over, oldest first; nothing where there is no note of any, or a damaged one."""
+    """What was carried on days that are over, oldest first; nothing where there is no note of any, or a damaged one.
+
+    Raises: OSError where it cannot be read now: whoever writes it anew would lose a year.
+    """
     try:
         return from_dict(_Days, json.loads(path.read_text(encoding="utf-8"))).days
-    except (OSError, ValueError, BadConfiguration):
+    except (FileNotFoundError, ValueError, BadConfiguration):
         return ()
 
 
@@ -94,10 +97,15 @@ class DayBudget:
         self._path = path
         self._limit = bytes_per_day
         self._hours = hours
-        before = _read(path)
-        if before is not None and before.day != day_of(hours, now_unix):
-            self._left(before)
-        self._count = read_day(path, hours, now_unix)
+        self._left: dict[str, DayCount] = {}
+        """By day: days that the clock has left and that are not noted yet."""
+        self._unread = False
+        """Whether what the present day has come to before could not be read yet."""
+        before, today = _read(path), day_of(hours, now_unix)
+        if before is not None and before.day != today:
+            self._leave(before)
+            before = None
+        self._count = before or self._begun(today)
         self._seen = Carried()
         self._written = self._count.bytes
         self._on_disk: DayCount | None = None
@@ -118,8 +126,11 @@ class DayBudget:
         today = day_of(self._hours, now_unix)
         before = self._count
         if before.day != today:
-            self._left(before)
-            before = _noted(self._path, today)  # nothing, but where the clock was on another day for a while
+            self._leave(before)
+            before = self._begun(today)
+        elif self._left or self._unread:
+            self._note_left()
+            before = self._with_unread(before)
         # The bytes around midnight belong to the new day: that never allows more than the limit.
         self._count = DayCount(day=today, sent_bytes=before.sent_bytes + added.sent_bytes,
                                received_bytes=before.received_bytes + added.received_bytes,
@@ -155,13 +166,42 @@ class DayBudget:
         # An end that is farther away than this day's was noted under another clock.
         return self._over_until if now_unix < self._over_until <= next_day_at(self._hours, now_unix) else None
 
-    def _left(self, count: DayCount) -> None:
-        """Notes a day that the clock has left. A full disk keeps nobody from the next one."""
+    def _leave(self, count: DayCount) -> None:
+        """The clock has left a day."""
+        self._left[count.day] = self._with_unread(count)
+        self._unread = False
+        self._note_left()
+
+    def _note_left(self) -> None:
+        """Notes days that the clock has left. A full or failing disk keeps nobody from the next one: it is tried again
+        with the next count."""
         path = _others(self._path)
-        known = [each for each in read_days(path) if each.day != count.day]
-        days = sorted([*known, *([count] if count.bytes else [])], key=lambda each: each.day)[-_MOST_DAYS:]
         with contextlib.suppress(OSError):
+            known = [each for each in read_days(path) if each.day not in self._left]
+            left = [each for each in self._left.values() if each.bytes]
+            days = sorted([*known, *left], key=lambda each: each.day)[-_MOST_DAYS:]
             write_durably(path, (json.dumps(asdict(_Days(days=tuple(days)))) + "\n").encode())
+            self._left.clear()
+
+    def _begun(self, day: str) -> DayCount:
+        """What a day has come to before: nothing, but where the clock was on another one for a while."""
+        if (left := self._left.pop(day, None)) is not None:
+            return left
+        self._unread = True
+        return self._with_unread(DayCount(day=day))
+
+    def _with_unread(self, count: DayCount) -> DayCount:
+        """A count with what its day has come to before, where that could not be read until now."""
+        if not self._unread:
+            return count
+        try:
+            before = _noted(self._path, count.day)
+        except OSError:
+            return count
+        self._unread = False
+        return DayCount(day=count.day, sent_bytes=before.sent_bytes + count.sent_bytes,
+                        received_bytes=before.received_bytes + count.received_bytes,
+                        estimated=before.estimated or count.estimated)
 
     def _write(self, *, durably: bool) -> None:
         if self._count == self._on_disk and (self._safe or not durably):

@@ -24,7 +24,7 @@ from semisilo.common.rpc.tls import split_address
 from semisilo.silo.agent.daily_budget import read_day
 from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
 from semisilo.silo.agent.terminal import Display
-from semisilo.silo.site.home import SiloHome, StatusFile
+from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger
@@ -66,9 +66,17 @@ class SiteMetrics(Collector):
         self._doing = _Doing(stage if stage in _STAGES else "idle", min(1.0, max(0.0, fraction)))
 
     def collect(self) -> Iterator[Metric]:
-        """Called for every scrape."""
-        status, now, doing = StatusFile.load(self._home.status), self._clock(), self._doing
-        yield from self._who()
+        """Called for every scrape. What cannot be read now, such as with too many open files, is left out of it."""
+        with suppress(OSError):
+            yield from list(self._who())
+        yield from self._work()
+        with suppress(OSError):
+            yield from list(self._state(StatusFile.load(self._home.status)))
+        yield from self._policy_numbers(self._clock())
+
+    def _work(self) -> Iterator[Metric]:
+        """What is counted in this process."""
+        doing = self._doing
         outcomes = CounterMetricFamily("semisilo_site_tasks", "Tasks since the start, by what became of them.",
                                        labels=["outcome"])
         for kind in OUTCOME_KINDS:
@@ -83,12 +91,17 @@ class SiteMetrics(Collector):
                                   value=self._training_seconds)
         payload = CounterMetricFamily("semisilo_site_payload_bytes", "Payload bytes since the start; up: to the hub.",
                                       labels=["direction"])
+        for direction in ("down", "up"):
+            payload.add_metric([direction], self._payload[direction])
+        yield payload
+
+    def _state(self, status: AgentStatus) -> Iterator[Metric]:
+        """What the agent has written of itself."""
         wire = CounterMetricFamily("semisilo_site_wire_bytes", "Bytes on the wire since enrolment; up: to the hub.",
                                    labels=["direction"])
         for direction, size in (("down", status.received_bytes), ("up", status.sent_bytes)):
-            payload.add_metric([direction], self._payload[direction])
             wire.add_metric([direction], size)
-        yield from (payload, wire)
+        yield wire
         images = GaugeMetricFamily("semisilo_site_images", "Images of this silo.", labels=["labelled"])
         images.add_metric(["true"], status.labelled_count)
         images.add_metric(["false"], status.unlabelled_count)
@@ -99,7 +112,6 @@ class SiteMetrics(Collector):
                      status.last_contact_unix)
         yield _gauge("semisilo_site_trouble", "Whether something is wrong that has not passed; silo status says what.",
                      float(bool(status.last_error)))
-        yield from self._policy_numbers(now)
 
     def _who(self) -> Iterator[Metric]:
         try:
@@ -115,14 +127,15 @@ class SiteMetrics(Collector):
 
     def _policy_numbers(self, now: float) -> Iterator[Metric]:
         limit = self._policy.limits.bytes_per_day
-        yield _gauge("semisilo_site_day_bytes", "Bytes on the wire today, both ways.",
-                     float(read_day(self._home.day, self._policy.hours, now).bytes))
+        with suppress(OSError):
+            yield _gauge("semisilo_site_day_bytes", "Bytes on the wire today, both ways.",
+                         float(read_day(self._home.day, self._policy.hours, now).bytes))
         yield _gauge("semisilo_site_day_limit_bytes", "[limits] bytes_per_day of silo.toml; 0: no limit.", float(limit))
         yield _gauge("semisilo_site_on_duty", "Whether silo.toml lets this silo work now.",
                      float(closes_at(self._policy.hours, now) is not None))
         yield _gauge("semisilo_site_epsilon_limit", "[privacy] max_epsilon of silo.toml; 0: no limit.",
                      self._policy.privacy.max_epsilon)
-        with suppress(StorageDamaged):  # `silo status` says so, and nothing is trained
+        with suppress(StorageDamaged, OSError):  # `silo status` says so, and nothing is trained
             last = PrivacyLedger(self._home.privacy).last()
             yield _gauge("semisilo_site_epsilon", "Spent of the privacy of this site's images, all studies together.",
                          0.0 if last is None else last.epsilon)

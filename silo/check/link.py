@@ -16,7 +16,7 @@ from semisilo.common.identity.certificates import coordinator_name, utc_text
 from semisilo.common.text.logs import printable
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.link.diagnosis import AnswersNow, diagnose
-from semisilo.silo.link.dialling import Way, connect, way_to
+from semisilo.silo.link.dialling import Way, connect, goes_around_proxy, way_to
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import Identity
@@ -161,7 +161,8 @@ def _ask(home: SiloHome, identity: Identity, now: Callable[[], float], *,
 
     with grpc.secure_channel(
             identity.address, channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),
-            options=channel_options(identity.federation, use_http_proxy=use_http_proxy)) as channel:
+            options=channel_options(identity.federation, use_http_proxy=use_http_proxy
+                                    and not goes_around_proxy(identity.address))) as channel:
         stub: Any = pb_grpc.RoundServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             began = now()

@@ -5,6 +5,7 @@ Tests: tests/silo/link/test_link.py.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import threading
@@ -16,17 +17,18 @@ from dataclasses import dataclass
 
 from semisilo.common.errors import BadConfiguration, Unreachable
 from semisilo.common.rpc.tls import split_address
+from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
 
-__all__ = ["Way", "connect", "seconds_left", "way_to"]
+__all__ = ["Way", "connect", "goes_around_proxy", "seconds_left", "way_to"]
 
 _RESOLVE_SECONDS = 2.5
 """Of the 8 s of a diagnosis, so that a name server that says nothing is found out and named."""
 _CONNECT_SECONDS = 3.0
 """For each address of a name, so that the second one is tried when the first swallows what it is sent. TCP repeats its
 first packet after a second, so one that is lost does no harm."""
-_PROXY_ANSWER_LIMIT_BYTES = 8192
-"""An answer to CONNECT is a few lines; no more is kept of what a stranger sends."""
+_PROXY_ANSWER_LIMIT_BYTES = 2**20
+"""An answer to CONNECT is a few lines, with some proxies many; no more is kept of what a stranger sends."""
 _WANTS_PASSWORD = ("401", "407")
 _HOW_TO_WRITE_A_PROXY = ("Set https_proxy=http://user:password@host:port; in a password write %40 for @, %23 for # and "
                          "%2F for /.")
@@ -48,17 +50,37 @@ def way_to(address: str, *, use_http_proxy: bool = True) -> Way:
     Raises: BadConfiguration when it is no address, or the proxy's is none.
     """
     host, port = split_address(address)
-    return Way(address, host, port, proxy=_proxy_for(host) if use_http_proxy else None)
+    return Way(address, host, port, proxy=None if not use_http_proxy or goes_around_proxy(address) else _named_proxy())
 
 
-def _proxy_for(host: str) -> urllib.parse.SplitResult | None:
+def goes_around_proxy(address: str) -> bool:
+    """Whether `no_proxy` names an address: its name, a domain that it is in, its network ("10.0.0.0/8"), or "*" for
+    all. gRPC and libraries read this list in different ways, so gRPC is told what is decided here.
+
+    Raises: BadConfiguration when it is no address.
+    """
+    host, port = split_address(address)
+    listed = next((os.environ[name] for name in ("no_grpc_proxy", "no_proxy") if os.environ.get(name)), "")
+    entries = [entry.strip() for entry in listed.split(",") if entry.strip()]
+    whole = host if ":" in host else f"{host}:{port}"
+    return any(entry == "*" or _is_in_network(host, entry)
+               or urllib.request.proxy_bypass_environment(whole, {"no": entry})  # type: ignore[attr-defined]
+               for entry in entries)
+
+
+def _is_in_network(host: str, entry: str) -> bool:
+    """Whether a host that is written as a number is in a network, or is the same number."""
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip("[]"), strict=False)
+    except ValueError:
+        return False
+
+
+def _named_proxy() -> urllib.parse.SplitResult | None:
     """The proxy that gRPC would use: lower-case names only, as gRPC reads them.
 
     Raises: BadConfiguration where gRPC would go around what is named: it may hold a password, so it is not shown.
     """
-    skipped = next((os.environ[name] for name in ("no_grpc_proxy", "no_proxy") if os.environ.get(name)), "")
-    if skipped and urllib.request.proxy_bypass_environment(host, {"no": skipped}):  # type: ignore[attr-defined]
-        return None
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         text = os.environ.get(name, "")
         if text:
@@ -149,7 +171,7 @@ def _ask_proxy(connection: socket.socket, way: Way, proxy: str, deadline: float)
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
         while b"\r\n\r\n" not in answer and len(answer) < _PROXY_ANSWER_LIMIT_BYTES:
             connection.settimeout(seconds_left(deadline))
-            piece = connection.recv(1024)
+            piece = connection.recv(4096)
             if not piece:
                 break
             answer += piece
@@ -158,6 +180,9 @@ def _ask_proxy(connection: socket.socket, way: Way, proxy: str, deadline: float)
                           remedy="Check https_proxy.") from None
     words = answer.split(b"\r\n", 1)[0].split()
     status = words[1].decode("ascii", "replace")[:3] if len(words) > 1 and words[0].startswith(b"HTTP/") else ""
+    if status.startswith("2") and b"\r\n\r\n" not in answer:
+        raise Unreachable(f"The HTTP proxy {proxy} breaks off in the middle of its answer, after "
+                          f"{describe_bytes(len(answer))}.", remedy="Check https_proxy, and the log of the proxy.")
     if status.startswith("2"):
         return
     # 407 is what a proxy should say; some, such as tinyproxy, say 401 to a wrong password.

@@ -39,6 +39,7 @@ from semisilo.common.rpc.tls import channel_credentials, channel_options
 from semisilo.common.wire import enrollment_service_pb2 as pb
 from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 from semisilo.silo.link.diagnosis import diagnose_connection
+from semisilo.silo.link.dialling import goes_around_proxy
 from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import (
@@ -90,8 +91,10 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
     authority_pem = certificate_pem(load_certificate(invitation.authority_der))
     channel = grpc.aio.secure_channel(
         invitation.enrollment_address, channel_credentials(authority_pem=authority_pem),
-        options=channel_options(invitation.federation, use_http_proxy=use_http_proxy,
-                                message_limit_bytes=_MESSAGE_LIMIT_BYTES))
+        options=channel_options(
+            invitation.federation,
+            use_http_proxy=use_http_proxy and not goes_around_proxy(invitation.enrollment_address),
+            message_limit_bytes=_MESSAGE_LIMIT_BYTES))
     end, pause = time.monotonic() + patience_seconds, 1.0
     try:
         stub: Any = pb_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -178,10 +181,10 @@ async def leave_federation(identity: Identity, home: SiloHome, *, use_http_proxy
 
 def open_channel(identity: Identity, *, address: str | None = None, use_http_proxy: bool = True) -> grpc.aio.Channel:
     """A channel to the coordinator's work port that shows this silo's certificate. One per process is enough."""
+    address = address or identity.address
     return grpc.aio.secure_channel(
-        address or identity.address,
-        channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),
-        options=channel_options(identity.federation, use_http_proxy=use_http_proxy))
+        address, channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),
+        options=channel_options(identity.federation, use_http_proxy=use_http_proxy and not goes_around_proxy(address)))
 
 
 def _record(home: Path, disclosure: Disclosure) -> None:

@@ -8,6 +8,7 @@ Tests: tests/silo/page/test_page.py.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from semisilo.common.identity.certificates import load_certificate
 from semisilo.common.text.logs import printable
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.silo.agent.asked import AskedTask, read_asked
-from semisilo.silo.agent.daily_budget import read_day, read_days
+from semisilo.silo.agent.daily_budget import DayCount, read_day, read_days
 from semisilo.silo.agent.status import (
     agent_status,
     budget_facts,
@@ -189,7 +190,9 @@ class SiloReader:
         """What left, added up."""
         self.book.refresh()
         policy, now = policy_of(self._home)[0], self._clock()
-        days = read_days(self._home.days)
+        days: tuple[DayCount, ...] = ()
+        with contextlib.suppress(OSError):
+            days = read_days(self._home.days)
         if policy is not None:
             today = read_day(self._home.day, policy.hours, now)
             days = (*(each for each in days if each.day < today.day), today)  # later ones are of a wrong clock

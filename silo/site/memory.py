@@ -36,8 +36,8 @@ _INDEX = "memory.json"
 _OWNER = "authority"
 """A file of its own: the index keeps the form that earlier versions read."""
 UNUSED_DAYS = 90
-"""What was kept for a study goes when none of its files has changed for so long; a study that comes back after all
-starts without memory."""
+"""What was kept for a study goes when none of its files has changed for so long, by a clock that has said so for a day;
+a study that comes back after all starts without memory."""
 _DAY_SECONDS = 86400.0
 _FORMAT = 1
 
@@ -94,11 +94,15 @@ class _Index:
 class SiloMemory:
     """The durable memory of one silo. Used by one agent at a time (the agent's lock sees to that)."""
 
-    def __init__(self, folder: Path, *, outgoing: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, *, outgoing: Path | None = None, clock: Callable[[], float] = time.time,
+                 monotonic: Callable[[], float] = time.monotonic) -> None:
         """Opens or creates the memory in `folder`; `outgoing` is the store of updates (default: a folder inside);
-        `clock` gives Unix seconds."""
+        `clock` gives Unix seconds, `monotonic` seconds that never step."""
         self.folder = folder
         self._clock = clock
+        self._monotonic = monotonic
+        self._looked_unused: dict[str, float] = {}
+        """Study -> since when it has looked unused at every look, of `monotonic`."""
         self.outgoing = open_outgoing(folder / "outgoing" if outgoing is None else outgoing)
         folder.mkdir(parents=True, exist_ok=True)
         self._whole: dict[str, tuple[int, int, int]] = {}
@@ -275,10 +279,15 @@ class SiloMemory:
         return study, kept.committed.round
 
     def _forget_unused(self, present: str) -> None:
-        """A coordinator does not say that a study is over for good, and each leaves files as large as its model."""
-        oldest = self._clock() - UNUSED_DAYS * _DAY_SECONDS
-        unused = [study for study, kept in self._index.studies.items()
-                  if study != present and (changed := self._changed_unix(kept)) is not None and changed < oldest]
+        """A coordinator does not say that a study is over for good, and each leaves files as large as its model.
+
+        A clock may step by months and back again, so a study goes only when it has looked unused for a day.
+        """
+        oldest, now = self._clock() - UNUSED_DAYS * _DAY_SECONDS, self._monotonic()
+        self._looked_unused = {
+            study: self._looked_unused.get(study, now) for study, kept in self._index.studies.items()
+            if study != present and (changed := self._changed_unix(kept)) is not None and changed < oldest}
+        unused = [study for study, since in self._looked_unused.items() if now - since >= _DAY_SECONDS]
         if unused:
             self._write(replace(self._index, studies={study: kept for study, kept in self._index.studies.items()
                                                       if study not in unused}))

@@ -13,9 +13,14 @@ from collections.abc import Sequence
 
 __all__ = ["trust_weights"]
 
+_SHORTEST = 1e-30
+"""Of the coordinator's own step: what is shorter counts nothing. It would be stretched by more than a float32 can hold,
+and has no direction left to follow."""
+
 
 def trust_weights(own_products_N: Sequence[float], norms_N: Sequence[float], own_norm: float) -> list[float]:
-    """What each update is multiplied by; all 0 where none points the coordinator's way.
+    """What each update is multiplied by; all 0 where none points the coordinator's way. An update without length, or
+    nearly so, counts 0.
 
         TS_k = ReLU(cos(d_k, d_0))        weight_k = TS_k / sum_j TS_j * ||d_0|| / ||d_k||
 
@@ -26,7 +31,7 @@ def trust_weights(own_products_N: Sequence[float], norms_N: Sequence[float], own
     """
     if own_norm == 0:
         return [0.0] * len(norms_N)
-    trust_N = [max(0.0, product / (norm * own_norm)) if norm > 0 else 0.0
+    trust_N = [max(0.0, product / (norm * own_norm)) if norm > own_norm * _SHORTEST else 0.0
                for product, norm in zip(own_products_N, norms_N, strict=True)]
     total = math.fsum(trust_N)
     if total == 0:

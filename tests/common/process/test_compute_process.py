@@ -42,12 +42,12 @@ def test_a_lack_of_memory_is_told_from_other_failures(error: Exception, short: b
     found = describe(error)
     assert found.text.startswith("Out of memory: ") is short
     assert found.remedy == (OUT_OF_MEMORY if short else SEE_LOG)
-    assert compute_process._unusable_after(error) is short
+    assert compute_process.unusable_after(error) is short
 
 
 def test_a_cuda_fault_ends_the_process_and_a_plain_failure_does_not() -> None:
-    assert compute_process._unusable_after(RuntimeError("CUDA error: device-side assert triggered"))
-    assert not compute_process._unusable_after(RuntimeError("CUDA is not available"))
+    assert compute_process.unusable_after(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not compute_process.unusable_after(RuntimeError("CUDA is not available"))
 
 
 def test_progress_is_told_at_most_ten_times_a_second_and_always_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

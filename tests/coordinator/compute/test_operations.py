@@ -1125,7 +1125,77 @@ def test_an_update_with_which_nothing_can_be_weighed_is_left_out_and_named(
                for silo, shift in (("a", 0.001), ("b", 20.0), ("c", 0.002))]
     found = aggregate(operations, state, 1, updates)
     assert list(found.left_out) == ["b"]
-    assert "with this update the model is not finite; its norm is" in found.left_out["b"]
+    assert {"begin": "with this update the model is not finite; its norm is",
+            "appraise": "it cannot be folded. These cannot be weighed."}[step] in found.left_out["b"]
+
+
+def test_no_update_that_is_next_to_nothing_ends_a_study_under_fltrust(federation: Path) -> None:
+    """It points the coordinator's way, and stretching it to the length of the coordinator's step overflowed."""
+    operations, _ = opened(federation, method={"coordinator_epochs": 0}, robust={"rule": "fltrust"})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, _scaled(federation, model, factor))
+               for silo, factor in (("a", 1e-3), ("b", 1e-40), ("c", -1e-40), ("d", 2e-3))]
+    found = aggregate(operations, state, 1, updates)
+    assert (found.left_out, list(found.kept)) == ({}, ["a", "b", "c", "d"])
+    assert found.metrics["updates_left_out"] >= 2
+
+
+@pytest.mark.parametrize("step", ["begin", "appraise", "fold"])
+@pytest.mark.parametrize("error", [RuntimeError("value cannot be converted to type float without overflow"),
+                                   OverflowError("math range error"), ZeroDivisionError("division by zero")],
+                         ids=["runtime", "overflow", "division"])
+def test_what_arithmetic_raises_is_laid_to_whose_numbers_it_was(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception) -> None:
+    """Of the shortest of three, so nobody is suspected of it by the length of its update."""
+    def fail(silos: list[str], where: str) -> None:
+        if where == step and "b" in silos:
+            raise error
+
+    class Particular(SemiFLStrategy):
+        def begin(self, state: SemiFLState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int) -> Any:
+            fail([header.silo for header in headers], "begin")
+            return super().begin(state, phase, headers, round=round)
+
+        def appraise(self, state: SemiFLState, phase: Phase, tally: Any, updates: Any, *, round: int) -> Any:
+            fail([header.silo for header in updates.headers], "appraise")
+            return super().appraise(state, phase, tally, updates, round=round)
+
+        def fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader,
+                 groups: Mapping[str, TensorGroup], kept: Any) -> tuple[AverageTally, Any]:
+            fail([header.silo], "fold")
+            return super().fold(state, tally, header, groups, kept)
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=shift))
+               for silo, shift in (("a", 0.02), ("b", 0.001), ("c", 0.01))]
+    found = aggregate(operations, state, 1, updates)
+    assert found.left_out == {
+        "b": f"not accepted: it cannot be folded. {type(error).__name__}: {error}."}
+    assert found.state == aggregate(operations, state, 1, [updates[0], updates[2]]).state, "a control"
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("CUDA error: device-side assert triggered"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("unable to write: No space left on device")], ids=["accelerator", "memory", "disk"])
+def test_what_the_machine_lacks_is_laid_to_no_silo(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
+    class Particular(SemiFLStrategy):
+        def fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader,
+                 groups: Mapping[str, TensorGroup], kept: Any) -> tuple[AverageTally, Any]:
+            raise error
+
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    with pytest.raises(RuntimeError) as caught:
+        aggregate(operations, state, 1, [update("a", spool(federation, model, shift=0.01))])
+    assert caught.value is error
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmatch"])

@@ -32,7 +32,7 @@ from semisilo.coordinator.cli.main import app
 from semisilo.coordinator.export.choose_model import choose_model
 from semisilo.coordinator.federation import backup_archive
 from semisilo.coordinator.federation.authority import create_authority
-from semisilo.coordinator.federation.backup import back_up, last_backup_unix, named_files
+from semisilo.coordinator.federation.backup import back_up, last_backup_unix, named_files, study_facts
 from semisilo.coordinator.federation.backup_archive import (
     MANIFEST,
     ArchivedFile,
@@ -643,6 +643,31 @@ def test_a_restore_that_fails_while_it_moves_leaves_the_folder_as_it_was(
             restore(archive, disk)
     assert [path.name for path in disk.iterdir()] == ["lost+found"]
     restore(archive, disk)
+
+
+def test_a_restore_that_is_done_says_so_whatever_fails_after_it(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture) -> None:
+    """The folder was the federation, and the command said that it had failed: the next try was refused."""
+    import semisilo.coordinator.federation.restore as module
+
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    folder = tmp_path / "new"
+
+    def failing(synchronised: Path) -> None:
+        if (folder / "federation.toml").exists():
+            raise OSError(5, "Input/output error")
+
+    def no_more(ledger: Path) -> Any:
+        assert not (folder / "federation.toml").exists()
+        return study_facts(ledger)
+
+    monkeypatch.setattr(module, "sync_folder", failing)
+    monkeypatch.setattr(module, "study_facts", no_more)
+    found = restore(archive, folder)
+    assert found.studies == study_facts(folder / "ledger.sqlite") != ()
+    assert not (folder / ".restoring").exists()
+    assert "does not confirm that it is on the disk for good: Input/output error" in caplog.text
 
 
 def test_a_second_restore_at_the_same_time_is_refused(federation: Federation, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +29,9 @@ from semisilo.common.errors import (
 from semisilo.common.identity.certificates import (
     certificate_der,
     certificate_pem,
+    fingerprint,
     issue_silo_certificate,
+    key_from_pem,
     load_certificate,
     make_authority,
     make_key,
@@ -38,6 +42,8 @@ from semisilo.common.identity.certificates import (
 )
 from semisilo.common.identity.invitation import decode_invitation, token_hash
 from semisilo.common.rpc.tls import server_credentials
+from semisilo.common.text.seldom_lines import SeldomLines
+from semisilo.coordinator.federation import authority as authority_module
 from semisilo.coordinator.federation.authority import (
     CoordinatorCertificate,
     create_authority,
@@ -47,6 +53,7 @@ from semisilo.coordinator.federation.authority import (
 from semisilo.coordinator.federation.enrollment import EnrollmentSettings, SiloStatus
 from semisilo.coordinator.rpc.caller import CallerCertificate, caller_silo, check_caller
 from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort
+from semisilo.coordinator.serve import renew
 from tests.identity_kit import MemoryRoster, make_federation
 
 NOW = 1_800_000_000.0
@@ -291,6 +298,67 @@ def test_a_refreshed_coordinator_certificate_is_the_one_shown_next(tmp_path):
     assert shown.current() is first
     assert shown.refresh(NOW + 61 * DAY)
     assert shown.current() != first
+
+
+@pytest.mark.parametrize("failing", ["coordinator.next.key", "coordinator.pem", "rename"])
+def test_where_a_new_certificate_cannot_be_written_the_hub_starts_with_the_one_it_has(tmp_path, monkeypatch, failing):
+    """Whichever of the steps fails: the two files that are there belong together."""
+    folder = tmp_path / "authority"
+    create_authority(folder, "lung", now=NOW)
+    first = ensure_coordinator_certificate(folder, NOW)
+
+    def fails(write):
+        def writing(path, content, **keywords):
+            if path.name == failing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            write(path, content, **keywords)
+        return writing
+
+    def no_rename(source, target):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(authority_module, "write_secret", fails(authority_module.write_secret))
+        patch.setattr(authority_module, "write_durably", fails(authority_module.write_durably))
+        if failing == "rename":
+            patch.setattr(authority_module.os, "replace", lambda source, target: (
+                no_rename(source, target) if Path(source).name == "coordinator.next.key"
+                else os.rename(source, target)))
+        with pytest.raises(OSError, match=r"No space|Input/output"):
+            ensure_coordinator_certificate(folder, NOW + 70 * DAY)
+        shown = CoordinatorCertificate(folder, now=NOW + 70 * DAY)
+        assert (shown.current() == first) == (failing != "rename")
+        with pytest.raises(OSError, match=r"No space|Input/output"):
+            shown.refresh(NOW + 71 * DAY)
+        if failing != "rename":
+            with pytest.raises(OSError, match="No space"):
+                CoordinatorCertificate(folder, now=NOW + 400 * DAY)  # it has ended
+    renewed = CoordinatorCertificate(folder, now=NOW + 72 * DAY)
+    key = key_from_pem((folder / "coordinator.key").read_bytes())
+    certificate = load_certificate((folder / "coordinator.pem").read_bytes())
+    assert fingerprint(key.public_key()) == fingerprint(certificate.public_key())
+    assert renewed.current().key_pem == (folder / "coordinator.key").read_bytes()
+    assert not_after_unix(certificate) > NOW + 90 * DAY
+    assert not (folder / "coordinator.next.key").exists()
+
+
+def test_a_hub_that_cannot_renew_its_certificate_says_why(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "authority"
+    create_authority(folder, "lung", now=NOW)
+    shown = CoordinatorCertificate(folder, now=NOW)
+
+    def read_only(path, content):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    lines = SeldomLines()
+    renew(shown, NOW + DAY, lines)
+    assert caplog.messages == []
+    monkeypatch.setattr(authority_module, "write_secret", read_only)
+    for seconds in (0, 30, 60):
+        renew(shown, NOW + 61 * DAY + seconds, lines)
+    (line,) = caplog.messages
+    assert "the coordinator's own certificate, which ends on" in line
+    assert "Read-only file system. Let the disk be written" in line
 
 
 # Callers

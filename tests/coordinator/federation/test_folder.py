@@ -20,6 +20,7 @@ from semisilo.coordinator.federation.folder import (
     Federation,
     create_federation,
     keep_private,
+    new_federation,
     open_federation,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -123,6 +124,40 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not empty"):
         create_federation(tmp_path / "lung", name="lung", address="hub:8443")
     assert [path.name for path in (tmp_path / "lung").iterdir()] == ["photo"]
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+@pytest.mark.parametrize("failing", ["federation.toml", "rest"])
+def test_a_federation_that_cannot_be_made_whole_leaves_nothing_and_can_be_made_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool, failing: str) -> None:
+    """A disk that was full once: the second try heard that the folder is not empty, and `init --if-missing` took half a
+    federation for a whole one."""
+    folder = tmp_path / "lung"
+    if was_there:
+        folder.mkdir()
+
+    def full(*arguments: object, **keywords: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def make() -> None:
+        with new_federation(folder, name="lung", address="hub:8443") as made:
+            Ledger(made.ledger).close()
+            (made.authority / "ca.key").write_bytes(b"half")
+            full()
+
+    with monkeypatch.context() as patch:
+        if failing == "federation.toml":
+            patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            make()
+    assert folder.is_dir() == was_there
+    assert not was_there or list(folder.iterdir()) == []
+    with new_federation(folder, name="lung", address="hub:8443") as made:
+        Ledger(made.ledger).close()
+    assert open_federation(folder) == made
+    with pytest.raises(UsageError, match="not empty"), new_federation(folder, name="lung", address="hub:8443"):
+        pass
+    assert made.ledger.exists(), "what another call has made stays"
 
 
 def test_root_makes_no_federation_in_a_folder_of_another_account(tmp_path: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.cleanup import states_to_keep, updates_to_keep
+from semisilo.coordinator.ledger.events import has_gone_back, note_model_written
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import handed_over, round_heads
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
@@ -445,6 +447,25 @@ def test_after_going_back_the_model_that_is_handed_over_is_there(tmp_path: Path,
     assert chosen is not None
     assert chosen.number == 5
     assert files[5].exists()
+
+
+def test_going_back_is_done_where_the_model_handed_over_before_cannot_be_removed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The command said that it had failed, and the study was queued all the same."""
+    ledger, study, _ = scored(tmp_path, done=13, scores={5: 0.8})
+    model = study / "model.safetensors"
+    model.write_bytes(b"of round 13")
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", read_only)
+        assert operate.rollback(ledger, "first", 12, study_folder=study, origin="command").to_round == 12
+    assert f"{model}: of an earlier end of the study, cannot be removed: Read-only file system" in caplog.text
+    assert (ledger.study_state("first"), has_gone_back(ledger, "first")) == (StudyState.QUEUED, True)
+    note_model_written(ledger, "first", "ab" * 32)
+    assert not has_gone_back(ledger, "first")
 
 
 def test_a_round_is_offered_only_where_its_model_to_hand_over_is_there(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from semisilo.common.methods.contract import TaskSpec
@@ -141,17 +142,37 @@ def test_a_round_with_its_quorum_does_not_wait_for_who_will_be_back_after_its_de
     running(tmp_path, work, quorum=1, round_timeout="1h", round_limit="2h")
 
 
-def test_a_time_that_cannot_be_is_cut_to_a_month_and_one_in_the_past_means_nothing(tmp_path: Path) -> None:
+def test_a_time_that_cannot_be_is_cut_to_a_month_and_one_in_the_past_lasts_until_the_next_call(tmp_path: Path) -> None:
     async def work(coordinator: Coordinator) -> None:
-        for seconds in (1e18, -5.0):
+        for seconds in (1e18, -5.0, -1e9):
             await coordinator.task_service.await_task("beta", away(seconds), timeout_seconds=0)
             row = next(row for row in coordinator.roster.silos() if row.name == "beta")
-            if seconds < 0:
-                assert row.away_reason == ""
-            else:
-                assert row.is_away(time.time())
-                assert row.away_until_unix - time.time() <= 31 * 86400
+            assert row.is_away(time.time() + 60)  # for as long as a poll may take
+            assert row.away_until_unix - time.time() <= (31 * 86400 if seconds > 0 else 120)
+        await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=0)
+        row = next(row for row in coordinator.roster.silos() if row.name == "beta")
+        assert not row.is_away(time.time())
     running(tmp_path, work)
+
+
+def test_no_round_waits_for_a_silo_whose_clock_is_slow(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It says that it is away, until a moment that has passed at the coordinator: it takes no task all the same, and
+    every round asked it and waited for its whole time."""
+    async def work(coordinator: Coordinator) -> None:
+        for number in (1, 2):
+            await coordinator.task_service.await_task("beta", away(-1200), timeout_seconds=0)
+            task = await coordinator.ask("alpha")
+            while isinstance(task, Standby):
+                task = await coordinator.ask("alpha")
+            assert (task.round, coordinator.ledger.round("s", number).sample) == (number, ("alpha",))
+            await coordinator.deliver(task, content_of(task))
+            await until(lambda number=number: coordinator.ledger.round("s", number).closed_unix is not None)
+        assert "which is 20 min " in coordinator.task_service.warnings.text("beta")
+        assert sum("by the coordinator's clock" in each for each in caplog.messages) == 1
+        await coordinator.task_service.await_task("beta", away(-10), timeout_seconds=0)  # a slow network does that
+        assert coordinator.task_service.warnings.text("beta") == ""
+    running(tmp_path, work, quorum=1, round_timeout="1h", round_limit="2h")
 
 
 # Left -----------------------------------------------------------------------------------------------------------------

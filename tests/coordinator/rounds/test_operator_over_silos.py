@@ -150,6 +150,27 @@ def test_a_study_without_the_silo_that_spoilt_it_is_the_study_that_never_had_its
     assert digests(coordinator) == digests(other)
 
 
+def test_serve_removes_the_model_that_going_back_could_not(tmp_path: Path) -> None:
+    """That of a study which was only stopped and queued again stays: no committed round of it has gone."""
+    coordinator = start(tmp_path)
+    asyncio.run(play(coordinator))
+    model = coordinator.folder / "studies" / "s" / "model.safetensors"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    model.write_bytes(b"of round 3")
+    asyncio.run(coordinator.engine._lifecycle.tidy_up())
+    assert model.exists(), "the study is over"
+    back(coordinator, 1)
+    model.write_bytes(b"of round 3, left by a loss of power")
+    asyncio.run(coordinator.engine._lifecycle.tidy_up())
+    assert not model.exists()
+    model.write_bytes(b"of round 1")
+    with coordinator.ledger.acting("coordinator"), coordinator.ledger.transaction() as db:
+        db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason, cost_row)"
+                   " VALUES ('s', 1, 1, 'coordinator', '', 'it was cancelled when the study was stopped', 0)")
+    asyncio.run(coordinator.engine._lifecycle.tidy_up())
+    assert model.exists()
+
+
 @pytest.mark.parametrize("operation", ["collect", "aggregate", "phases"])
 def test_a_study_that_is_paused_and_goes_back_under_a_step_gives_the_same_bits(
         tmp_path: Path, undisturbed: list[str], operation: str) -> None:

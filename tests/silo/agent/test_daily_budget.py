@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,3 +129,48 @@ def test_an_end_of_the_day_under_a_wrong_clock_keeps_nobody_away_under_the_right
         counting.check(1_000_001, "this update", NOON + 40 * DAY)
     assert counting.exhausted_until(NOON + 40 * DAY) == NEXT_DAY + 40 * DAY
     assert counting.exhausted_until(NOON + 60) is None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
+def test_what_cannot_be_read_for_a_moment_is_not_written_anew(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A year of days was gone after one failed read: the file was written anew with the day that was left."""
+    for ago in range(5, 0, -1):
+        budget(tmp_path, now=NOON - ago * DAY).carried(Carried(1000 * ago, 0), NOON - ago * DAY, durably=True)
+    counting = budget(tmp_path)
+    counting.carried(Carried(10_000, 0), NOON, durably=True)
+    before = read_days(tmp_path / "days.json")
+    assert [each.bytes for each in before] == [5000, 4000, 3000, 2000, 1000]
+    real = Path.read_text
+
+    def failing(path: Path, *arguments: Any, **keywords: Any) -> str:
+        if path.name == "days.json":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        with pytest.raises(OSError, match=r"days\.json"):
+            read_days(tmp_path / "days.json")
+        assert counting.carried(Carried(10_500, 0), NOON + DAY, durably=True).bytes == 500, "the next day goes on"
+        assert counting.carried(Carried(10_600, 0), NOON + 2 * DAY, durably=True).bytes == 100
+    assert read_days(tmp_path / "days.json") == before
+    counting.carried(Carried(10_600, 0), NOON + 2 * DAY)
+    assert [each.bytes for each in read_days(tmp_path / "days.json")] == [5000, 4000, 3000, 2000, 1000, 10_000, 500]
+
+
+def test_what_a_day_has_come_to_before_counts_once_it_can_be_read(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock was on another day for a while, and the disk failed when it came back."""
+    counting = budget(tmp_path)
+    counting.carried(Carried(10_000, 0), NOON, durably=True)
+    counting.carried(Carried(10_100, 0), NOON + DAY, durably=True)
+    real = Path.read_text
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path, **keywords: (_ for _ in ()).throw(OSError(errno.EIO, "failed")))
+        assert counting.carried(Carried(10_120, 0), NOON).bytes == 20
+        assert counting.carried(Carried(10_130, 0), NOON).bytes == 30
+    assert Path.read_text is real
+    assert counting.carried(Carried(10_140, 0), NOON).bytes == 10_040
+    assert counting.carried(Carried(10_150, 0), NOON).bytes == 10_050
+    assert [each.bytes for each in read_days(tmp_path / "days.json")] == [10_000, 100]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
 import socket
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -15,13 +19,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from semisilo.common.config import from_dict
 from semisilo.common.errors import BadConfiguration, PortInUse
+from semisilo.common.identity.certificates import key_from_pem
 from semisilo.common.rpc.meter import ConnectionMeter
+from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
 from semisilo.silo.agent.task_times import TaskTook
 from semisilo.silo.agent.terminal import PlainDisplay
+from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.home import SiloHome, StatusFile
+from semisilo.silo.site.identity_store import FederationFile, install_identity
 from semisilo.silo.site.policy import Limits, MetricsSettings, Policy, load_policy, policy_text
+from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.working_hours import Hours
+from tests.identity_kit import make_federation
 
 
 @pytest.fixture
@@ -77,6 +88,44 @@ def test_tasks_bytes_seconds_and_the_budget_are_served(home: SiloHome) -> None:
     assert value(found, "semisilo_site_on_duty") == 1
     assert value(found, "semisilo_site_epsilon") == value(found, "semisilo_site_epsilon_limit") == 0
     assert value(found, "process_resident_memory_bytes") > 10**6
+
+
+@pytest.mark.parametrize(("unreadable", "missing", "left"), [
+    ("status.json", "semisilo_site_wire_bytes", "semisilo_site_build_info"),
+    ("key.pem", "semisilo_site_build_info", "semisilo_site_round"),
+    ("day.json", "semisilo_site_day_bytes", "semisilo_site_day_limit_bytes"),
+    ("spent.jsonl", "semisilo_site_epsilon", "semisilo_site_epsilon_limit")])
+def test_what_cannot_be_read_for_a_moment_is_left_out_of_the_answer(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str, missing: str, left: str) -> None:
+    """The whole answer was an error of the server with a stack trace, just when the machine was in trouble."""
+    made = make_federation(tmp_path / "hub", now=time.time()).silo_credentials("hospital-a", now=time.time())
+    home = SiloHome(tmp_path / "home")
+    home.folder.mkdir()
+    install_identity(home.folder, FederationFile(federation="lung", silo="hospital-a", address="127.0.0.1:1",
+                                                 invitation="00", enrollment_address="127.0.0.1:1", renew_unix=1.0),
+                     key=key_from_pem(made.key_pem), certificate_pem=made.certificate_pem,
+                     authority_pem=(tmp_path / "hub" / "ca.pem").read_bytes())
+    StatusFile(home.status).update(now_unix=5.0, study="s", round=7)
+    DayBudget(home.day, bytes_per_day=0, hours=Hours(), now_unix=time.time()).carried(Carried(100_000, 0), time.time())
+    real = io.open
+
+    def failing(file: object, *arguments: Any, **keywords: Any) -> Any:
+        if str(file).endswith(unreadable):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(file))
+        return real(file, *arguments, **keywords)  # type: ignore[call-overload]
+
+    def unread(ledger: PrivacyLedger) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with serving_metrics(metrics_of(home), "127.0.0.1:0") as port:
+        whole = fetched(port)
+        with monkeypatch.context() as patch:
+            patch.setattr(io, "open", failing)
+            if unreadable == "spent.jsonl":
+                patch.setattr(PrivacyLedger, "last", unread)
+            some = fetched(port)
+    assert {missing, left} <= whole.keys()
+    assert (missing in some, left in some, "semisilo_site_tasks" in some) == (False, True, True)
 
 
 def test_the_stage_follows_what_is_shown(home: SiloHome) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +32,8 @@ from semisilo.common.identity.certificates import (
     make_key,
 )
 from semisilo.silo.link.diagnosis import BUDGET_SECONDS, by_own_clock, diagnose, diagnose_connection
+from semisilo.silo.link.dialling import Way, connect, goes_around_proxy, way_to
+from semisilo.silo.membership.enrollment import open_channel
 from semisilo.silo.site.identity_store import FederationFile, install_identity, load_identity
 from tests.identity_kit import Federation, make_federation
 
@@ -388,3 +392,74 @@ def test_no_proxy_and_the_setting_go_around_the_proxy(home, monkeypatch):
     assert asked == []
     assert "(the coordinator)" in direct.text
     assert "(the coordinator)" in named.text
+
+
+@pytest.mark.parametrize(("listed", "address", "direct"), [
+    ("*", "127.0.0.1:1", True), ("other, *", "localhost:1", True), ("127.0.0.0/8", "127.0.0.1:1", True),
+    ("10.0.0.0/8, 127.0.0.0/30", "127.0.0.1:1", True), ("10.0.0.0/8", "127.0.0.1:1", False),
+    ("::1/128", "[::1]:1", True), ("[::1]", "[0:0:0:0:0:0:0:1]:1", True), ("::/0", "127.0.0.1:1", False),
+    ("localhost:1", "localhost:1", True), ("localhost:2", "localhost:1", False), ("calhost", "localhost:1", False),
+    (".example", "hub.example:1", True), ("example", "hub.example:1", True), ("example", "hub.other:1", False),
+    ("127.0.0.0/8", "hub.example:1", False), ("", "localhost:1", False)])
+def test_what_no_proxy_lists_goes_around_the_proxy(monkeypatch, listed, address, direct):
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", listed)
+    assert goes_around_proxy(address) == direct
+    assert (way_to(address).proxy is None) == direct
+
+
+@pytest.mark.parametrize("listed", ["*", "127.0.0.0/8"])
+def test_grpc_and_the_diagnosis_go_the_same_way(home, monkeypatch, listed):
+    """gRPC knows no star, and what the diagnosis asked knew no networks: they reached the hub in different ways, and
+    the reason that was shown was that of the other one."""
+    asked: list[bytes] = []
+    called = threading.Event()
+
+    def hub(connection: socket.socket) -> None:
+        if connection.recv(1) == b"\x16":  # a handshake of TLS
+            called.set()
+
+    async def call(address: str) -> None:
+        async with open_channel(load_identity(home), address=address) as channel:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(30):
+                    channel.get_state(try_to_connect=True)
+                    while not called.is_set() and not asked:
+                        await asyncio.sleep(0.01)
+
+    with _listening(_proxy("403 Forbidden", asked)) as proxy, _listening(hub) as address:
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
+        monkeypatch.setenv("no_proxy", listed)
+        asyncio.run(call(address))
+    assert (called.is_set(), asked) == (True, [])
+
+
+def test_a_proxy_that_says_much_before_it_connects_is_read_to_the_end(home):
+    """Its headers are no part of the coordinator's answer."""
+    many = b"".join(b"X-Trace-%d: %s\r\n" % (number, b"a" * 100) for number in range(300))
+
+    def talkative(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 Connection established\r\n" + many + b"\r\n")
+        connection.sendall(connection.recv(16) + b" from behind")
+
+    with _listening(talkative) as proxy:
+        way = Way("hub.example:8443", "hub.example", 8443, proxy=urllib.parse.urlsplit(f"http://{proxy}"))
+        with connect(way, time.monotonic() + 30) as connection:
+            connection.sendall(b"hello")
+            behind = b""
+            while len(behind) < 17 and (piece := connection.recv(100)):
+                behind += piece
+    assert behind == b"hello from behind"
+
+
+def test_a_proxy_that_breaks_off_its_answer_is_named(home, monkeypatch):
+    def breaks_off(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 Connection established\r\nX-Trace: 1\r\n")
+
+    with _listening(breaks_off) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
+        error = _diagnose(home, "hub.example:8443")
+    assert isinstance(error, Unreachable)
+    assert f"The HTTP proxy {proxy} breaks off in the middle of its answer, after 49 B." in error.text

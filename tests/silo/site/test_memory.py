@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,24 @@ def test_a_memory_that_does_not_fit_takes_what_was_left_out_with_it(tmp_path: Pa
     assert left_out(memory, 6) == (None, None)
 
 
+def test_a_step_of_the_clock_takes_no_memory(tmp_path: Path) -> None:
+    """It was by 100 days for a moment, in which a task of another study came. Another such moment the next day does
+    not add up with it."""
+    now, seconds = time.time(), 0.0
+    memory = SiloMemory(tmp_path, clock=lambda: now, monotonic=lambda: seconds)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    for _ in range(3):
+        now += 100 * 86400.0
+        memory.resolve("other", 0)
+        memory.resolve("other", 0)
+        assert seen(memory) == "memory 1 train"
+        now -= 100 * 86400.0
+        memory.resolve("other", 0)
+        seconds += 86400.0
+    assert seen(memory) == "memory 1 train"
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"rest ?")])
 def test_lost_residuals_are_said_so_and_the_trainers_memory_stays(
         tmp_path: Path, damage: Callable[[Path], Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -310,8 +329,8 @@ def test_studies_do_not_share_memory(tmp_path: Path) -> None:
 
 def test_what_a_study_has_left_goes_when_it_was_not_used_for_90_days(tmp_path: Path) -> None:
     """Each study leaves files as large as its model, and nobody says to a silo that it is over for good."""
-    now = 1e9
-    memory = SiloMemory(tmp_path, clock=lambda: now)
+    now, seconds = 1e9, 0.0
+    memory = SiloMemory(tmp_path, clock=lambda: now, monotonic=lambda: seconds)
     answer(memory, 1)
     memory.resolve("s", 1, round=2, task_id="s/2/train")
     answer(memory, 2)
@@ -322,7 +341,10 @@ def test_what_a_study_has_left_goes_when_it_was_not_used_for_90_days(tmp_path: P
             os.utime(path, (now - days * 86400.0,) * 2)
         memory.resolve("s", 1, round=2, task_id="s/2/train")
         assert seen(memory) == "memory 1 train", "the study that is asked for keeps its own, however old"
-        memory.resolve("other", 0)
+        for _ in range(2):  # a day apart
+            assert all(path.exists() for path in files)
+            memory.resolve("other", 0)
+            seconds += 86400.0
         assert (memory.pending_for("s/2/train") is not None) == left
         assert all(path.exists() == left for path in files)
     assert SiloMemory(tmp_path).committed("s") is None

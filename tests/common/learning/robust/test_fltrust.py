@@ -26,3 +26,10 @@ def test_where_nobody_points_its_way_nobody_counts() -> None:
     assert trust_weights([-1.0, 0.0], [1.0, 2.0], 3.0) == [0.0, 0.0]
     assert trust_weights([1.0, 1.0], [1.0, 2.0], 0.0) == [0.0, 0.0]
     assert trust_weights([0.0, 2.0], [0.0, 2.0], 1.0) == pytest.approx([0.0, 0.5])
+
+
+def test_an_update_too_short_to_be_stretched_counts_nothing() -> None:
+    """The factor was beyond float32, which ended the study of all."""
+    assert trust_weights([1e-40, 1.0], [1e-40, 1.0], 1.0) == [0.0, 1.0]
+    (weight,) = trust_weights([1e-25], [1e-25], 1.0)
+    assert weight == pytest.approx(1e25)
