@@ -25,7 +25,8 @@ from tests import identity_kit
 from tests.command_lines import SCRIPTS
 from tests.processes import free_ports
 
-HEAVY = ("torch", "torchvision", "matplotlib", "sklearn", "scipy", "PIL", "starlette", "uvicorn", "pandas", "pyarrow")
+HEAVY = ("torch", "torchvision", "matplotlib", "sklearn", "scipy", "PIL", "starlette", "uvicorn", "pandas", "pyarrow",
+         "pydantic")  # the last: the parser's, for values that are not plainly right
 
 
 def environment(**more: str) -> dict[str, str]:
