@@ -7,13 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import SemisiloError
-from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger, digest_of_column
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+
+if TYPE_CHECKING:
+    from semisilo.common.measures.site_evaluation import SiteEvaluation
 
 __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask",
            "TaskAnswer", "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study",
@@ -372,6 +375,8 @@ def add_site_evaluation(ledger: Ledger, silo: str, found: SiteEvaluation, *, now
 
 def counts_of_evaluation(classes_json: str) -> tuple[int, int]:
     """(images, right ones) of a column of table site_evaluation; (-1, -1) where that is none."""
+    from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
+
     try:
         found = SiteEvaluation(study="", round=0, classes=tuple(
             from_dict(ClassResult, each) for each in json.loads(classes_json)))
@@ -388,6 +393,8 @@ def site_evaluations(ledger: Ledger, study: str, *, round: int, labels_alone: bo
     Args:
         round, labels_alone: the model that is wanted most, such as the one that is handed over.
     """
+    from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
+
     found: dict[str, SiteEvaluation] = {}
     rows = ledger.query(
         "SELECT *, max((round = ? AND labels_alone = ?) * 1000000000 + round) FROM site_evaluation WHERE study = ?"
