@@ -24,7 +24,8 @@ from semisilo.common.data.form import AugmentationSettings, Reading
 from semisilo.common.data.split_settings import SplitSettings
 from semisilo.common.errors import SemisiloError, by_code
 from semisilo.common.methods import METHODS
-from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS

@@ -23,9 +23,11 @@ from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app as coordinator_app
 from tests import identity_kit
 from tests.command_lines import SCRIPTS
+from tests.coordinator.ledger_fixture import fill_study
 from tests.processes import free_ports
 
-HEAVY = ("torch", "torchvision", "matplotlib", "sklearn", "scipy", "PIL", "starlette", "uvicorn", "pandas", "pyarrow")
+HEAVY = ("torch", "torchvision", "matplotlib", "sklearn", "scipy", "PIL", "starlette", "uvicorn", "pandas", "pyarrow",
+         "pydantic")  # the last: the parser's, for values that are not plainly right
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -58,6 +60,16 @@ def test_status_of_the_hub_loads_sqlite_and_rich_and_nothing_heavier(tmp_path: P
     assert not found & {f"semisilo.common.methods.{name}" for name in METHODS}, "names of methods are enough for it"
 
 
+def test_status_of_a_study_under_way_loads_nothing_that_tasks_summaries_and_masks_are_made_with(tmp_path: Path) -> None:
+    fill_study(tmp_path / "hub", rounds=3, done=1, collecting=True).ledger.close()
+    found = loaded("coordinator", "status", "--folder", str(tmp_path / "hub"), cwd=tmp_path)
+    assert "semisilo.coordinator.monitoring.study_facts" in found
+    assert not found & {*HEAVY, "semisilo.common.methods.contract", "semisilo.common.methods.study_card",
+                        "semisilo.common.secure_aggregation.messages", "semisilo.common.learning.outliers",
+                        "semisilo.common.measures.site_evaluation", "semisilo.coordinator.monitoring.summary",
+                        "semisilo.coordinator.monitoring.results.by_class", "semisilo.coordinator.studies.privacy"}
+
+
 def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:
     import asyncio
 
@@ -70,7 +82,8 @@ def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:
     asyncio.run(work())
     found = loaded("silo", "status", "--home", str(tmp_path / "home"), cwd=tmp_path)
     assert "semisilo.silo.agent.status" in found
-    assert not found & {*HEAVY, "grpc", "numpy", "rich.console"}
+    assert not found & {*HEAVY, "grpc", "numpy", "rich.console", "semisilo.common.methods.contract",
+                        "semisilo.common.secure_aggregation.messages", "semisilo.common.rpc.meter"}
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.seeds import numpy_generator
-from semisilo.common.methods.contract import CoordinatorData, Environment, ModelSettings, Numerics
+from semisilo.common.methods.contract import CoordinatorData, Environment, ModelSettings
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.models.factory import build_model
 from semisilo.common.numerics import numerics
 from semisilo.coordinator.compute.baseline import PaperLabelsAlone, PaperRecipe

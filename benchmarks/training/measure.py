@@ -14,7 +14,8 @@ from torch import nn
 from benchmarks.training.bare_step import BareRound
 from benchmarks.training.our_semifl import OurSilo
 from benchmarks.training.plain_semifl import plain_network, round_seconds
-from semisilo.common.methods.contract import ModelSettings, Numerics, Precision
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.methods.numerics import Numerics, Precision
 from semisilo.common.models.factory import build_model
 from semisilo.common.process.processors import usable_processors
 

@@ -13,7 +13,8 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.tensors import parameters_of
-from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Numerics, SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.contract import ModelBuilder, ModelSettings, SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import model_builder
 from semisilo.common.numerics import numerics

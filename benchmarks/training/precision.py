@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from semisilo.common.methods.contract import Precision
+from semisilo.common.methods.numerics import Precision
 from semisilo.simulation.simulate import run
 
 HERE = Path(__file__).parent

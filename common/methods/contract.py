@@ -18,6 +18,7 @@ from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.measures.study_measure import BALANCED_ACCURACY, StudyMeasure
 from semisilo.common.methods.meaning import Meaning
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from semisilo.common.data.readers import ImageSet
 
 __all__ = [
-    "FROM_TASK", "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "MemoryFormat", "ModelBuilder",
-    "ModelSettings", "Numerics", "NumericsRecord", "PayloadRef", "Phase", "Precision", "SiloData", "SiloState",
-    "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update",
-    "UpdateHeader", "Updates", "task_id_of", "try_of",
+    "FROM_TASK", "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelBuilder", "ModelSettings",
+    "PayloadRef", "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup",
+    "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader", "Updates", "task_id_of", "try_of",
 ]
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -118,45 +118,6 @@ class PayloadRef:
     """Hex digest of the tensors that its reader must hold; empty for a payload that stands alone."""
     held_bytes: int = 0
     """Dense bytes of tensors that its reader holds, so that no file is named; the coordinator's own note, not sent."""
-
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-MemoryFormat = Literal["auto", "channels_last", "contiguous"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Numerics:
-    """What must be equal on two machines for equal bits, apart from device and library versions."""
-
-    threads: int = 0
-    """Threads of a CPU operation. 0: each machine measures once what is fastest for the study's network and keeps to
-    it; in a simulation, where silos train side by side, it is 1."""
-    deterministic: bool = True
-    """Whether only deterministic algorithms are used."""
-    precision: Precision = "fp32"
-    """Of convolutions and matrix products. "bf16": float32's range in 16 bits, about twice as fast on processors and
-    accelerators that have it; "fp16": 16 bits with a smaller range, the loss is scaled; "tf32": short products of
-    NVIDIA's accelerators, float32 elsewhere. Weights, sums and everything else stay float32."""
-    memory_format: MemoryFormat = "auto"
-    """How images and filters lie in memory: "channels_last" and "contiguous" (channels first) are torch's words.
-    "auto": channels last where it is faster: on CPUs, and on accelerators unless the precision is "fp32"."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NumericsRecord:
-    """What a computation's bits depend on, besides its inputs and seeds. Kept in the ledger."""
-
-    device: str
-    """"cpu", or the accelerator's name as its driver gives it."""
-    torch: str
-    """Version of torch."""
-    cpu_capability: str
-    """Instruction set that torch uses, for example "AVX2"."""
-    threads: int
-    deterministic: bool
-    precision: Precision = "fp32"
-    memory_format: Literal["channels_last", "contiguous"] = "contiguous"
-    """Of convolutions; in versions that did not record it they were contiguous."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.imbalance import LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive

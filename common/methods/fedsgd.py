@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.robust import WITHOUT_IMAGES

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.imbalance import LABELLED_HINTS
 from semisilo.common.methods.parts.objectives import OBJECTIVE_METRICS, ObjectiveSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.fedavg import FEDAVG, FedAvgSettings
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.spec import at_least, positive
 
 __all__ = ["SCAFFOLD", "ScaffoldSettings"]

@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.label_task import LabelTaskSettings
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.common.methods.parts.robust import RULES

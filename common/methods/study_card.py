@@ -22,7 +22,8 @@ from typing import Any
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadConfiguration, BadPayload
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.methods.spec import MethodSpec
 from semisilo.common.methods.uplink import Uplink

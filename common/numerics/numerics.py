@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisilo.common.methods.contract import Numerics, NumericsRecord, Precision
+from semisilo.common.methods.numerics import Numerics, NumericsRecord, Precision
 from semisilo.common.numerics.side_by_side import set_lanes
 from semisilo.common.process.processors import usable_processors
 

@@ -19,7 +19,8 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import BadPayload
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.measures.study_measure import parse_measure
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.payload.manifest import parse_reference as reference_from_proto

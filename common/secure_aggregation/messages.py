@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from semisilo.common.config import canonical_json
 from semisilo.common.methods.contract import SumStep
-from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
+from semisilo.common.methods.parts.secure_sum import MASKED_GROUP, MAX_SILOS, MIN_SILOS
 
 __all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MASKED_GROUP", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES", "SEED_BYTES",
            "SIGNATURE_BYTES", "STEPS", "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum",
@@ -28,8 +28,6 @@ __all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MASKED_GROUP", "MAX_SILOS", "MIN_SILO
 
 STEPS: tuple[SumStep, ...] = ("keys", "shares", "mask", "confirm", "unmask")
 """In order."""
-MASKED_GROUP = "masked"
-"""The only tensor group of a masked update."""
 KEY_BYTES = 32
 """X25519 and Ed25519 public keys."""
 IDENTITY_BYTES = KEY_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -16,10 +17,13 @@ import typer
 from semisilo.common.errors import SemisiloError
 from semisilo.common.text.logs import printable, writes_json
 from semisilo.common.text.plain_help import help_width, say_plainly
+from semisilo.common.text.plain_values import take_plainly
 from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from typer.models import CommandInfo
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "Terminated", "clean_exit_on_termination",
            "interrupt_on_termination", "run_cli"]
@@ -79,11 +83,29 @@ _USAGE_EXCEPTION: Any = next(base for base in typer.BadParameter.__mro__ if base
 
 
 @functools.cache
-def _command_of(app: typer.Typer) -> Any:
-    """The commands of an app with plain help: made once in a process, however many lines it runs."""
+def _command_of(app: typer.Typer, name: str) -> Any:
+    """The commands of an app, or the one of that name alone: made once in a process, however many lines it runs."""
+    if name:
+        alone = copy.copy(app)
+        alone.registered_commands = [each for each in app.registered_commands if _name_of(each) == name]
+        app = alone
     command = typer.main.get_command(app)
     say_plainly(command)
+    take_plainly(command)
     return command
+
+
+def _name_of(command: CommandInfo) -> str:
+    callback = command.callback
+    return command.name or (typer.main.get_command_name(callback.__name__) if callback is not None else "")
+
+
+def _named(app: typer.Typer, words: Sequence[str]) -> str:
+    """The command that a line names with its first word; empty where it does not. Building what no line of this process
+    needs takes longer than all else that a short command does."""
+    named = words[0] if words else ""
+    is_group = app.registered_callback is not None  # of one command alone the parser would make no group
+    return named if is_group and named in map(_name_of, app.registered_commands) else ""
 
 
 def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: str | None = None) -> int:
@@ -97,8 +119,9 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         work short (`Terminated`). The line `error: ...` with the remedy goes to standard error.
     """
     try:
-        result = _command_of(app)(args=None if arguments is None else list(arguments), prog_name=name,
-                                  standalone_mode=False, terminal_width=help_width())
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        result = _command_of(app, _named(app, words))(args=words, prog_name=name, standalone_mode=False,
+                                                      terminal_width=help_width())
         sys.stdout.flush()
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except typer.Exit as exit:

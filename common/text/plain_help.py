@@ -12,7 +12,7 @@ from typing import Any
 
 from semisilo.common.text.wrapped import terminal_width
 
-__all__ = ["help_width", "say_plainly"]
+__all__ = ["all_commands", "help_width", "say_plainly"]
 
 _LEAST_COLUMNS = 52
 _NUMBERS = {"int", "integer", "float", "number"}
@@ -31,7 +31,7 @@ def say_plainly(command: Any) -> None:
         command: as the parser has built it. Any: its classes are the parser's own, and differ between its versions.
     """
     width = help_width()
-    for each in _all_commands(command):
+    for each in all_commands(command):
         for parameter in each.params:
             _plain(parameter)
         if width is not None:
@@ -50,10 +50,11 @@ def _narrow(context: Any, width: int) -> Any:
     return type("NarrowContext", (context,), {"formatter_class": Formatter})
 
 
-def _all_commands(command: Any) -> Iterator[Any]:
+def all_commands(command: Any) -> Iterator[Any]:
+    """A command and those under it."""
     yield command
     for each in getattr(command, "commands", {}).values():
-        yield from _all_commands(each)
+        yield from all_commands(each)
 
 
 def _plain(parameter: Any) -> None:

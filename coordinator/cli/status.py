@@ -36,7 +36,7 @@ from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.silo_state import SiloState
 from semisilo.coordinator.monitoring.status import RoundFacts, SiloFacts, StatusCost, StatusFacts
 from semisilo.coordinator.monitoring.study_facts import StudyFacts
-from semisilo.coordinator.monitoring.summary import measure_text
+from semisilo.coordinator.monitoring.study_numbers import measure_text
 
 __all__ = ["render"]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from semisilo.common.learning.outliers import UpdateMeasure
-from semisilo.common.methods.contract import GroupLayout, NumericsRecord, PayloadRef, Phase, UpdateHeader
+from semisilo.common.methods.contract import GroupLayout, PayloadRef, Phase, UpdateHeader
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.usage import Encoded
 from semisilo.common.process.messages import Request
 from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome

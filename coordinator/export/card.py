@@ -26,7 +26,7 @@ from semisilo.common.measures.intervals import LEVEL, Interval
 from semisilo.common.measures.site_evaluation import Estimate, SiteEvaluation, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
 from semisilo.common.methods import MethodSpec
-from semisilo.common.methods.contract import NumericsRecord
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.models.exported import ModelFacts
 from semisilo.coordinator.export.choose_model import BEST_ON_TEST, CHANGED_TEST, STUDY_TEST, ChosenModel
@@ -38,7 +38,8 @@ from semisilo.coordinator.ledger.records import LABELS_ALONE
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.participants import participants_of
-from semisilo.coordinator.monitoring.summary import StudySummary, scenario_name
+from semisilo.coordinator.monitoring.study_numbers import scenario_name
+from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.monitoring.traffic import traffic_of
 from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
 

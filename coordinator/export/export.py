@@ -39,7 +39,8 @@ from semisilo.common.measures.calibration import probabilities
 from semisilo.common.measures.findings import FindingsMeasures, measure_findings
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.methods import find_method
-from semisilo.common.methods.contract import Environment, NumericsRecord
+from semisilo.common.methods.contract import Environment
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.models.exported import ModelFacts, logits_of, read_model, write_model
 from semisilo.common.models.own.model_file import ModelFile, code_of, file_of, read_file
 from semisilo.common.numerics import numerics

@@ -12,11 +12,10 @@ import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import TaskClosed, UnknownName
-from semisilo.common.learning.outliers import UpdateMeasure
-from semisilo.common.methods.contract import NumericsRecord, PayloadRef, Phase, TaskSpec
 from semisilo.coordinator.ledger.database import LedgerFile
 from semisilo.coordinator.ledger.records import (
     DeclaredUpdate,
@@ -45,6 +44,11 @@ from semisilo.coordinator.ledger.states import (
     TaskState,
     check_transition,
 )
+
+if TYPE_CHECKING:
+    from semisilo.common.learning.outliers import UpdateMeasure
+    from semisilo.common.methods.contract import PayloadRef, Phase, TaskSpec
+    from semisilo.common.methods.numerics import NumericsRecord
 
 __all__ = ["Ledger", "RoundGone"]
 

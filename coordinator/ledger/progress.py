@@ -11,7 +11,16 @@ from typing import TypeVar
 from semisilo.common.measures.round_choice import ScoredRound, best_round, chosen_at_each, chosen_round
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow, phase_row, round_head, study_row
+from semisilo.coordinator.ledger.records import (
+    PhaseHead,
+    PhaseRow,
+    RoundHead,
+    StudyRow,
+    phase_head,
+    phase_row,
+    round_head,
+    study_row,
+)
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 
 __all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "best_committed", "confusion_of", "handed_over",
@@ -221,10 +230,12 @@ def phases_of_round(ledger: Ledger, study: str, number: int) -> list[PhaseRow]:
         "SELECT * FROM phase WHERE study = ? AND round = ? ORDER BY number", study, number)]
 
 
-def last_phase(ledger: Ledger, study: str, number: int) -> PhaseRow | None:
+def last_phase(ledger: Ledger, study: str, number: int) -> PhaseHead | None:
     """The phase of a round that began last; None before the first."""
-    rows = ledger.query("SELECT * FROM phase WHERE study = ? AND round = ? ORDER BY number DESC LIMIT 1", study, number)
-    return phase_row(rows[0]) if rows else None
+    rows = ledger.query("SELECT study, round, number, name, quorum, opened_unix, deadline_unix, limit_unix,"
+                        " closed_unix, step FROM phase WHERE study = ? AND round = ? ORDER BY number DESC LIMIT 1",
+                        study, number)
+    return phase_head(rows[0]) if rows else None
 
 
 def open_phase(ledger: Ledger, study: str) -> OpenPhase | None:

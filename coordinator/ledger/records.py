@@ -8,20 +8,24 @@ import sqlite3
 import typing
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm, Ranges
 from semisilo.common.measures.gain import ImageCounts
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
-from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, SumStep, TaskSpec, UpdateHeader
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
+if TYPE_CHECKING:
+    # Imported where rows of rounds, phases and tasks are read, not by who reads how a study stands: it takes a while.
+    from semisilo.common.methods.contract import GroupLayout, Phase, SumStep, TaskSpec, UpdateHeader
+
 __all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "MODEL_FILE", "NOISE_KEY", "START_FILE",
            "BaselineRecipe", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult",
-           "PhaseRow", "RoundHead", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks",
-           "phase_row", "round_head", "round_row", "study_row", "task_column", "task_row"]
+           "PhaseHead", "PhaseRow", "RoundHead", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update",
+           "forget_tasks", "phase_head", "phase_row", "round_head", "round_row", "study_row", "task_column", "task_row"]
 
 T = TypeVar("T")
 
@@ -274,8 +278,8 @@ class RoundRow(RoundHead):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseRow:
-    """One phase of a round."""
+class PhaseHead:
+    """How one phase of a round stands, without what an update of it must hold."""
 
     study: str
     round: int
@@ -286,10 +290,16 @@ class PhaseRow:
     deadline_unix: float
     limit_unix: float
     closed_unix: float | None
-    expects: dict[str, GroupLayout]
-    """The tensor groups that an update must hold."""
     step: SumStep = ""
     """Of a secure sum; empty where updates go in the clear."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseRow(PhaseHead):
+    """One phase of a round."""
+
+    expects: dict[str, GroupLayout]
+    """The tensor groups that an update must hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,6 +339,8 @@ class DeclaredUpdate:
 
     def header(self, silo: str) -> UpdateHeader:
         """What a strategy hears of it before its tensors are read; `silo` is the one that was given its task."""
+        from semisilo.common.methods.contract import UpdateHeader
+
         return UpdateHeader(silo=silo, num_examples=self.example_count, metrics=self.metrics)
 
 
@@ -351,8 +363,7 @@ def _record(cls: type[T], text: str) -> T:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(cls: Hashable, text: str) -> Any:
-    """The same row is read again and again while a round runs, by thousands of silos in turn. What a phase expects is
-    another text in every round, with tens of kilobytes for a network of many tensors: few are kept."""
+    """The same row is read again and again while a round runs, by thousands of silos in turn."""
     return from_dict(typing.cast(type, cls), json.loads(text))
 
 
@@ -378,6 +389,8 @@ def _remember(text: str, spec: TaskSpec) -> None:
 def _task_spec(text: str) -> TaskSpec:
     found = _SPECS.get(text)
     if found is None:
+        from semisilo.common.methods.contract import TaskSpec
+
         found = from_dict(TaskSpec, json.loads(text))
         _remember(text, found)
     return found
@@ -393,14 +406,20 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
 
 
-@dataclass(frozen=True, slots=True)
-class _Phases:
-    phases: tuple[Phase, ...]
+@functools.lru_cache(maxsize=128)
+def _phases(text: str) -> tuple[Phase, ...]:
+    from semisilo.common.methods.contract import Phase
+
+    return tuple(from_dict(Phase, each) for each in json.loads(text))
 
 
-@dataclass(frozen=True, slots=True)
-class _Expects:
-    groups: dict[str, GroupLayout]
+@functools.lru_cache(maxsize=128)
+def _expects(text: str) -> dict[str, GroupLayout]:
+    """What a phase expects is another text in every round, with tens of kilobytes for a network of many tensors: few
+    are kept."""
+    from semisilo.common.methods.contract import GroupLayout
+
+    return {name: from_dict(GroupLayout, each) for name, each in json.loads(text).items()}
 
 
 def study_row(row: sqlite3.Row) -> StudyRow:
@@ -422,19 +441,25 @@ def round_head(row: sqlite3.Row) -> RoundHead:
 
 def round_row(row: sqlite3.Row) -> RoundRow:
     """A row of table round."""
-    phases = _record(_Phases, f'{{"phases":{row["phases_json"]}}}').phases
     return RoundRow(study=row["study"], number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
-                    phases=phases, sample=_names(row["sample_json"]),
+                    phases=_phases(row["phases_json"]), sample=_names(row["sample_json"]),
                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
                     state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
 
 
+def phase_head(row: sqlite3.Row) -> PhaseHead:
+    """A row of table phase, or the columns of it that a head has."""
+    return PhaseHead(study=row["study"], round=row["round"], number=row["number"], name=row["name"],
+                     quorum=row["quorum"], opened_unix=row["opened_unix"], deadline_unix=row["deadline_unix"],
+                     limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], step=row["step"])
+
+
 def phase_row(row: sqlite3.Row) -> PhaseRow:
     """A row of table phase."""
-    expects = _record(_Expects, f'{{"groups":{row["expects_json"]}}}').groups
     return PhaseRow(study=row["study"], round=row["round"], number=row["number"], name=row["name"],
                     quorum=row["quorum"], opened_unix=row["opened_unix"], deadline_unix=row["deadline_unix"],
-                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=expects, step=row["step"])
+                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"],
+                    expects=_expects(row["expects_json"]), step=row["step"])
 
 
 def task_row(row: sqlite3.Row) -> TaskRow:

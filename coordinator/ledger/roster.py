@@ -14,7 +14,6 @@ from semisilo.common.errors import InvitationUsed, UnknownName, UnknownSilo, Usa
 from semisilo.common.methods.spec import MAX_COUNT
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
-from semisilo.coordinator.ledger.secure_sums.roster import remove_identity
 
 __all__ = ["HeardMember", "Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "SimulatedMember",
            "certificate_ends", "open_invitations", "set_aside_text"]
@@ -246,6 +245,8 @@ class LedgerRoster:
 
         Raises: UnknownName, with the names there are.
         """
+        from semisilo.coordinator.ledger.secure_sums.roster import remove_identity  # late: only here
+
         with self._changing() as db:
             withdrawn = db.execute("DELETE FROM invitation WHERE silo = ? AND used_unix IS NULL", (silo,)).rowcount
             if self.silo_status(silo) is None and withdrawn:
@@ -266,6 +267,8 @@ class LedgerRoster:
 
         Returns: when it left first, Unix seconds. Raises: UnknownSilo.
         """
+        from semisilo.coordinator.ledger.secure_sums.roster import remove_identity  # late: only here
+
         with self._changing() as db:
             status = self.silo_status(silo)
             if status is None:

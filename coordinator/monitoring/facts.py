@@ -16,7 +16,8 @@ from semisilo.coordinator.monitoring.alerts.open_alerts import Alert
 from semisilo.coordinator.monitoring.forecast import Forecast
 from semisilo.coordinator.monitoring.results.by_class import ByClass
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
-from semisilo.coordinator.monitoring.summary import MeasureBeside, SiteLine
+from semisilo.coordinator.monitoring.study_numbers import MeasureBeside
+from semisilo.coordinator.monitoring.summary import SiteLine
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
 from semisilo.coordinator.studies.participation import ParticipationFacts
 

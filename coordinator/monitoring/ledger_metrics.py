@@ -21,15 +21,15 @@ from semisilo.coordinator.ledger.progress import RoundCounts, StudyProgress, las
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import refusal_reasons, task_counts
-from semisilo.coordinator.monitoring.summary import (
+from semisilo.coordinator.monitoring.study_numbers import (
     accuracy_in,
-    label_ratios,
     labelled_only_accuracy,
     labels_alone_test_score,
     metric_in,
     planned_rounds,
     score_on_test,
 )
+from semisilo.coordinator.monitoring.summary import label_ratios
 
 __all__ = ["NOT_ACCEPTED", "OTHER_CODE", "StudyReading", "StudyScrapes"]
 

@@ -10,7 +10,7 @@ from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import notices_of
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
-from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, latest_card
+from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, has_card
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
@@ -20,7 +20,7 @@ from semisilo.coordinator.ledger.tasks import first_update, last_refusals, open_
 from semisilo.coordinator.ledger.traffic import study_totals
 from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
-from semisilo.coordinator.monitoring.summary import planned_rounds
+from semisilo.coordinator.monitoring.study_numbers import planned_rounds
 from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.studies.participation import participation_of
@@ -191,7 +191,7 @@ def _cards(ledger: Ledger, rows: list[StudyRow]) -> dict[str, CardFacts]:
     without_key = len(silos_without_key(ledger, members))
     return {row.name: CardFacts(signed=count_signatures(ledger, row.name, silos=members), silos=len(members),
                                 without_key=without_key)
-            for row in rows if row.ended_unix is None and latest_card(ledger, row.name) is not None}
+            for row in rows if row.ended_unix is None and has_card(ledger, row.name)}
 
 
 def _notices(ledger: Ledger, row: StudyRow | None) -> tuple[NoticeLine, ...]:

@@ -23,7 +23,7 @@ from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, not_
 from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
 from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
-from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratio_in, score_on_test
+from semisilo.coordinator.monitoring.study_numbers import accuracy_in, label_ratio_in, score_on_test
 from semisilo.coordinator.monitoring.traffic import RoundCosts, StudyCosts
 
 __all__ = ["CELLS", "FEWEST_ROUNDS", "SiloAnswer", "StudyBook", "finite", "silo_answers",
@@ -50,8 +50,6 @@ class SiloAnswer:
     label_ratio: float | None
     pseudo_labels: dict[int, float]
     """Class -> count."""
-    examples: int
-    """The largest number of images that one of its updates says it is from."""
 
 
 @dataclass(slots=True)
@@ -90,22 +88,23 @@ class _Round:
 def silo_answers(ledger: Ledger, study: str, *, first: int, silo: str = "") -> dict[int, dict[str, SiloAnswer]]:
     """Round -> silo -> answer, of the rounds from `first` on, of one silo or of all."""
     found: dict[int, dict[str, list[TaskAnswer]]] = {}
-    for answer in answers_of_study(ledger, study, first=first, silo=silo):
+    for answer in answers_of_study(ledger, study, first=first, silo=silo, counted=False):
         found.setdefault(answer.round, {}).setdefault(answer.silo, []).append(answer)
     return {number: {name: _answer(answers) for name, answers in silos.items()} for number, silos in found.items()}
 
 
 def _answer(answers: Sequence[TaskAnswer]) -> SiloAnswer:
     """One answer from those to all phases, in order of the phases."""
-    state = outcomes_of(("", answer.state) for answer in answers)[""]
-    metrics: dict[str, float] = {}
-    for answer in answers:
-        metrics.update(answer.metrics)
+    if len(answers) == 1:  # of most methods: a study of a thousand silos has tens of thousands
+        state, metrics = answers[0].state, answers[0].metrics
+    else:
+        state, metrics = outcomes_of(("", answer.state) for answer in answers)[""], {}
+        for answer in answers:
+            metrics.update(answer.metrics)
     ratio = label_ratio_in(metrics)
     return SiloAnswer(
         state=state, reason=next((answer.reason for answer in answers if answer.reason and answer.state is state), ""),
-        label_ratio=None if ratio is None else round(ratio, _DIGITS), pseudo_labels=pseudo_label_counts(metrics),
-        examples=max(answer.example_count or 0 for answer in answers))
+        label_ratio=None if ratio is None else round(ratio, _DIGITS), pseudo_labels=pseudo_label_counts(metrics))
 
 
 def _move(counts: dict[str, int], before: TaskState, after: TaskState, silos: int) -> None:

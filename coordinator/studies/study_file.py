@@ -32,8 +32,9 @@ from semisilo.common.methods import (
     find_method,
     silos_have_labels,
 )
-from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.meaning import Meaning
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.label_task import LabelTask, refused_task
 from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import RobustSettings, refused

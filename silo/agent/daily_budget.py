@@ -14,13 +14,16 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, DailyBudget
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_bytes
-from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.working_hours import Hours, day_of, next_day_at, time_text
+
+if TYPE_CHECKING:
+    from semisilo.silo.link.traffic import Carried
 
 __all__ = ["DayBudget", "DayCount", "read_day", "read_days"]
 
@@ -94,6 +97,8 @@ class DayBudget:
             bytes_per_day: 0 for no limit; the bytes are counted all the same.
             hours: their zone decides when a day begins.
         """
+        from semisilo.silo.link.traffic import Carried  # late: `silo status` only reads what the agent has counted
+
         self._path = path
         self._limit = bytes_per_day
         self._hours = hours

@@ -106,7 +106,7 @@ def _settings_of(method: str) -> object:
 def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
     """Raises: BadPayload, BadConfiguration."""
     from semisilo.common.data.form import AugmentationSettings, ImageForm
-    from semisilo.common.methods.contract import Numerics
+    from semisilo.common.methods.numerics import Numerics
     from semisilo.common.rpc.convert import (
         augmentation_to_proto,
         image_to_proto,

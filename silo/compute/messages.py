@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from semisilo.common.measures.site_evaluation import ClassResult
-from semisilo.common.methods.contract import NumericsRecord, PayloadRef, TaskSpec
+from semisilo.common.methods.contract import PayloadRef, TaskSpec
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.process.messages import Request
 from semisilo.silo.compute.mask_order import Masking

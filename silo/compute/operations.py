@@ -32,7 +32,6 @@ from semisilo.common.methods.contract import (
     Meaning,
     ModelBuilder,
     ModelSettings,
-    NumericsRecord,
     PayloadRef,
     SiloData,
     SiloTask,
@@ -40,6 +39,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.methods.parts.privacy import PrivateTask, SharedNoise, contribution_of, noise_shares, shares_noise
 from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of

@@ -30,7 +30,8 @@ from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of, 
 from semisilo.common.learning.privacy.example_gradients import mixes_images
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec
-from semisilo.common.methods.contract import NumericsRecord, SiloData, TaskSpec, TensorGroup
+from semisilo.common.methods.contract import SiloData, TaskSpec, TensorGroup
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.methods.parts.privacy import (
     DifferentialPrivacy,
     PrivateTask,

@@ -35,7 +35,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, ProcessGroupLost
-from semisilo.common.methods.contract import Meaning, NumericsRecord, TaskSpec, TensorGroup
+from semisilo.common.methods.contract import Meaning, TaskSpec, TensorGroup
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.numerics.process_group import ProcessGroup
 from semisilo.common.process.compute_process import LOST_PEER

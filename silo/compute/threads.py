@@ -15,7 +15,8 @@ import torch
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration
-from semisilo.common.methods.contract import MemoryFormat, ModelBuilder, Precision, TaskSpec
+from semisilo.common.methods.contract import ModelBuilder, TaskSpec
+from semisilo.common.methods.numerics import MemoryFormat, Precision
 from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
 from semisilo.common.storage.durable import write_durably
 

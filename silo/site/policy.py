@@ -7,21 +7,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semisilo.common.config import from_dict, load_toml
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
-from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, shares_noise, spends_at_site
-from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
+from semisilo.common.methods.parts.secure_sum import MASKED_GROUP, MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS
 from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
-from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
+
+if TYPE_CHECKING:
+    from semisilo.common.methods.contract import TaskSpec
 
 __all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "PrivacyPolicy", "Require", "check_task",
            "check_update", "load_policy", "policy_text"]

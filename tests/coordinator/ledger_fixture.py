@@ -15,7 +15,8 @@ from unittest import mock
 import semisilo.coordinator.ledger.database as ledger_file_module
 import semisilo.coordinator.ledger.ledger as ledger_module
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.methods.contract import ModelSettings, Numerics, NumericsRecord, PayloadRef, Phase, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, PayloadRef, Phase, TaskSpec
+from semisilo.common.methods.numerics import Numerics, NumericsRecord
 from semisilo.coordinator.federation.folder import Federation, create_federation
 from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs
 from semisilo.coordinator.ledger.ledger import Ledger

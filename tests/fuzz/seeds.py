@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
+from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, TaskSpec, TensorSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,

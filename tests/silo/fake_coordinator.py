@@ -18,7 +18,8 @@ from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import ModelNotShared, SemisiloError, TaskClosed, Unreachable
 from semisilo.common.measures.site_evaluation import ClassResult
-from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
+from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, TaskSpec, TensorSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.codec import ELEMENT_TYPES

@@ -32,15 +32,8 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
-from semisilo.common.methods.contract import (
-    GroupLayout,
-    Meaning,
-    NumericsRecord,
-    PayloadRef,
-    Phase,
-    TaskSpec,
-    TensorSpec,
-)
+from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TaskSpec, TensorSpec
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.codec import ELEMENT_TYPES, Aim, Plan, encode_blocks
 from semisilo.common.payload.manifest import GroupManifest, check_manifest

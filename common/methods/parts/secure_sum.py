@@ -11,9 +11,11 @@ from collections.abc import Mapping
 
 from semisilo.common.methods.uplink import Uplink
 
-__all__ = ["MAX_SILOS", "MIN_SILOS", "STEPS", "WORD_BITS", "divisor_of", "keeps_weights", "sums_per_step",
-           "threshold_of", "totals_of", "why_not_summed"]
+__all__ = ["MASKED_GROUP", "MAX_SILOS", "MIN_SILOS", "STEPS", "WORD_BITS", "divisor_of", "keeps_weights",
+           "sums_per_step", "threshold_of", "totals_of", "why_not_summed"]
 
+MASKED_GROUP = "masked"
+"""The only tensor group of a masked update."""
 MAX_SILOS = 32
 """Of one sum: every silo shares its secrets with every other."""
 MIN_SILOS = 3

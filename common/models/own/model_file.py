@@ -14,9 +14,12 @@ import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semisilo.common.errors import BadConfiguration, NotPermitted
-from semisilo.common.methods.contract import ModelSettings
+
+if TYPE_CHECKING:
+    from semisilo.common.methods.contract import ModelSettings
 
 __all__ = ["MAX_FILE_BYTES", "ModelFile", "PermittedCode", "code_of", "digest_of_file", "file_of", "load_file",
            "names_file", "read_file", "with_digest"]

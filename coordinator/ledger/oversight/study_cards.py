@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from semisilo.common.methods.study_card import StudyCard, card_from_text
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["CardSignature", "card_text", "count_signatures", "latest_card", "note_card", "note_signature", "signatures",
-           "signatures_given"]
+if TYPE_CHECKING:
+    from semisilo.common.methods.study_card import StudyCard
+
+__all__ = ["CardSignature", "card_text", "count_signatures", "has_card", "latest_card", "note_card", "note_signature",
+           "signatures", "signatures_given"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +40,15 @@ def note_card(ledger: Ledger, card: StudyCard, *, now_unix: float) -> str:
     return digest
 
 
+def has_card(ledger: Ledger, study: str) -> bool:
+    """Whether a study has a card: it has one as soon as it has begun."""
+    return bool(ledger.query("SELECT 1 FROM study_card WHERE study = ? LIMIT 1", study))
+
+
 def latest_card(ledger: Ledger, study: str) -> StudyCard | None:
     """The card of a study that was made last; None before it has begun."""
+    from semisilo.common.methods.study_card import card_from_text  # late: `coordinator status` reads no card
+
     rows = ledger.query("SELECT card_json FROM study_card WHERE study = ? ORDER BY made_unix DESC, rowid DESC LIMIT 1",
                         study)
     return card_from_text(rows[0]["card_json"]) if rows else None

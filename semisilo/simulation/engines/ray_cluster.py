@@ -21,7 +21,7 @@ from typing import Any
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import ComputeFailed, SemisiloError, UsageError, by_code
-from semisilo.common.methods.contract import NumericsRecord
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.models.own.given import unpack
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import OnProgress

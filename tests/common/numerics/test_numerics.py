@@ -12,7 +12,7 @@ from torch import nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.batch_norm import StaticBatchNorm, measure
 from semisilo.common.learning.tensors import parameters_of
-from semisilo.common.methods.contract import MemoryFormat, Numerics, NumericsRecord, Precision
+from semisilo.common.methods.numerics import MemoryFormat, Numerics, NumericsRecord, Precision
 from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.side_by_side import lanes

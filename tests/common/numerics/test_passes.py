@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.sgd import SGDSettings, learn, make_optimiser
-from semisilo.common.methods.contract import Numerics, Precision
+from semisilo.common.methods.numerics import Numerics, Precision
 from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.passes import Descent, Gradients, Term

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
-from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, PayloadRef, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.rpc.convert import (
     check_metrics,

@@ -8,7 +8,8 @@ import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadPayload
-from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, PayloadRef, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.mask_form import MaskForm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import typer
 
@@ -45,3 +47,32 @@ def test_a_wrong_value_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_persons() -> None:
     with pytest.raises(ZeroDivisionError):
         run_cli(app_that(ZeroDivisionError()), [], name="test")
+
+
+def test_a_line_that_names_a_command_builds_that_one_alone(monkeypatch: pytest.MonkeyPatch,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer(name="two", add_completion=False, rich_markup_mode=None)
+    app.callback()(lambda: None)
+    app.command("one")(lambda: typer.echo("did one"))
+
+    @app.command()
+    def the_other() -> None:
+        """Does another thing."""
+
+    built: list[list[Any]] = []
+    get_command = typer.main.get_command
+    monkeypatch.setattr(typer.main, "get_command",
+                        lambda of: (built.append(list(of.registered_commands)), get_command(of))[1])
+    assert run_cli(app, ["one"], name="two") == 0
+    assert run_cli(app, ["the-other", "--help"], name="two") == 0
+    said = capsys.readouterr().out
+    assert "did one" in said
+    assert "Usage: two the-other [OPTIONS]" in said
+    assert [len(each) for each in built] == [1, 1]
+    assert run_cli(app, ["--help"], name="two") == 0
+    assert run_cli(app, ["neither"], name="two") == 2
+    shown = capsys.readouterr()
+    assert "Does another thing." in shown.out
+    assert "No such command 'neither'" in shown.err
+    assert [len(each) for each in built] == [1, 1, 2], "all are built once"
+    assert len(app.registered_commands) == 2

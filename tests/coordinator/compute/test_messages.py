@@ -10,15 +10,8 @@ from pathlib import Path
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods import METHODS
-from semisilo.common.methods.contract import (
-    GroupLayout,
-    Meaning,
-    NumericsRecord,
-    PayloadRef,
-    Phase,
-    TensorSpec,
-    UpdateHeader,
-)
+from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TensorSpec, UpdateHeader
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.usage import Encoded
 from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
 from semisilo.coordinator.compute import messages

@@ -12,7 +12,7 @@ from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.measures.study_measure import ACCURACY
-from semisilo.common.methods.contract import NumericsRecord
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,

@@ -11,7 +11,8 @@ import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import TaskClosed, UnknownName
-from semisilo.common.methods.contract import ModelSettings, Numerics, NumericsRecord, Phase, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, Phase, TaskSpec
+from semisilo.common.methods.numerics import Numerics, NumericsRecord
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import (
     DeclaredUpdate,

@@ -19,7 +19,7 @@ from semisilo.coordinator.ledger.progress import (
     silo_totals,
     study_progress,
 )
-from semisilo.coordinator.ledger.records import RoundHead
+from semisilo.coordinator.ledger.records import PhaseHead, RoundHead
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from tests.coordinator.ledger_fixture import PHASE, SECONDS_PER_ROUND, Filled, accuracy_after, fill_study, study_config
 
@@ -78,7 +78,10 @@ def test_the_open_phase_counts_the_tasks_of_each_state_until_it_closes(filled: F
     assert found is not None
     assert (found.name, found.tasks) == (PHASE, {TaskState.UPDATED: 1, TaskState.OPEN: 2})
     assert found.deadline_unix == ledger.phase("first", 4, 0).deadline_unix
-    assert last_phase(ledger, "first", 4) == ledger.phase("first", 4, 0)
+    head, row = last_phase(ledger, "first", 4), ledger.phase("first", 4, 0)
+    assert isinstance(head, PhaseHead)
+    assert {name: getattr(head, name) for name in PhaseHead.__slots__} == {
+        name: getattr(row, name) for name in PhaseHead.__slots__}
     assert phases_of_round(ledger, "first", 4) == [ledger.phase("first", 4, 0)]
     ledger.close_phase(ledger.phase("first", 4, 0))
     assert open_phase(ledger, "first") is None

@@ -10,7 +10,8 @@ import pytest
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration
-from semisilo.common.methods.contract import GroupLayout, Meaning, NumericsRecord, Phase, TensorSpec
+from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.coordinator.ledger import records
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ def test_answers_come_by_round_and_silo_with_what_was_said(filled: Filled) -> No
     found = answers_of_study(filled.ledger, "first")
     assert [(each.round, each.silo) for each in found] == [(number, silo) for number in range(1, 8) for silo in SILOS]
     assert {each.phase for each in found} == {PHASE}
+    assert answers_of_study(filled.ledger, "first", counted=False) == [
+        replace(each, example_count=None) for each in found]
+    assert any(each.example_count for each in found)
+    assert not any("declared_update" in step for step in query_plan(
+        filled.ledger, lambda: answers_of_study(filled.ledger, "first", counted=False)))
     third = answers_of_study(filled.ledger, "first", first=3, last=3)
     assert third == [each for each in found if each.round == 3]
     assert [each.state for each in third] == [TaskState.UPDATED, TaskState.UPDATED, TaskState.ABSTAINED]

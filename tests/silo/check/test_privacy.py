@@ -10,7 +10,8 @@ import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.check.privacy import look_at_privacy

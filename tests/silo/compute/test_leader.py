@@ -17,7 +17,8 @@ import torch
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadConfiguration, BadData, ComputeFailed, ProcessGroupLost
-from semisilo.common.methods.contract import Meaning, NumericsRecord, SiloData, TensorGroup
+from semisilo.common.methods.contract import Meaning, SiloData, TensorGroup
+from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.torch_tensors import decode_groups
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import Failure

@@ -21,7 +21,8 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm, OnError
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermitted
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.seeds import torch_generator
-from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, TaskSpec, TensorGroup, Update
+from semisilo.common.methods.contract import Meaning, ModelSettings, TaskSpec, TensorGroup, Update
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.models.exported import ModelFacts, inference_settings, write_model
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups

@@ -15,7 +15,8 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import ComputeFailed, NotPermitted, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.learning.training import check_finite
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec, TensorGroup
+from semisilo.common.methods.contract import ModelSettings, TaskSpec, TensorGroup
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.models.factory import initial_model, model_builder
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups

@@ -13,7 +13,8 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadPayload, SemisiloError, TensorsMissing, WrongBase
 from semisilo.common.learning.tensors import digest
 from semisilo.common.methods import MethodSpec, find_method
-from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup
+from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, TaskSpec, TensorGroup
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.reader import read_manifest

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.models.factory import model_builder
 from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.silo.compute import threads

@@ -12,7 +12,8 @@ from semisilo.common.config import to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted, UnknownName
 from semisilo.common.methods import METHODS
-from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, PayloadRef, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.methods.uplink import LOSSY_FORMS, parse_uplink

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.capabilities import CAPABILITIES, lacking
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from tests.each_of import each_of

@@ -11,7 +11,8 @@ import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import UsageError
-from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.numerics import Numerics
 from semisilo.common.process.messages import Failure
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.home import JoinChoice
