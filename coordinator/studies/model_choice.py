@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semisilo.common.measures.gain import Gain, describe_gain, gain_of, interval_of
+from semisilo.common.measures.gain import Gain, by_patients_text, describe_gain, gain_of, interval_of
 from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.coordinator.ledger.progress import (
@@ -180,7 +180,8 @@ def _reached(row: StudyRow, chosen: Mapping[str, float]) -> tuple[int, str] | No
         if (value := chosen.get(measure.metric)) is not None:
             found = interval_of(measure, classes=row.classes, images=row.frozen.test_counts, metrics=chosen)
             interval = "" if found is None else (f", 95 % interval {describe_metric(measure.metric, found.low)} to"
-                                                 f" {describe_metric(measure.metric, found.high)}")
+                                                 f" {describe_metric(measure.metric, found.high)}"
+                                                 f"{by_patients_text(row.frozen.test_counts.patients)}")
             said = f"{measure.with_article} of {describe_metric(measure.metric, value)}{interval}"
             return row.frozen.num_test, said
     return None

@@ -543,6 +543,13 @@ _CHOICE = _mutants(
     ("areas-of-the-same-images-are-independent", "common/measures/gain.py",
      'if measure.kind == "balanced_accuracy" else', "if True else",
      "tests/common/measures/test_gain.py::test_of_an_auroc_it_holds_the_true_area_as_often_as_it_says"),
+    ("images-of-one-patient-are-independent", "coordinator/ledger/records.py",
+     "self.test_images, self.test_without, worth)", "self.test_images, self.test_without)",
+     "tests/coordinator/studies/test_held_out.py::test_a_study_freezes_what_test_images_of_few_patients_are_worth"),
+    ("all-images-of-a-patient-count", "common/measures/independent_images.py",
+     "sum(counts) ** 2 / sum(each * each for each in counts)", "float(sum(counts))",
+     "tests/common/measures/test_independent_images.py"
+     "::test_two_equally_good_models_look_different_no_more_often_than_is_said"),
     ("a-difference-within-its-interval-is-claimed", "common/measures/gain.py",
      "not self.interval.low <= 0 <= self.interval.high", "True",
      f"{_MODEL_CHOICE}::test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval"),

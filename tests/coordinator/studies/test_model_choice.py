@@ -55,6 +55,16 @@ def test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval(accur
     assert found.startswith("The model handed over is that of round 1, the last one: accuracy 80.0 % on 50 validation")
 
 
+def test_images_of_few_patients_show_no_difference_that_as_many_patients_would() -> None:
+    row, rounds = row_with(0.7), [round_of(1, {"accuracy": 0.9, "selection_score": 0.8, "selection_error": 0.05})]
+    assert row.frozen is not None
+    row = replace(row, frozen=replace(row.frozen, test_patients=10))
+    found = choice_of(row, rounds, first_update=1).conclusion
+    assert found.endswith("+20.0 points, 95 % interval −16.0 to +51.4 by 10 patients, no difference shown.")
+    without = choice_of(replace(row, baseline=None), rounds, first_update=1).conclusion
+    assert "accuracy of 90.0 %, 95 % interval 59.6 % to 98.2 % by 10 patients." in without
+
+
 def test_there_is_no_conclusion_before_the_end_and_no_comparison_without_labels_alone_or_test_images() -> None:
     assert choice(0.9, 0.7, state=StudyState.RUNNING).conclusion == ""
     assert "labels alone were not trained" in choice(0.9, None).conclusion
