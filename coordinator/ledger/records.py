@@ -123,6 +123,9 @@ class FrozenStudy:
     keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
     """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
     study that an earlier version began."""
+    compares_usual: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether labels alone are held against the rounds around the one that would be handed over, not against that one's
+    luck; False in a study that an earlier version began, which says what it said."""
 
     @property
     def study_measure(self) -> StudyMeasure:

@@ -170,7 +170,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random,
         labelled_digest=_digest_of(images.labelled, digests.get("labelled", ())),
         validation_digest=_digest_of(images.validation, digests.get("validation", ())),
-        test_digest=_digest_of(images.test, digests.get("test", ())), read_with=_read_with(), keeps_best=True)
+        test_digest=_digest_of(images.test, digests.get("test", ())), read_with=_read_with(), keeps_best=True,
+        compares_usual=True)
     changes: dict[str, str] = {}
     if frozen is None:
         for note in start.notes:
@@ -375,7 +376,8 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
     if not frozen.read_with:
         now = replace(now, labelled_digest="", validation_digest="", test_digest="")
-    return replace(now, num_broken=frozen.num_broken, read_with=frozen.read_with, keeps_best=frozen.keeps_best)
+    return replace(now, num_broken=frozen.num_broken, read_with=frozen.read_with, keeps_best=frozen.keeps_best,
+                   compares_usual=frozen.compares_usual)
 
 
 def _changes(now: FrozenStudy, frozen: FrozenStudy) -> dict[str, str]:
