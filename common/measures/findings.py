@@ -10,11 +10,12 @@ Shapes: N images, K classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.finding_calibration import (
     FindingCalibration,
@@ -24,6 +25,7 @@ from semisilo.common.measures.finding_calibration import (
     fit_platt,
 )
 from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.intervals import (
     Interval,
     area_interval,
@@ -32,6 +34,7 @@ from semisilo.common.measures.intervals import (
     dependent_mean_interval,
     f1_interval,
     precision_interval,
+    share_interval,
     wilson,
 )
 from semisilo.common.measures.multi_label import (
@@ -144,6 +147,9 @@ class FindingsMeasures:
     """(K, K): images that show both classes; on the diagonal the class alone."""
     together_found: tuple[tuple[int, ...], ...]
     """Images that are answered with both, at the thresholds; those of which either is not known do not count."""
+    independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """What the images are worth where several are of one patient; None where all of them count. Intervals of
+    precisions, F1 and of all classes together (micro) go by images all the same."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -157,7 +163,7 @@ class FindingsMeasures:
     def counts(self) -> ImageCounts:
         """The images."""
         return ImageCounts(self.images, tuple(each.images for each in self.classes),
-                           tuple(each.others for each in self.classes))
+                           tuple(each.others for each in self.classes), self.independent)
 
     def value_of(self, measure: StudyMeasure) -> float | None:
         """A study's measure on these images, 0 to 1; None where they do not give it."""
@@ -193,14 +199,15 @@ def scaling_for(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8]) -> tu
 
 
 def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], *, classes: Sequence[str],
-                     thresholds: Sequence[float], thresholds_from: str, scaling: Sequence[PlattScaling] = ()
-                     ) -> FindingsMeasures:
+                     thresholds: Sequence[float], thresholds_from: str, scaling: Sequence[PlattScaling] = (),
+                     independent: IndependentImages | None = None) -> FindingsMeasures:
     """Measures a model by what it answers to images whose findings are known; N >= 1.
 
     Args:
         rows_NK: 1 shown, 0 not shown, -1 not known.
         thresholds: one for each class; () for 0.5.
         scaling: of each class's logit; () for none. Thresholds are of the probabilities that it gives.
+        independent: what the images are worth where several are of one patient.
     Raises: ComputeFailed when a logit is not finite.
     """
     _check_finite(logits_NK)
@@ -213,16 +220,19 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         known_N = rows_NK[:, label] >= 0
         is_N, own = rows_NK[known_N, label] == 1, scaling[label] if scaling else PlattScaling()
         scaled = None if own == PlattScaling() else own
+        inside, outside = (None, None) if independent is None else (
+            independent.by_class[label], independent.without[label])
         found.append(FindingMeasures(
             name=name, images=of.with_class, others=of.without_class, auroc=area,
-            auroc_interval=None if area is None else area_interval(area, inside=of.with_class,
-                                                                   outside=of.without_class),
+            auroc_interval=None if area is None else area_interval(
+                area, inside=inside or of.with_class, outside=outside or of.without_class),
             average_precision=precision,
-            average_precision_interval=None if precision is None else precision_interval(precision,
-                                                                                         inside=of.with_class),
+            average_precision_interval=None if precision is None else precision_interval(
+                precision, inside=inside or of.with_class),
             threshold=float(cuts_K[label]), found=of.true_positives, sensitivity=of.sensitivity,
-            sensitivity_interval=wilson(of.true_positives, of.with_class), spared=of.true_negatives,
-            specificity=of.specificity, specificity_interval=wilson(of.true_negatives, of.without_class),
+            sensitivity_interval=share_interval(of.sensitivity, of.with_class, inside), spared=of.true_negatives,
+            specificity=of.specificity,
+            specificity_interval=share_interval(of.specificity, of.without_class, outside),
             f1=f1_of(of), f1_interval=_f1_interval(of), missed=of.false_negatives, falsely_found=of.false_positives,
             precision=of.precision, precision_interval=wilson(of.true_positives, of.predicted),
             calibration=finding_calibration(plain_NK[known_N, label], is_N), scaling=scaled,
@@ -236,12 +246,14 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         average_precision_macro_interval=_together([each.average_precision_interval for each in found]),
         f1_macro=sum(f1s) / len(f1s) if f1s else None,
         f1_macro_interval=_together([each.f1_interval for each in found]), exact_match=exact,
-        exact_match_interval=wilson(round(exact * len(rows_NK)), len(rows_NK)), classes=tuple(found),
+        exact_match_interval=share_interval(
+            exact, len(rows_NK), None if independent is None else independent.total), classes=tuple(found),
         thresholds_from=thresholds_from, micro=_micro(p_NK, rows_NK, cuts_K),
         expected_error_macro=_mean([each.calibration for each in found]),
         expected_error_macro_with_scaling=None if all(each.scaling is None for each in found) else
         _mean([each.calibration_with_scaling or each.calibration for each in found]),
-        together_shown=together_counts(rows_NK == 1), together_found=together_counts((p_NK >= cuts_K) & known_NK))
+        together_shown=together_counts(rows_NK == 1), together_found=together_counts((p_NK >= cuts_K) & known_NK),
+        independent=independent)
 
 
 def _micro(p_NK: NDArray[np.float64], rows_NK: NDArray[np.int8], cuts_K: NDArray[np.float64]) -> MicroMeasures:

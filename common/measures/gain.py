@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.intervals import (
     Interval,
     area_interval,
@@ -19,13 +20,13 @@ from semisilo.common.measures.intervals import (
     difference_interval,
     mean_interval,
     precision_interval,
-    wilson,
+    share_interval,
 )
 from semisilo.common.measures.study_measure import StudyMeasure
-from semisilo.common.text.describe import describe_points
+from semisilo.common.text.describe import counted, describe_points
 
-__all__ = ["Gain", "ImageCounts", "describe_gain", "gain_interval_text", "gain_of", "gain_text", "gain_verdict",
-           "interval_of", "mean_gain"]
+__all__ = ["Gain", "ImageCounts", "by_patients_text", "describe_gain", "gain_interval_text", "gain_of", "gain_text",
+           "gain_verdict", "interval_of", "mean_gain"]
 
 _NO_DIFFERENCE = "no difference shown"
 
@@ -40,6 +41,13 @@ class ImageCounts:
     without: tuple[int, ...] = ()
     """Known not to show each class, where an image may have several labels or none; () where an image has one, and all
     others are without the class."""
+    independent: IndependentImages | None = None
+    """What they are worth where several are of one patient; None where all of them count, or that is not known."""
+
+    @property
+    def patients(self) -> int:
+        """How many patients intervals go by; 0 where every image counts."""
+        return 0 if self.independent is None else self.independent.patients
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +60,8 @@ class Gain:
     labels_alone: float
     interval: Interval | None
     """Of `value`, with a confidence of 95 %; None where the images of each class were not counted."""
+    patients: int = 0
+    """How many patients it goes by; 0 where every image counts."""
 
     @property
     def value(self) -> float:
@@ -77,7 +87,8 @@ def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCount
 
     The two are then put together as Newcombe does (`difference_interval`), as if the models were measured on images of
     their own: since these are the same ones, the interval is wider than it need be, and a difference that it shows is
-    shown all the more.
+    shown all the more. Where several images are of one patient, they count as far as `ImageCounts.independent` says:
+    what a model gets wrong of a patient it may get wrong in all images of that patient.
 
     Args:
         classes: names in label order, (K,).
@@ -93,7 +104,7 @@ def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCount
     first, second = (interval_of(measure, classes=classes, images=images, metrics=metrics)
                      for metrics in (federated, labels_alone))
     return Gain(measure=measure, federated=ours, labels_alone=theirs, interval=None if first is None or second is None
-                else difference_interval(ours, first, theirs, second))
+                else difference_interval(ours, first, theirs, second), patients=images.patients)
 
 
 def interval_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCounts, metrics: Mapping[str, float]
@@ -102,35 +113,34 @@ def interval_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageC
 
     Returns: None without images, and where those of each class are needed and not known.
     """
+    worth = images.independent
     if measure.kind == "accuracy":
-        share = metrics.get(measure.metric)
-        return None if share is None else wilson(round(share * images.total), images.total)
+        return share_interval(metrics.get(measure.metric), images.total, None if worth is None else worth.total)
     by_class = dict(zip(classes, images.by_class, strict=False))
+    own: dict[str, float] = {} if worth is None else dict(zip(classes, worth.by_class, strict=False))
     if measure.kind == "recall":
-        return _of_recall(metrics.get(measure.metric), by_class.get(measure.class_name, 0))
+        name = measure.class_name
+        return share_interval(metrics.get(measure.metric), by_class.get(name, 0), own.get(name))
     if not by_class:
         return None
+    inside = by_class if worth is None else own
     if measure.kind == "balanced_accuracy":
-        found = [(share, _of_recall(share, count)) for name, count in by_class.items()
+        found = [(share, share_interval(share, count, own.get(name))) for name, count in by_class.items()
                  if (share := metrics.get(f"recall/{name}")) is not None]
     elif measure.kind == "average_precision":
         found = [(area, precision_interval(area, inside=count))
-                 for name, count in by_class.items() if (area := metrics.get(f"average_precision/{name}")) is not None]
+                 for name, count in inside.items() if (area := metrics.get(f"average_precision/{name}")) is not None]
     else:
-        outside = dict(zip(classes, images.without or [images.total - count for count in images.by_class],
-                           strict=False))
+        others = images.without or [images.total - count for count in images.by_class]
+        outside = dict(zip(classes, others if worth is None else worth.without, strict=False))
         found = [(area, area_interval(area, inside=count, outside=outside[name]) if count and outside[name] > 0
                   else None)
-                 for name, count in by_class.items() if (area := metrics.get(f"auroc/{name}")) is not None]
+                 for name, count in inside.items() if (area := metrics.get(f"auroc/{name}")) is not None]
     known = [(value, interval) for value, interval in found if interval is not None]
     if not known or len(known) < len(found):
         return None
     return mean_interval(known) if measure.kind == "balanced_accuracy" else \
         dependent_mean_interval([interval for _, interval in known])
-
-
-def _of_recall(share: float | None, images: int) -> Interval | None:
-    return None if share is None else wilson(round(share * images), images)
 
 
 def mean_gain(gains: Sequence[Gain]) -> Gain | None:
@@ -144,7 +154,8 @@ def mean_gain(gains: Sequence[Gain]) -> Gain | None:
     intervals = [each.interval for each in gains if each.interval is not None]
     return Gain(measure=gains[0].measure, federated=math.fsum(each.federated for each in gains) / len(gains),
                 labels_alone=math.fsum(each.labels_alone for each in gains) / len(gains),
-                interval=None if len(intervals) < len(gains) else dependent_mean_interval(intervals))
+                interval=None if len(intervals) < len(gains) else dependent_mean_interval(intervals),
+                patients=min((each.patients for each in gains if each.patients), default=0))
 
 
 # In words -------------------------------------------------------------------------------------------------------------
@@ -157,11 +168,18 @@ def gain_text(gain: Gain, *, decimals: int = 1) -> str:
 
 
 def gain_interval_text(gain: Gain, *, decimals: int = 1) -> str:
-    """From where to where: "95 % interval −0.3 to +2.7"."""
+    """From where to where: "95 % interval −0.3 to +2.7", where several images are of one patient with "by 20
+    patients"."""
     if gain.interval is None:
         return "interval not known"
     low, high = (_signed(gain.measure, end, 0.0, decimals) for end in (gain.interval.low, gain.interval.high))
-    return f"95 % interval {low} to {high}"
+    return f"95 % interval {low} to {high}{by_patients_text(gain.patients)}"
+
+
+def by_patients_text(patients: int) -> str:
+    """That an interval goes by patients, to stand behind it: " by 20 patients"; empty of 0, where every image counts.
+    """
+    return f" by {counted(patients, 'patient')}" if patients else ""
 
 
 def gain_verdict(gain: Gain) -> str:

@@ -1,7 +1,7 @@
 """Intervals of confidence for shares that were counted on a set of images.
 
-All of them treat the images as drawn one by one from those to come. Several images of one patient are not, so that with
-such sets the true intervals are wider.
+All of them treat the images as drawn one by one from those to come. Several images of one patient are not: such sets
+are counted as what they are worth (`semisilo.common.measures.independent_images`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["LEVEL", "Interval", "area_error", "area_interval", "area_spread", "around",
            "clustered_share_interval", "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval",
-           "precision_interval", "share_error", "standard_error", "wilson"]
+           "precision_interval", "share_error", "share_interval", "standard_error", "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
@@ -47,7 +47,21 @@ def wilson(successes: int, count: int) -> Interval | None:
     return _score_interval(successes / count, count)
 
 
-def precision_interval(value: float, *, inside: int) -> Interval | None:
+def share_interval(share: float | None, images: int, worth: float | None = None) -> Interval | None:
+    """`wilson` of a share of images that was counted; None of none.
+
+    Args:
+        worth: how many independent ones they are worth; None: as many as they are.
+    Raises: ValueError unless 0 <= share <= 1.
+    """
+    if share is None or worth is None:
+        return None if share is None else wilson(round(share * images), images)
+    if not 0 <= share <= 1:
+        raise ValueError(f"a share of {share}.")
+    return _score_interval(share, worth) if worth else None
+
+
+def precision_interval(value: float, *, inside: float) -> Interval | None:
     """Interval of an average precision, as if it were a share of the images that have the class; None without any.
 
     Source: Boyd, Eng and Page, ECML PKDD 2013, section 4 (the binomial interval, with as many trials as images of the
@@ -177,7 +191,7 @@ def dependent_mean_interval(intervals: Sequence[Interval]) -> Interval:
                     math.fsum(each.high for each in intervals) / len(intervals))
 
 
-def area_error(area: float, *, inside: int, outside: int) -> float:
+def area_error(area: float, *, inside: float, outside: float) -> float:
     """The standard error of an area under the curve A, from n images of the class and m others:
 
         A (1 - A) + (n - 1) (A / (2 - A) - A^2) + (m - 1) (2 A^2 / (1 + A) - A^2), over n m, and the root of that
@@ -194,7 +208,7 @@ def area_error(area: float, *, inside: int, outside: int) -> float:
     return math.sqrt(max(0.0, variance))
 
 
-def area_interval(area: float, *, inside: int, outside: int) -> Interval:
+def area_interval(area: float, *, inside: float, outside: float) -> Interval:
     """Interval of an area under the curve: all areas t that are not too far from what was measured, |A - t| <= z s(t),
     with `area_error` for s.
 
@@ -217,7 +231,7 @@ def area_spread(area: float, *, inside: int, outside: int) -> float:
     return (found.high - found.low) / 2
 
 
-def _areas_near(area: float, *, inside: int, outside: int, errors: float) -> Interval:
+def _areas_near(area: float, *, inside: float, outside: float, errors: float) -> Interval:
     area_error(area, inside=inside, outside=outside)
 
     def end(far: float) -> float:

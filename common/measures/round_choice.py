@@ -6,11 +6,19 @@ nothing else need be (docs/decisions/0026-choosing-without-the-test-set.md).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ScoredRound", "best_round", "chosen_at_each", "chosen_round", "rounds_without_gain"]
+__all__ = ["ScoredRound", "best_round", "chosen_at_each", "chosen_round", "rounds_without_gain", "usual_score"]
+
+_AROUND = 5
+_SHARE_AROUND = 5
+"""Of so many rounds one more is around another: of few rounds the best is hardly lucky, and each differs from the next.
+"""
+_APART = 3.0
+"""Standard errors: the best of a hundred rounds that are alike lies above most of the others by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,24 @@ def chosen_round(rounds: Sequence[ScoredRound]) -> ScoredRound | None:
     if best is None:
         return None
     return next(each for each in reversed(rounds) if each.score >= best.score - best.error)
+
+
+def usual_score(rounds: Sequence[ScoredRound], of: ScoredRound) -> float:
+    """What a round is worth to compare with a model that nobody has chosen among others: the mean score of the rounds
+    around it, itself among them, as far as they are not below it by more than three times its standard error. Five of
+    them from 20 rounds on; of fewer one and a fifth of the rounds, so that of four or fewer it is its own.
+
+    A round that was chosen by its score, the more so the best of many, has been lucky on the images; its neighbours are
+    nearly the same model and were not chosen. Much lower ones are another model: the first rounds of a short study.
+
+    Args:
+        rounds: in order of their numbers, `of` among them. Round 0, which no silo has part in, is no neighbour.
+    """
+    near = [each for each in rounds if each.number > 0] if of.number > 0 else [of]
+    around = min(_AROUND, 1 + len(near) // _SHARE_AROUND)
+    first = max(0, min(near.index(of) - around // 2, len(near) - around))
+    alike = [each.score for each in near[first:first + around] if each.score >= of.score - _APART * of.error]
+    return math.fsum(alike) / len(alike)
 
 
 def chosen_at_each(rounds: Sequence[ScoredRound]) -> list[ScoredRound]:

@@ -13,7 +13,8 @@ from typing import Literal
 from semisilo.common.measures.intervals import area_spread, share_error, standard_error
 
 __all__ = ["ACCURACY", "AUROC", "BALANCED_ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score",
-           "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of", "why_not_for"]
+           "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of", "tells_class",
+           "why_not_for"]
 
 MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "recall"]
 VALIDATION_PREFIX = "validation_"
@@ -194,6 +195,24 @@ def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[
     scores = [None if area is None else Score(area, area_spread(area, inside=images, outside=without))
               for area, images, without in zip(areas_K, images_K, without_K, strict=True)]
     return scores[0] if one_of_two and None not in scores else _mean(scores)
+
+
+def tells_class(label: int, confusion: Sequence[Sequence[int]]) -> bool:
+    """Whether a model answers a class more often to its images than to others, by more than the standard error of the
+    difference. Of one that does not, recall is no measure: always answering the class has a recall of 1.
+
+    Args:
+        confusion: confusion[true][predicted], in images, (K, K).
+    Returns: False as well where no image, or every one, is of the class.
+    Source: Youden, Cancer 3 (1950) 32: sensitivity + specificity - 1, which is 0 of an answer that tells nothing.
+    """
+    own = sum(confusion[label])
+    others = sum(map(sum, confusion)) - own
+    if not own or not others:
+        return False
+    found = confusion[label][label]
+    falsely = sum(row[label] for row in confusion) - found
+    return found / own - falsely / others > math.hypot(standard_error(found, own), standard_error(falsely, others))
 
 
 def _share(hits: int, images: int) -> Score | None:

@@ -28,6 +28,7 @@ from semisilo.common.measures.study_measure import (
     VALIDATION_PREFIX,
     StudyMeasure,
     score_of,
+    tells_class,
 )
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
 from semisilo.common.models.exported import ModelFacts, logits_of, write_model
@@ -195,8 +196,9 @@ def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: S
     error: what rounds are chosen by.
 
     {} where it cannot be measured (no image of the class that it is about; for balanced accuracy images of one class
-    alone, by which the model that always answers it would be best), and for a model whose answers are not finite, which
-    is never to be chosen.
+    alone, by which the model that always answers it would be best); for the recall of a class of a model that answers
+    it to other images as often (`tells_class`); and for a model whose answers are not finite, which is never to be
+    chosen.
     """
     if isinstance(evaluation, MultiLabelEvaluation):
         by_class = evaluation.areas if measure.kind == "auroc" else evaluation.average_precisions
@@ -209,6 +211,8 @@ def selection_of(evaluation: AnyEvaluation, classes: tuple[str, ...], measure: S
         return {}
     images_K = [sum(row) for row in evaluation.confusion]
     if measure == BALANCED_ACCURACY and sum(images > 0 for images in images_K) < 2:
+        return {}
+    if (label := measure.label_in(classes)) is not None and not tells_class(label, evaluation.confusion):
         return {}
     found = score_of(measure, classes=classes, hits_K=[row[label] for label, row in enumerate(evaluation.confusion)],
                      images_K=images_K, areas_K=evaluation.per_class_auroc)

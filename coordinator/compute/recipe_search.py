@@ -181,9 +181,9 @@ def rightly_answered(logits_NK: Tensor, labels_N: Tensor) -> Tensor:
     return first_argmax(logits_NK) == labels_N
 
 
-def class_weights(labels_N: Tensor, *, balanced: bool, only: int | None = None) -> Tensor:
-    """Weight of every answer, float64, for accuracy (all equal) or balanced accuracy (1 / images of its class), or with
-    `only` for the recall of that class (1, and 0 for all others).
+def class_weights(labels_N: Tensor, *, balanced: bool) -> Tensor:
+    """Weight of every answer, float64, for accuracy (all equal) or balanced accuracy (1 / images of its class); this
+    also for the recall of a class, which a rate would raise whose model always answers the class.
 
     Of multi-hot rows, (N K,): 1 / images of its kind, with or without the class; 0 for a class that has one kind alone.
     """
@@ -196,8 +196,6 @@ def class_weights(labels_N: Tensor, *, balanced: bool, only: int | None = None) 
         weights_NK = torch.where(shows_NK, 1.0 / inside_K, 1.0 / outside_K) if balanced else torch.ones(
             labels_N.shape, dtype=torch.float64)
         return torch.where(whole_K & (labels_N >= 0), weights_NK, torch.zeros_like(weights_NK)).flatten()
-    if only is not None:
-        return (labels_N == only).double()
     if not balanced:
         return torch.ones(len(labels_N), dtype=torch.float64)
     return 1.0 / torch.bincount(labels_N).to(torch.float64)[labels_N]

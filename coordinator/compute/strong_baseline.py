@@ -34,7 +34,6 @@ from semisilo.common.learning.training import check_finite, unloaded_model
 from semisilo.common.measures.study_measure import (
     ACCURACY,
     BALANCED_ACCURACY,
-    StudyMeasure,
     parse_measure,
     score_of,
 )
@@ -154,13 +153,12 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         measure = parse_measure(recipe.measure)
         self._alike = measure.weighs_classes_alike
         self._adjusted = self._alike and log_prior(self._labels_N, recipe.num_classes) is not None
-        only = environment.measured_class if measure.kind == "recall" else None
         self._by_patient = saved is None or saved.by_patient
         self._parts = self._search_parts()
-        if not self._tell_rates_apart(self._parts, measure, only):
+        if not self._tell_rates_apart(self._parts):
             self._parts = []
-        self._weights = [class_weights(part.labels_n, balanced=self._adjusted, only=only).tolist()
-                         for part in self._parts]
+        self._weights = [class_weights(part.labels_n, balanced=self._alike if measure.kind == "recall" else
+                                       self._adjusted).tolist() for part in self._parts]
         self._model = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._averaged = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._initial = initial_model(environment.build_model, environment.seed)
@@ -330,14 +328,13 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         return parts
 
     @staticmethod
-    def _tell_rates_apart(parts: Sequence[_Part], measure: StudyMeasure, only: int | None) -> bool:
+    def _tell_rates_apart(parts: Sequence[_Part]) -> bool:
         """Whether the held-out images say which rate is better: not those of one class, which the model has all right
-        that always answers it, unless the study is about its recall."""
+        that always answers it."""
         labels_n = torch.cat([part.labels_n for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
         if labels_n.ndim == 2:
             return bool(class_weights(labels_n, balanced=False).any())
-        held_out = set(labels_n.tolist())
-        return only in held_out if measure.kind == "recall" else len(held_out) > 1
+        return len(set(labels_n.tolist())) > 1
 
     def _trial_length(self, steps: int) -> int:
         trials = num_trials(len(self._parts))

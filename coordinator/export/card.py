@@ -633,14 +633,37 @@ def software_here() -> Software:
                     numpy=np.__version__, written=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
 
 
-def _limits_of_findings(findings: CardFindings) -> list[str]:
-    found = ["Intervals treat every test image as independent. Several images of one patient, or from one device, make"
-             " the true intervals wider.",
+def _limits_of_images(card: ModelCard, measured: CardTest | CardFindings, worth: str) -> list[str]:
+    """Of what was measured on test images, whatever the task: how far they tell what they say.
+
+    Args:
+        worth: what is shown of every round.
+    """
+    found = [_limit_of_intervals(measured)]
+    if measured.source in (STUDY_TEST, CHANGED_TEST):
+        found.append(f"The test {worth} of every round was shown while the study ran; whoever chose settings by it"
+                     " has made these numbers optimistic.")
+        if card.model.chosen == BEST_ON_TEST:
+            found.append("This round was chosen because it is the best on these very test images, so that they no"
+                         " longer measure this model: its numbers are optimistic. Measure it on other images:"
+                         " --test SOURCE.")
+    return found
+
+
+def _limit_of_intervals(measured: CardTest | CardFindings) -> str:
+    if (worth := measured.independent) is None:
+        return ("Intervals treat every test image as independent. Several images of one patient, or from one device,"
+                " make the true intervals wider.")
+    other = "precisions" if isinstance(measured, CardTest) else "precisions, F1 and of all classes together (micro)"
+    return (f"Intervals count the {measured.images} test images as the {worth.patients} patients that they are of,"
+            f" with an image or file of an unknown patient for one; those of {other} treat every image as independent,"
+            " and are too narrow. Several patients from one device make all of them wider.")
+
+
+def _limits_of_findings(card: ModelCard, findings: CardFindings) -> list[str]:
+    found = [*_limits_of_images(card, findings, "score"),
              "Classes are asked by themselves: the model does not know that some findings come together or exclude one"
              " another."]
-    if findings.source in (STUDY_TEST, CHANGED_TEST):
-        found.append("The test scores of every round were shown while the study ran; whoever chose settings by them has"
-                     " made these numbers optimistic.")
     if findings.thresholds_from == NOT_CHOSEN:
         found.append("The thresholds are 0.5 for every class, since there are no validation images: for rare findings"
                      " that is seldom a good one.")
@@ -667,19 +690,11 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
     test = card.test
     worth = parse_measure(card.model.measure).title if card.multi_label else "accuracy"
     if test is None and card.findings is not None:
-        found += _limits_of_findings(card.findings)
+        found += _limits_of_findings(card, card.findings)
     elif test is None:
         found.append(f"The {worth} was not measured: the coordinator has no test images.")
     else:
-        found.append("Intervals treat every test image as independent. Several images of one patient, or from one"
-                     " device, make the true intervals wider.")
-        if test.source in (STUDY_TEST, CHANGED_TEST):
-            found.append("The test accuracy of every round was shown while the study ran; whoever chose settings by it"
-                         " has made these numbers optimistic.")
-            if card.model.chosen == BEST_ON_TEST:
-                found.append("This round was chosen because it is the best on these very test images, so that they no"
-                             " longer measure this model: its numbers are optimistic. Measure it on other images:"
-                             " --test SOURCE.")
+        found += _limits_of_images(card, test, worth)
         absent = [each.name for each in test.classes if each.images == 0]
         if absent:
             found.append(f"No test image is of these classes, so nothing is known of them: {', '.join(absent)}.")

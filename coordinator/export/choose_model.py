@@ -78,7 +78,7 @@ def choose_model(ledger: Ledger, study: str, *, rule: str, study_folder: Path) -
     if rule == CHOSEN:
         found_chosen = handed_over_beside(row, committed)
         assert found_chosen is not None, "there is a committed round"
-        if prefers_labels_alone(row, found_chosen):
+        if prefers_labels_alone(row, found_chosen, committed):
             return _labels_alone(ledger, row, committed, study_folder)
         chosen = found_chosen
     elif rule == "last":

@@ -37,7 +37,9 @@ from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.measures.findings import FindingsMeasures, measure_findings
-from semisilo.common.measures.intervals import wilson
+from semisilo.common.measures.gain import ImageCounts, interval_of
+from semisilo.common.measures.independent_images import independent_images
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment
 from semisilo.common.methods.numerics import NumericsRecord
@@ -206,10 +208,12 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
                               progress=lambda share: tell(0.3 + 0.3 * share, "measuring")).numpy()
         labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
-        measures = measure(logits_NK, labels_N, classes=classes,
+        worth = opened.data.frozen.test_counts.independent if source == STUDY_TEST else \
+            independent_images(images.patients, labels_N, len(classes))
+        measures = measure(logits_NK, labels_N, classes=classes, independent=worth,
                            temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
             logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
-            thresholds_from=thresholds_in_words(opened.facts))
+            thresholds_from=thresholds_in_words(opened.facts), independent=worth)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     work.mkdir()
@@ -507,7 +511,7 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         privacy=card_privacy(summary, up_to=number, names=silo_names),
         masked="" if labels_alone else masked_sentence(summary.row.config),
         recorded_accuracy=chosen.round.metrics.get("accuracy") if source == STUDY_TEST else None,
-        labelled_only=_labels_alone(chosen.study, num_test=frozen.num_test),
+        labelled_only=_labels_alone(chosen.study, test=frozen.test_counts),
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
@@ -517,13 +521,13 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         f"The coordinator's images are not those with which the study was started: {changed}."] if changed else [])))
 
 
-def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:
+def _labels_alone(study: StudyRow, *, test: ImageCounts) -> LabelsAlone | None:
     trained = study.baseline
     accuracy = None if trained is None else trained.metrics.get("accuracy")
     if trained is None or (accuracy is None and "auroc" not in trained.metrics):
         return None
     return LabelsAlone(accuracy=accuracy, num_labelled=trained.num_labelled, epochs=trained.epochs,
-                       accuracy_interval=None if accuracy is None else wilson(round(accuracy * num_test), num_test),
+                       accuracy_interval=interval_of(ACCURACY, classes=(), images=test, metrics=trained.metrics),
                        cut_short=cut_short(trained),
                        recipe=trained.description, metrics=trained.metrics)
 

@@ -15,8 +15,9 @@ from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.calibration import Calibration, auroc, calibration_at, fit_temperature, probabilities
 from semisilo.common.measures.gain import ImageCounts, interval_of
-from semisilo.common.measures.intervals import Interval, area_interval, dependent_mean_interval, mean_interval, wilson
-from semisilo.common.measures.study_measure import StudyMeasure
+from semisilo.common.measures.independent_images import IndependentImages
+from semisilo.common.measures.intervals import Interval, share_interval, wilson
+from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 
 __all__ = ["MOST_DENSE", "ClassMeasures", "Measures", "measure", "temperature_for"]
 
@@ -68,6 +69,9 @@ class Measures:
     """None at temperature 1."""
     confusion_cells: tuple[tuple[int, int, int], ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
     """Of more classes: (true, predicted, images) of all that is not 0, by the labels' order."""
+    independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """What the images are worth where several are of one patient; None where all of them count. Intervals of precisions
+    go by images all the same."""
 
     def value_of(self, measure: StudyMeasure) -> float | None:
         """A study's measure on these images, 0 to 1; None where they do not give it."""
@@ -81,7 +85,7 @@ class Measures:
     @property
     def counts(self) -> ImageCounts:
         """The images."""
-        return ImageCounts(self.images, tuple(each.images for each in self.classes))
+        return ImageCounts(self.images, tuple(each.images for each in self.classes), independent=self.independent)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -93,10 +97,12 @@ class Measures:
 
 
 def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, classes: Sequence[str],
-            temperature: float = 1.0) -> Measures:
+            temperature: float = 1.0, independent: IndependentImages | None = None) -> Measures:
     """Measures a model by what it answers to images whose class is known; N >= 1.
 
     Predictions are the largest logit, of equal ones the lowest class, as in the rounds of a study.
+    Args:
+        independent: what the images are worth where several are of one patient.
     Raises: ComputeFailed when a logit is not finite.
     """
     _check_finite(logits_NK)
@@ -110,31 +116,37 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
     else:
         cells = tuple((true, answer, int(counted[true, answer])) for true, answer in np.argwhere(counted).tolist())
     p_NK = probabilities(logits_NK)
-    areas = auroc(p_NK, labels_N)
+    areas, worth = auroc(p_NK, labels_N), independent
+    images_K = tuple(counted.sum(axis=1).tolist())
+    counts = ImageCounts(len(labels_N), images_K, independent=worth)
     found = []
     for label, name in enumerate(classes):
         images, predicted, right = (int(counted[label].sum()), int(counted[:, label].sum()), int(counted[label, label]))
+        recall = right / images if images else None
         found.append(ClassMeasures(
-            name=name, images=images, predicted=predicted, right=right, recall=right / images if images else None,
-            recall_interval=wilson(right, images), precision=right / predicted if predicted else None,
-            precision_interval=wilson(right, predicted), auroc=None if areas is None else areas.per_class[label]))
+            name=name, images=images, predicted=predicted, right=right, recall=recall,
+            recall_interval=share_interval(recall, images, None if worth is None else worth.by_class[label]),
+            precision=right / predicted if predicted else None, precision_interval=wilson(right, predicted),
+            auroc=None if areas is None else areas.per_class[label]))
     right = int(np.trace(counted))
     recalls = [each.recall for each in found if each.recall is not None]
-    interval = wilson(right, len(labels_N))
-    balanced = mean_interval([(each.recall, each.recall_interval) for each in found
-                              if each.recall is not None and each.recall_interval is not None])
-    around = [area_interval(each.auroc, inside=each.images, outside=len(labels_N) - each.images)
-              for each in found if each.auroc is not None]
-    assert interval is not None
+    numbers = {"accuracy": right / len(labels_N)} | {
+        f"{kind}/{each.name}": value for each in found
+        for kind, value in (("recall", each.recall), ("auroc", each.auroc)) if value is not None}
+
+    def interval(kind: str) -> Interval | None:
+        return interval_of(parse_measure(kind), classes=classes, images=counts, metrics=numbers)
+    of_accuracy, balanced = interval("accuracy"), interval("balanced_accuracy")
+    assert of_accuracy is not None
+    assert balanced is not None
     return Measures(
-        images=len(labels_N), right=right, accuracy=right / len(labels_N), accuracy_interval=interval,
+        images=len(labels_N), right=right, accuracy=right / len(labels_N), accuracy_interval=of_accuracy,
         balanced_accuracy=sum(recalls) / len(recalls), balanced_accuracy_interval=balanced,
-        auroc_macro=None if areas is None else areas.macro,
-        auroc_macro_interval=dependent_mean_interval(around) if around else None, classes=tuple(found),
-        confusion=confusion, confusion_cells=cells,
+        auroc_macro=None if areas is None else areas.macro, auroc_macro_interval=interval("auroc"),
+        classes=tuple(found), confusion=confusion, confusion_cells=cells,
         calibration=calibration_at(logits_NK, labels_N), temperature=temperature,
         calibration_with_temperature=None if temperature == 1.0 else
-        calibration_at(logits_NK, labels_N, temperature=temperature))
+        calibration_at(logits_NK, labels_N, temperature=temperature), independent=worth)
 
 
 def temperature_for(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from semisilo.common.measures.round_choice import ScoredRound, best_round, chosen_at_each, chosen_round
+from semisilo.common.measures.round_choice import ScoredRound, best_round, chosen_at_each, chosen_round, usual_score
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import (
@@ -25,8 +25,8 @@ from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskStat
 
 __all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "best_committed", "confusion_of", "handed_over",
            "handed_over_beside", "handed_over_then", "labels_alone_score", "last_phase", "last_studies", "open_phase",
-           "phases_of_round", "prefers_labels_alone", "round_heads", "round_outcomes", "scored_rounds", "silo_totals",
-           "study_progress"]
+           "phases_of_round", "prefers_labels_alone", "round_heads", "round_outcomes", "score_beside", "scored_rounds",
+           "silo_totals", "study_progress"]
 
 RoundT = TypeVar("RoundT", bound=RoundHead)
 
@@ -138,8 +138,8 @@ def handed_over(rounds: Iterable[RoundT]) -> RoundT | None:
 
 
 def handed_over_beside(row: StudyRow, rounds: Iterable[RoundT]) -> RoundT | None:
-    """The round that a study hands over where labels alone may take its place: `handed_over`; where labels alone score
-    higher than that one, though not than the best one, the best.
+    """The round that a study hands over where labels alone may take its place: `handed_over`; where labels alone are
+    preferred to that one, though not to the best one, the best.
 
     What a later round is worse by than the best may be chance, and is then no reason to drop what silos have added
     altogether: see `prefers_labels_alone`, which is asked with this round.
@@ -149,10 +149,10 @@ def handed_over_beside(row: StudyRow, rounds: Iterable[RoundT]) -> RoundT | None
     """
     rounds = list(rounds)
     chosen = handed_over(rounds)
-    if not prefers_labels_alone(row, chosen) or row.frozen is None or not row.frozen.keeps_best:
+    if not prefers_labels_alone(row, chosen, rounds) or row.frozen is None or not row.frozen.keeps_best:
         return chosen
     best = best_committed(rounds)
-    return chosen if prefers_labels_alone(row, best) else best
+    return chosen if prefers_labels_alone(row, best, rounds) else best
 
 
 def best_committed(rounds: Iterable[RoundT]) -> RoundT | None:
@@ -183,21 +183,46 @@ def handed_over_then(rounds: Iterable[RoundT]) -> dict[int, RoundT]:
 
 def labels_alone_score(row: StudyRow) -> float | None:
     """The study's measure of labels alone on its validation images; None where there are none, where labels alone are
-    not trained, or where their model is not kept."""
+    not trained, or where their model is not kept; for the recall of a class also where no image of another is right,
+    for whoever always answers the class has all of its images."""
     if row.baseline is None or not row.baseline.model_digest or row.frozen is None:
         return None
-    return row.baseline.metrics.get(f"{VALIDATION_PREFIX}{row.frozen.study_measure.metric}")
+    measure, metrics = row.frozen.study_measure, row.baseline.metrics
+    if measure.kind == "recall" and row.frozen.compares_usual and not any(
+            metrics.get(f"{VALIDATION_PREFIX}recall/{name}", 0.0) for name in row.classes
+            if name != measure.class_name):
+        return None
+    return metrics.get(f"{VALIDATION_PREFIX}{measure.metric}")
 
 
-def prefers_labels_alone(row: StudyRow, chosen: RoundHead | None) -> bool:
+def score_beside(row: StudyRow, chosen: RoundHead, rounds: Iterable[RoundHead]) -> float | None:
+    """What labels alone are held against: the score of a round and those around it (`usual_score`), in a study that an
+    earlier version began that of the round by itself; None where it has none.
+
+    Args:
+        rounds: all rounds of the study, in order.
+    """
+    if row.frozen is None or not row.frozen.compares_usual:
+        return chosen.metrics.get("selection_score")
+    scored = scored_rounds(rounds)
+    own = next((each for each in scored if each.number == chosen.number), None)
+    return None if own is None else usual_score(scored, own)
+
+
+def prefers_labels_alone(row: StudyRow, chosen: RoundHead | None, rounds: Iterable[RoundHead]) -> bool:
     """Whether a study hands over labels alone in the place of its chosen round: where they score higher on the same
-    validation images, so that what silos have added does not help. Never by test images.
+    validation images than that round and those around it, so that what silos have added does not help. Never by test
+    images.
 
     Args:
         chosen: as `handed_over_beside` gives it; None before the first commit.
+        rounds: all rounds of the study, in order.
     """
     alone = labels_alone_score(row)
-    return alone is not None and chosen is not None and alone > chosen.metrics.get("selection_score", float("inf"))
+    if alone is None or chosen is None:
+        return False
+    beside = score_beside(row, chosen, rounds)
+    return beside is not None and alone > beside
 
 
 def round_outcomes(ledger: Ledger, study: str, *, first: int = 0) -> dict[int, dict[str, int]]:

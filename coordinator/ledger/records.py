@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm, Ranges
 from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.methods.parts.label_task import LabelTask
@@ -97,6 +98,9 @@ class FrozenStudy:
     test_without: tuple[int, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
     """Likewise, known not to show each class; () where an image has one class, and in a study that an earlier version
     began: all others count then."""
+    test_independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """What they are worth where several are of one patient or file; None where every image counts, and in a study that
+    an earlier version began."""
     task: LabelTask = field(default="single_label", metadata=ABSENT_AT_DEFAULT)
     """What an image's label is."""
     left_out_views: tuple[str, ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
@@ -125,6 +129,9 @@ class FrozenStudy:
     keeps_best: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
     """Whether the state of the round with the highest selection score stays, so that it can be handed over; False in a
     study that an earlier version began."""
+    compares_usual: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether labels alone are held against the rounds around the one that would be handed over, not against that one's
+    luck; False in a study that an earlier version began, which says what it said."""
 
     @property
     def study_measure(self) -> StudyMeasure:
@@ -139,7 +146,11 @@ class FrozenStudy:
     @property
     def test_counts(self) -> ImageCounts:
         """The test images, which models are compared on."""
-        return ImageCounts(self.num_test, self.test_images, self.test_without)
+        worth = self.test_independent
+        if worth is None and 0 < self.test_patients < self.num_test:  # begun by an earlier version
+            without = self.test_without or tuple(self.num_test - count for count in self.test_images)
+            worth = IndependentImages.of_equal_patients(self.test_patients, self.num_test, self.test_images, without)
+        return ImageCounts(self.num_test, self.test_images, self.test_without, worth)
 
     @property
     def findings_of(self) -> int | None:

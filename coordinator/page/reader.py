@@ -300,7 +300,8 @@ class PageReader:
             closed_unix=row.closed_unix, sample=row.sample, phases=phases, metrics=finite(row.metrics),
             by_class=None if of_study.frozen is None else by_class(
                 of_study.classes, finite(row.metrics), images=of_study.frozen.test_images, round=number,
-                confusion=confusion_of(self.ledger, study, number), findings_of=of_study.frozen.findings_of),
+                confusion=confusion_of(self.ledger, study, number), findings_of=of_study.frozen.findings_of,
+                independent=of_study.frozen.test_counts.independent),
             traffic=_traffic_facts(traffic, _by_silo(by_silo)), state_digest=row.state_digest)
 
     def _phase(self, phase: PhaseRow, heard: Mapping[str, LiveSilo]) -> PhaseFacts:

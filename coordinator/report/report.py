@@ -55,7 +55,8 @@ def write_pages(ledger: Ledger, study: str, folder: Path, *, federation: str = "
 
 def _handed_over_digest(ledger: Ledger, row: StudyRow) -> str:
     """Of the state whose model the study hands over as things stand, as the model card has it; '' before round 0."""
-    chosen = handed_over_beside(row, round_heads(ledger, row.name))
-    if row.baseline is not None and prefers_labels_alone(row, chosen):
+    rounds = round_heads(ledger, row.name)
+    chosen = handed_over_beside(row, rounds)
+    if row.baseline is not None and prefers_labels_alone(row, chosen, rounds):
         return row.baseline.model_digest
     return "" if chosen is None else chosen.state_digest

@@ -274,7 +274,8 @@ class Engine:
                 return
             await self._lifecycle.write_model(name)
             await self._labels_alone.finish()
-            if prefers_labels_alone(self._ledger.study(name), handed_over(round_heads(self._ledger, name))):
+            heads = round_heads(self._ledger, name)
+            if prefers_labels_alone(self._ledger.study(name), handed_over(heads), heads):
                 await self._lifecycle.write_model(name)
             early = stopped_early(self._ledger, name, config.study, study.frozen.study_measure)
             if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED, reason=early):

@@ -91,10 +91,11 @@ def model_to_write(ledger: Ledger, study: str) -> Export | None:
     """What is handed over, without its place: the model of the chosen round, or that of labels alone where these score
     higher; None before round 0."""
     row = ledger.study(study)
-    chosen = handed_over_beside(row, round_heads(ledger, study))
+    rounds = round_heads(ledger, study)
+    chosen = handed_over_beside(row, rounds)
     if chosen is None:
         return None
-    if row.baseline is not None and prefers_labels_alone(row, chosen):
+    if row.baseline is not None and prefers_labels_alone(row, chosen, rounds):
         return Export(state=row.baseline.model_digest, labels_alone=True, adjusted=row.baseline.is_adjusted,
                       path=Path())
     return Export(state=chosen.state_digest, path=Path())

@@ -25,6 +25,7 @@ from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_i
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.tensors import digest
+from semisilo.common.measures.independent_images import IndependentImages, independent_images
 from semisilo.common.measures.study_measure import ACCURACY, AUROC, StudyMeasure, decided_measure, parse_measure
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
@@ -162,13 +163,15 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         labelled_patients=_patients(images.labelled), validation_patients=_patients(images.validation),
         test_patients=_patients(images.test), measure=str(measure), measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)), test_without=_without(images.test),
+        test_independent=_independent(images.test, num_classes=len(classes)),
         task=config.study.task, left_out_views=left_out, left_out_views_reason=left_out_reason,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random,
         labelled_digest=_digest_of(images.labelled, digests.get("labelled", ())),
         validation_digest=_digest_of(images.validation, digests.get("validation", ())),
-        test_digest=_digest_of(images.test, digests.get("test", ())), read_with=_read_with(), keeps_best=True)
+        test_digest=_digest_of(images.test, digests.get("test", ())), read_with=_read_with(), keeps_best=True,
+        compares_usual=True)
     changes: dict[str, str] = {}
     if frozen is None:
         for note in start.notes:
@@ -367,11 +370,14 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, test_images=())
     if not frozen.test_without:
         now = replace(now, test_without=())
+    if frozen.test_independent is None:
+        now = replace(now, test_independent=None)
     if not frozen.by_patient:
         now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
     if not frozen.read_with:
         now = replace(now, labelled_digest="", validation_digest="", test_digest="")
-    return replace(now, num_broken=frozen.num_broken, read_with=frozen.read_with, keeps_best=frozen.keeps_best)
+    return replace(now, num_broken=frozen.num_broken, read_with=frozen.read_with, keeps_best=frozen.keeps_best,
+                   compares_usual=frozen.compares_usual)
 
 
 def _changes(now: FrozenStudy, frozen: FrozenStudy) -> dict[str, str]:
@@ -499,6 +505,12 @@ def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
 def _without_files(images: ImageSet | None) -> ImageSet | None:
     """The images as a study that an earlier version began sees them."""
     return None if images is None else images.without_files()
+
+
+def _independent(images: ImageSet | None, *, num_classes: int) -> IndependentImages | None:
+    if images is None or images.labels_N is None:
+        return None
+    return independent_images(images.patients, images.labels_N.cpu().numpy(), num_classes)
 
 
 def _patients(images: ImageSet | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semisilo.common.measures.gain import Gain, describe_gain, gain_of, interval_of
+from semisilo.common.measures.gain import Gain, by_patients_text, describe_gain, gain_of, interval_of
 from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.coordinator.ledger.progress import (
@@ -16,6 +16,7 @@ from semisilo.coordinator.ledger.progress import (
     handed_over_beside,
     labels_alone_score,
     prefers_labels_alone,
+    score_beside,
 )
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
@@ -48,9 +49,11 @@ class ChoiceFacts:
     last_score: float | None
     """After the last committed round."""
     labels_alone: bool
-    """Whether labels alone are handed over in the place of that round, since they score higher."""
+    """Whether labels alone are handed over in the place of that round, since they score higher than `score_beside`."""
     labels_alone_score: float | None
     """Theirs; None before they are trained and where there are no validation images."""
+    score_beside: float | None = None
+    """The mean score of that round and those around it, which labels alone are held against; None without any."""
     unseen: tuple[str, ...] = ()
     """Classes of which the validation images have none, where the measure is about every class or about that one."""
     num_classes: int = 0
@@ -78,12 +81,16 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
         row.frozen.measure_reason, num_validation=images, round=None if chosen is None else chosen.number,
         last=None if last is None else last.number, score=score,
         error=None if chosen is None else chosen.metrics.get("selection_error"), last_score=last_score,
-        labels_alone=prefers_labels_alone(row, chosen), labels_alone_score=labels_alone_score(row),
+        labels_alone=prefers_labels_alone(row, chosen, rounds), labels_alone_score=labels_alone_score(row),
+        score_beside=None if chosen is None else score_beside(row, chosen, rounds),
         unseen=() if chosen is None else _unseen(row, chosen.metrics), num_classes=len(row.classes), text="",
         conclusion="")
     usual = handed_over(rounds)
-    instead = "" if usual is chosen or usual is None else \
-        f", instead of round {usual.number}, than which labels alone score higher"
+    instead = ""
+    if usual is not None and usual is not chosen:
+        alike = "" if score_beside(row, usual, rounds) == usual.metrics.get("selection_score") else \
+            " and those around it"
+        instead = f", instead of round {usual.number}, than which{alike} labels alone score higher"
     facts = replace(facts, text=_choice_text(facts, instead=instead))
     if chosen is None or row.state not in (StudyState.COMPLETED, StudyState.STOPPED):
         return facts
@@ -109,12 +116,16 @@ def _choice_text(facts: ChoiceFacts, *, instead: str) -> str:
     if facts.unseen:
         images += f" of {facts.num_classes - len(facts.unseen)} of the {facts.num_classes} classes"
     if facts.labels_alone:
-        alone, score = (describe_metric(facts.metric, each) for each in (facts.labels_alone_score, facts.score))
+        alone, score, mean = (describe_metric(facts.metric, each) for each in (
+            facts.labels_alone_score, facts.score, facts.score_beside))
+        beside = "" if facts.score_beside == facts.score else f", and {mean} with the rounds around it"
         return (f"labels alone, without any silo: {facts.title} {alone} on {images},"
-                f" where round {facts.round} has {score}")
+                f" where round {facts.round} has {score}{beside}")
     if facts.score is None:
         why = "there are no validation images to choose by" if not facts.num_validation else \
-            "validation images have not measured any round" if not facts.unseen else \
+            "validation images have not measured any round" if not facts.unseen and "/" not in facts.metric else \
+            (f"on the {facts.num_validation} validation images no round answers '{facts.metric.partition('/')[2]}' more"
+             " often to its images than to others, so its recall cannot choose") if not facts.unseen else \
             (f"the {facts.num_validation} validation images have none of '{facts.unseen[0]}', so {facts.title} cannot"
              " choose")
         return f"round {facts.round}, the last one: {why}"
@@ -180,7 +191,8 @@ def _reached(row: StudyRow, chosen: Mapping[str, float]) -> tuple[int, str] | No
         if (value := chosen.get(measure.metric)) is not None:
             found = interval_of(measure, classes=row.classes, images=row.frozen.test_counts, metrics=chosen)
             interval = "" if found is None else (f", 95 % interval {describe_metric(measure.metric, found.low)} to"
-                                                 f" {describe_metric(measure.metric, found.high)}")
+                                                 f" {describe_metric(measure.metric, found.high)}"
+                                                 f"{by_patients_text(row.frozen.test_counts.patients)}")
             said = f"{measure.with_article} of {describe_metric(measure.metric, value)}{interval}"
             return row.frozen.num_test, said
     return None

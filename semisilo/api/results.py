@@ -304,6 +304,8 @@ class Summary:
     """Mean of the last round's."""
     no_gain: str = ""
     """Why there is no gain, where silos have no part in what runs hand over."""
+    gain_patients: int = 0
+    """How many patients the interval goes by, where several test images are of one; 0 where every image counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -455,7 +457,7 @@ def _summary(label: str, runs: Sequence[Run], *, among: Sequence[Run] = ()) -> S
         labelled_only_metrics=_means(list(alone.values())), metrics=_means([each.metrics for each in shown]),
         gain=None if mean is None or line is None or none else mean - line,
         gain_interval=None if gain is None else gain.interval,
-        gain_verdict="" if gain is None else gain_verdict(gain),
+        gain_verdict="" if gain is None else gain_verdict(gain), gain_patients=0 if gain is None else gain.patients,
         payload_bytes=sum(run.payload_bytes for run in runs) / len(runs),
         share_of_dense=sum(run.payload_bytes for run in runs) / dense if dense else None,
         label_ratio=_mean([run.label_ratio for run in runs if run.label_ratio is not None]),
@@ -482,7 +484,8 @@ def _cells(each: Summary, *, accuracy: bool) -> tuple[str, ...]:
     beside = (_mean_text(ACCURACY, each.accuracy, each.accuracy_std),) if accuracy else ()
     gain, interval = "–", each.no_gain or "–"
     if each.gain is not None:  # a mean over runs
-        of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval)
+        of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval,
+                      patients=each.gain_patients)
         gain = gain_text(of_all, decimals=2)
         interval = ", ".join(filter(None, (gain_interval_text(of_all).removeprefix("95 % interval "),
                                            each.gain_verdict)))

@@ -88,7 +88,8 @@ def at_prevalence(probabilities_NK: NDArray[np.float64], text: str, classes: Seq
     if not trained:
         raise UsageError("--prevalence needs the class shares that the model was trained for, and its file does not say"
                          " them.", remedy="Export it again with this version, from a study with labels at the"
-                         " coordinator; where the labels were at silos they are not known.")
+                         " coordinator; where the labels were at silos they are known of self_training with"
+                         " logit_adjustment = 1 alone.")
     if text.strip() == "estimate":
         found = estimate_prevalence(probabilities_NK, trained=trained)
         prevalence = Prevalence(shares=found.shares, trained=tuple(trained), how="estimated", settled=found.settled)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.measures.class_counts import ClassCounts
-from semisilo.common.measures.intervals import Interval, area_interval, precision_interval, wilson
+from semisilo.common.measures.independent_images import IndependentImages
+from semisilo.common.measures.intervals import Interval, area_interval, precision_interval, share_interval
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import confusion_of
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
@@ -97,8 +98,8 @@ class ByClass:
 
 
 def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Sequence[int],
-             confusion: Sequence[Sequence[int]], round: int, handed_over: bool = False, findings_of: int | None = None
-             ) -> ByClass | None:
+             confusion: Sequence[Sequence[int]], round: int, handed_over: bool = False, findings_of: int | None = None,
+             independent: IndependentImages | None = None) -> ByClass | None:
     """The classes of one model.
 
     Args:
@@ -108,17 +109,19 @@ def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Se
         confusion: (K, K) counts; () where it is not known.
         findings_of: how many test images there are, where they may have several labels or none; `confusion` is then
             (K, 4) counts of true positives, false negatives, false positives and true negatives.
+        independent: what the test images are worth where several are of one patient.
     Returns: None where no class was measured.
     """
     if findings_of is not None:
         return _by_finding(classes, metrics, confusion=confusion, round=round, handed_over=handed_over,
-                           images=findings_of)
+                           images=findings_of, independent=independent)
     rows = [tuple(row) for row in confusion] if len(confusion) == len(classes) else []
     lines = []
     for label, name in enumerate(classes):
         count = sum(rows[label]) if rows else images[label] if len(images) == len(classes) else None
         found = (rows[label][label] / count if count else None) if rows else metrics.get(f"recall/{name}")
-        interval = None if found is None or not count else wilson(_whole(found * count), count)
+        interval = None if found is None or not count else share_interval(
+            found, count, None if independent is None else independent.by_class[label])
         lines.append(ClassLine(name=name, images=count, recall=found, interval=interval))
     if all(line.recall is None for line in lines):
         return None
@@ -127,10 +130,12 @@ def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Se
 
 
 def _by_finding(classes: Sequence[str], metrics: Mapping[str, float], *, confusion: Sequence[Sequence[int]], round: int,
-                handed_over: bool, images: int) -> ByClass | None:
+                handed_over: bool, images: int, independent: IndependentImages | None) -> ByClass | None:
     rows: list[ClassCounts | None] = [ClassCounts(*row) for row in confusion] if len(confusion) == len(classes) else \
         [None] * len(classes)
-    found = [_finding_line(name, metrics, row) for name, row in zip(classes, rows, strict=True)]
+    found = [_finding_line(name, metrics, row, *((None, None) if independent is None else (
+        independent.by_class[label], independent.without[label])))
+        for label, (name, row) in enumerate(zip(classes, rows, strict=True))]
     if all(line.auroc is None and line.sensitivity is None for line in found):
         return None
     lines = tuple(ClassLine(name=line.name, images=line.images, recall=line.sensitivity,
@@ -139,26 +144,27 @@ def _by_finding(classes: Sequence[str], metrics: Mapping[str, float], *, confusi
                    findings=tuple(found), images=images)
 
 
-def _finding_line(name: str, metrics: Mapping[str, float], row: ClassCounts | None) -> FindingLine:
+def _finding_line(name: str, metrics: Mapping[str, float], row: ClassCounts | None, inside: float | None,
+                  outside: float | None) -> FindingLine:
+    """
+    Args:
+        inside: how many independent ones the images that show it are worth; None: as many as they are.
+        outside: likewise those that do not.
+    """
     area, precision = metrics.get(f"auroc/{name}"), metrics.get(f"average_precision/{name}")
     return FindingLine(
         name=name, images=None if row is None else row.with_class, others=None if row is None else row.without_class,
         auroc=area, auroc_interval=None if row is None or area is None or not row.with_class or not row.without_class
-        else area_interval(area, inside=row.with_class, outside=row.without_class),
+        else area_interval(area, inside=inside or row.with_class, outside=outside or row.without_class),
         average_precision=precision, average_precision_interval=None if row is None or precision is None else
-        precision_interval(precision, inside=row.with_class),
+        precision_interval(precision, inside=inside or row.with_class),
         calibration_error=metrics.get(f"calibration_error/{name}"),
         found=None if row is None else row.true_positives, missed=None if row is None else row.false_negatives,
         falsely_found=None if row is None else row.false_positives, spared=None if row is None else row.true_negatives,
         sensitivity=metrics.get(f"recall/{name}") if row is None else row.sensitivity,
-        sensitivity_interval=None if row is None else wilson(row.true_positives, row.with_class),
+        sensitivity_interval=None if row is None else share_interval(row.sensitivity, row.with_class, inside),
         specificity=None if row is None else row.specificity,
-        specificity_interval=None if row is None else wilson(row.true_negatives, row.without_class))
-
-
-def _whole(value: float) -> int:
-    """A recall times its images is a whole number up to the last digits of a float."""
-    return int(value + 0.5)
+        specificity_interval=None if row is None else share_interval(row.specificity, row.without_class, outside))
 
 
 def _mistakes(classes: Sequence[str], rows: Sequence[Sequence[int]]) -> tuple[Mistake, ...]:
@@ -182,7 +188,8 @@ def by_class_of_study(ledger: Ledger, row: StudyRow, rounds: Sequence[RoundHead]
     over = row.ended_unix is not None
     if over and choice.labels_alone and row.baseline is not None:
         alone = by_class(row.classes, row.baseline.metrics, images=row.frozen.test_images, confusion=(), round=0,
-                         handed_over=True, findings_of=row.frozen.findings_of)
+                         handed_over=True, findings_of=row.frozen.findings_of,
+                         independent=row.frozen.test_counts.independent)
         if alone is not None:
             return replace(alone, labels_alone=True)
     chosen = next((each for each in rounds if each.number == choice.round), None)
@@ -192,4 +199,5 @@ def by_class_of_study(ledger: Ledger, row: StudyRow, rounds: Sequence[RoundHead]
         return None
     return by_class(row.classes, shown.metrics, images=row.frozen.test_images, round=shown.number,
                     confusion=confusion_of(ledger, row.name, shown.number), findings_of=row.frozen.findings_of,
-                    handed_over=not choice.labels_alone and shown.number == choice.round)
+                    handed_over=not choice.labels_alone and shown.number == choice.round,
+                    independent=row.frozen.test_counts.independent)

@@ -169,7 +169,8 @@ def _remarks(rows: Sequence[StudyRow], measures: Sequence[StudyMeasure], measure
     if len(measures) > 1:
         found.append("Their own measures differ (" + ", ".join(each.title for each in measures)
                      + f"), so they are compared by {measure.title}.")
-    if len({row.frozen.test_counts for row in rows if row.frozen is not None}) > 1:
+    if len({(row.frozen.num_test, row.frozen.test_images, row.frozen.test_without) for row in rows
+            if row.frozen is not None}) > 1:
         found.append("They are measured on different test images: their numbers are not like for like.")
     if len({row.classes for row in rows if row.frozen is not None}) > 1:
         found.append("Their classes differ.")

@@ -51,21 +51,16 @@ def class_balanced_weights(labels_N: Tensor) -> Tensor:
     return weights_N
 
 
-def weights_for(measure: StudyMeasure, labels_N: Tensor, *, label: int | None = None) -> Tensor:
+def weights_for(measure: StudyMeasure, labels_N: Tensor) -> Tensor:
     """What each image counts, so that the weighted mean of what is right is the study's measure; float64 (N,), sum 1.
 
-    For accuracy 1 / N; for the recall of a class 1 / n_c for its images and 0 for all others; else
-    `class_balanced_weights`, also for AUROC, of which no image has a part of its own, and for the recall of a class
-    without images.
-
-    Args:
-        label: of the class that a recall is of.
+    For accuracy 1 / N; else `class_balanced_weights`: also for AUROC, of which no image has a part of its own, and for
+    the recall of a class, which a model that always answers the class would raise.
     """
     labels_N = labels_N.cpu()
     if measure.kind == "accuracy":
         return torch.full((len(labels_N),), 1.0 / len(labels_N), dtype=torch.float64)
-    of_it_N = labels_N == label if measure.kind == "recall" and label is not None else torch.zeros(len(labels_N))
-    return of_it_N.double() / of_it_N.sum() if bool(of_it_N.any()) else class_balanced_weights(labels_N)
+    return class_balanced_weights(labels_N)
 
 
 def strata_for(measure: StudyMeasure, labels_N: Tensor) -> Tensor:
@@ -223,8 +218,7 @@ class Gate:
         if labels_N.ndim == 2:
             step = accepted_area_step(logits_at, labels_N)
         else:
-            step = accepted_step(right_at, weights_for(self._environment.measure, labels_N,
-                                                       label=self._environment.measured_class),
+            step = accepted_step(right_at, weights_for(self._environment.measure, labels_N),
                                  self._strata(labels_N))
         if step < 1.0:
             _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "

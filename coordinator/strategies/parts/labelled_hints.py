@@ -81,12 +81,17 @@ class LabelledHints:
 
 
 def training_prior(settings: object, labelled: ImageSet | None, num_classes: int) -> tuple[float, ...]:
-    """The class prior that the probabilities of a study's model stand for; empty where the labels are at the silos.
+    """The class prior that the probabilities of a study's model stand for; empty where the labels are at the silos and
+    nobody knows it. Self-training with logit adjustment makes its model for equal classes (findings that half of all
+    images show) there too, and tells the silos so.
 
     Args:
         settings: of the method.
         labelled: the coordinator's labelled images.
     """
+    if (isinstance(settings, SelfTrainingSettings) and not settings.labels_at_coordinator
+            and settings.logit_adjustment == 1.0):
+        return (0.5 if settings.multi_label else 1.0 / num_classes,) * num_classes
     if (getattr(settings, "scenario", "labels-at-silo") == "labels-at-silo" or labelled is None
             or labelled.labels_N is None or len(labelled) == 0):
         return ()

@@ -15,12 +15,19 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning.batch_norm import StaticBatchNorm
-from semisilo.common.measures.study_measure import ACCURACY, BALANCED_ACCURACY
+from semisilo.common.learning.evaluation import Evaluation
+from semisilo.common.measures.study_measure import ACCURACY, BALANCED_ACCURACY, parse_measure
 from semisilo.common.methods.contract import CoordinatorData, Environment, ModelSettings, TensorGroup
 from semisilo.common.models.exported import ModelFacts, read_facts
 from semisilo.common.models.factory import build_model
 from semisilo.coordinator.compute import evaluation
-from semisilo.coordinator.compute.evaluation import LocalModels, MeasuredModel, diagnostics_of, measure_model
+from semisilo.coordinator.compute.evaluation import (
+    LocalModels,
+    MeasuredModel,
+    diagnostics_of,
+    measure_model,
+    selection_of,
+)
 
 FORM = ImageForm(size=2, channels=1, mean=(0.0,), std=(1.0,))
 CLASSES = ("x", "y", "z")
@@ -138,6 +145,23 @@ def test_images_of_one_class_choose_nothing_by_balanced_accuracy() -> None:
     for measure, chooses in ((BALANCED_ACCURACY, False), (ACCURACY, True)):
         assert ("selection_score" in measure_model(one, CLASSES, saying(1), {}, measure=measure).metrics) == chooses
     assert measure_model(two, CLASSES, saying(1), {}, measure=BALANCED_ACCURACY).metrics["selection_score"] == 0.5
+
+
+def test_a_model_that_answers_one_class_to_everything_is_never_chosen_for_its_recall() -> None:
+    """Of 100 images ten are rare. A recall of 100 % with none of the others right is none, and one of 90 % is."""
+    measure, classes = parse_measure("recall:rare"), ("common", "rare")
+
+    def chosen_by(*confusion: tuple[int, int]) -> dict[str, float]:
+        correct = confusion[0][0] + confusion[1][1]
+        return selection_of(Evaluation(
+            accuracy=correct / 100, loss=0.1, correct=correct, count=100, balanced_accuracy=0.5,
+            per_class_recall=(None, None), confusion=confusion, auroc=0.9, per_class_auroc=(0.9, 0.9),
+            calibration_error=0.1), classes, measure)
+    assert chosen_by((88, 2), (1, 9))["selection_score"] == 0.9
+    assert chosen_by((0, 90), (0, 10)) == {}
+    assert chosen_by((4, 86), (0, 10)) == {}, "hardly more often than to others"
+    assert chosen_by((0, 0), (5, 95)) == {}, "there are no others to see whether it tells them apart"
+    assert chosen_by((60, 30), (0, 10))["selection_score"] == 1.0, "which is what was asked for"
 
 
 @pytest.mark.parametrize("chosen", [True, False])

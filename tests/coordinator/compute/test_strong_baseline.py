@@ -197,7 +197,7 @@ def test_where_the_study_is_about_accuracy_labels_alone_are_trained_for_accuracy
 
 @each_of(("measure", "weights"), [
     ("accuracy", [1.0] * 6), ("balanced_accuracy", [1 / 4] * 4 + [1 / 2] * 2), ("auroc", [1 / 4] * 4 + [1 / 2] * 2),
-    ("recall:rare", [0.0] * 4 + [1.0] * 2)])
+    ("recall:rare", [1 / 4] * 4 + [1 / 2] * 2)])
 def test_rates_are_compared_by_the_measure_of_the_study(measure: str, weights: list[float]) -> None:
     validation = ImageSet(_halves(6, 2).images_NCHW, torch.tensor([0] * 4 + [1] * 2), tuple("abcdef"))
     environment = _environment(measured_class=1, data=CoordinatorData(

@@ -10,6 +10,8 @@ import pytest
 
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
+from semisilo.common.measures.findings import NOT_CHOSEN, measure_findings
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods.numerics import NumericsRecord
@@ -30,6 +32,7 @@ from semisilo.coordinator.export.card import (
     ModelCard,
     Provenance,
     card_cost,
+    card_findings,
     card_onnx,
     card_silos,
     card_sites,
@@ -180,6 +183,8 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
     (replace(COMPLETE, test=None), "The accuracy was not measured"),
     (replace(COMPLETE, model=replace(COMPLETE.model, chosen="best-on-test")),
      "Measure it on other images: --test SOURCE"),
+    (replace(COMPLETE, test=replace(TEST, independent=IndependentImages(30, 30.0, (10.0,) * 3, (20.0,) * 3))),
+     "Intervals count the 120 test images as the 30 patients that they are of"),
     (replace(COMPLETE, test=FEW), "No test image is of these classes, so nothing is known of them: b."),
     (replace(COMPLETE, test=FEW), "Fewer than 30 test images each are of: a; their intervals are wide."),
     (replace(COMPLETE, test=replace(TEST, auroc_macro=None)), "No AUROC was measured"),
@@ -196,6 +201,21 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
 def test_a_limit_is_said_where_it_holds_and_only_there(card: ModelCard, said: str) -> None:
     assert any(said in limit for limit in limits_of(card))
     assert not any(said in limit for limit in limits_of(COMPLETE))
+
+
+@pytest.mark.parametrize("said", ["Measure it on other images: --test SOURCE", "was shown while the study ran",
+                                  "Intervals treat every test image as independent."])
+def test_what_holds_of_any_test_images_is_said_with_several_labels_as_well(said: str) -> None:
+    measures = measure_findings(np.array([[2.0, -1], [-1, 2], [1, 1]], dtype=np.float32),
+                                np.array([[1, 0], [0, 1], [1, 1]], dtype=np.int8), classes=("a", "b"),
+                                thresholds=(0.5, 0.5), thresholds_from=NOT_CHOSEN)
+    card = replace(COMPLETE, test=None, findings=card_findings(measures, source=STUDY_TEST, digest="ab"),
+                   settings={"study": {"task": "multi_label"}},
+                   model=replace(COMPLETE.model, chosen="best-on-test", measure="auroc"))
+    assert any(said in limit for limit in limits_of(card))
+    other = replace(card, findings=card_findings(measures, source="other images (x)", digest="ab"),
+                    model=replace(card.model, chosen="last"))
+    assert any(said in limit for limit in limits_of(other)) == said.startswith("Intervals")
 
 
 def test_images_that_others_have_chosen_are_not_called_the_study_s_own() -> None:

@@ -10,13 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from semisilo.common.config import to_dict
+from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.independent_images import IndependentImages
+from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.studies.held_out import (
     check_apart,
     check_patients_apart,
@@ -413,6 +415,22 @@ def test_a_study_keeps_patients_apart_and_freezes_how_many_there_are(tmp_path: P
     with pytest.raises(BadData, match=r"1 patient of the test images have labelled ones as well") as caught:
         read(tmp_path, **data)
     assert 'patient = "none"' in caught.value.remedy
+
+
+def test_a_study_freezes_what_test_images_of_few_patients_are_worth(tmp_path: Path) -> None:
+    folders(tmp_path, *(f"l/{name}/P{image}_0.png" for name in ("cat", "dog") for image in range(5)),
+            *(f"t/cat/Q{patient}_{image}.png" for patient in range(2) for image in range(3)), "t/dog/R0_0.png")
+    data = {"labelled": "l", "test": "t", "patient": "name"}
+    found = read(tmp_path, **data)
+    worth = IndependentImages(3, 49 / 19, (2.0, 1.0), (1.0, 2.0))
+    assert (found.frozen.num_test, found.frozen.test_patients, found.frozen.test_counts.independent) == (7, 3, worth)
+    assert from_dict(FrozenStudy, to_dict(found.frozen), where="ledger") == found.frozen
+    assert read(tmp_path, **{**data, "patient": "none"}).frozen.test_counts.independent is None
+    earlier = replace(found, frozen=replace(found.frozen, test_independent=None))
+    again = read(tmp_path, before=earlier, **data)
+    assert again.frozen.test_independent is None
+    assert again.frozen.test_counts.independent == IndependentImages(
+        3, 3.0, (18 / 7, 1.0), (1.0, 18 / 7)), "it knows how many patients there are"
 
 
 def stacks(folder: Path, *names: str, pages: int = 4) -> None:

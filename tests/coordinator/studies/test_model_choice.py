@@ -55,6 +55,16 @@ def test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval(accur
     assert found.startswith("The model handed over is that of round 1, the last one: accuracy 80.0 % on 50 validation")
 
 
+def test_images_of_few_patients_show_no_difference_that_as_many_patients_would() -> None:
+    row, rounds = row_with(0.7), [round_of(1, {"accuracy": 0.9, "selection_score": 0.8, "selection_error": 0.05})]
+    assert row.frozen is not None
+    row = replace(row, frozen=replace(row.frozen, test_patients=10))
+    found = choice_of(row, rounds, first_update=1).conclusion
+    assert found.endswith("+20.0 points, 95 % interval −16.0 to +51.4 by 10 patients, no difference shown.")
+    without = choice_of(replace(row, baseline=None), rounds, first_update=1).conclusion
+    assert "accuracy of 90.0 %, 95 % interval 59.6 % to 98.2 % by 10 patients." in without
+
+
 def test_there_is_no_conclusion_before_the_end_and_no_comparison_without_labels_alone_or_test_images() -> None:
     assert choice(0.9, 0.7, state=StudyState.RUNNING).conclusion == ""
     assert "labels alone were not trained" in choice(0.9, None).conclusion
@@ -107,7 +117,8 @@ def test_without_labels_alone_what_is_reached_is_said_with_its_interval() -> Non
                              " has 89.7 %")])
 def test_labels_alone_do_not_win_where_a_round_scores_as_high(alone: float, keeps_best: bool, round: int,
                                                              labels_alone: bool, said: str) -> None:
-    """Round 2 would be chosen, as one that round 1 is not better than beyond its error."""
+    """Round 2 would be chosen, as one that round 1 is not better than beyond its error. So it stays in a study that an
+    earlier version began."""
     row = row_with(0.7, validation_accuracy=alone)
     assert row.frozen is not None
     row = replace(row, frozen=replace(row.frozen, keeps_best=keeps_best))
@@ -118,6 +129,44 @@ def test_labels_alone_do_not_win_where_a_round_scores_as_high(alone: float, keep
     assert handed_over_beside(row, rounds) is rounds[round]
 
 
+SHORT = (0.5, 0.924, 0.896)
+LATE = (0.5, 0.70, 0.70, 0.90, 0.90, 0.92, 0.91, 0.90, *[0.86] * 8, 0.87, 0.87, 0.86, 0.87, 0.88)
+"""Of these 20 rounds the last is chosen, 0.87 with those around it; those around round 5, the best, have 0.906."""
+
+
+@each_of(("scores", "alone", "round", "labels_alone", "said"), [
+    (SHORT, 0.89, 2, False, "round 2, the last one: accuracy 89.6 % on 50 validation images"),
+    (SHORT, 0.909, 1, False, "round 1, accuracy 92.4 % on 50 validation images, instead of round 2, than which labels"
+                             " alone score higher; the last round, 2, has 89.6 %"),
+    (SHORT, 0.93, 2, True, "labels alone, without any silo: accuracy 93.0 % on 50 validation images, where round 2 has"
+                           " 89.6 %"),
+    (LATE, 0.869, 20, False, "round 20, the last one: accuracy 88.0 % on 50 validation images"),
+    (LATE, 0.875, 5, False, "round 5, accuracy 92.0 % on 50 validation images, instead of round 20, than which and"
+                            " those around it labels alone score higher; the last round, 20, has 88.0 %"),
+    (LATE, 0.91, 20, True, "labels alone, without any silo: accuracy 91.0 % on 50 validation images, where round 20"
+                           " has 88.0 %, and 87.0 % with the rounds around it")])
+def test_labels_alone_are_held_against_the_rounds_around_not_against_a_lucky_one(
+        scores: tuple[float, ...], alone: float, round: int, labels_alone: bool, said: str) -> None:
+    row = row_with(0.7, validation_accuracy=alone)
+    assert row.frozen is not None
+    row = replace(row, frozen=replace(row.frozen, keeps_best=True, compares_usual=True))
+    rounds = [round_of(number, {"selection_score": score, "selection_error": 0.05})
+              for number, score in enumerate(scores)]
+    found = choice_of(row, rounds, first_update=1)
+    assert (found.round, found.labels_alone, found.text) == (round, labels_alone, said)
+    assert handed_over_beside(row, rounds) is rounds[round]
+
+
+@each_of(("recall_of_other", "handed_over"), [(0.0, False), (0.01, True)])
+def test_labels_alone_that_answer_one_class_to_everything_are_not_handed_over_for_its_recall(
+        recall_of_other: float, handed_over: bool) -> None:
+    row = row_with(0.7, measure="recall:b", **{"validation_recall/a": recall_of_other, "validation_recall/b": 1.0})
+    assert row.frozen is not None
+    row = replace(row, frozen=replace(row.frozen, keeps_best=True, compares_usual=True))
+    found = choice_of(row, [round_of(1, {"selection_score": 0.9, "selection_error": 0.05})], first_update=1)
+    assert found.labels_alone is handed_over
+
+
 @each_of(("measured", "measure", "said"), [
     ({"validation_recall/a": 0.9, "selection_score": 0.8}, "balanced_accuracy",
      "round 1, the last one: balanced accuracy 80.0 % on 50 validation images of 1 of the 2 classes"),
@@ -125,6 +174,9 @@ def test_labels_alone_do_not_win_where_a_round_scores_as_high(alone: float, keep
      "round 1, the last one: the 50 validation images have none of 'b', so balanced accuracy cannot choose"),
     ({"validation_recall/a": 0.9}, "recall:b",
      "round 1, the last one: the 50 validation images have none of 'b', so recall of b cannot choose"),
+    ({"validation_recall/a": 0.0, "validation_recall/b": 1.0}, "recall:b",
+     "round 1, the last one: on the 50 validation images no round answers 'b' more often to its images than to others,"
+     " so its recall cannot choose"),
     ({"validation_recall/a": 0.9, "selection_score": 0.8}, "accuracy",
      "round 1, the last one: accuracy 80.0 % on 50 validation images"),
     ({"validation_recall/a": 0.9, "validation_recall/b": 0.0, "selection_score": 0.8}, "balanced_accuracy",

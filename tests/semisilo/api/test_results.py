@@ -9,6 +9,7 @@ import pytest
 
 from semisilo.api.results import Comparison, Round, Run
 from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
 from tests.newcombe import newcombe
@@ -56,6 +57,14 @@ def test_a_difference_that_chance_explains_is_not_shown() -> None:
     assert found.summary()[0].gain_verdict == "no difference shown"
     assert "no difference shown" in str(found)
     assert "no difference shown" in found._repr_html_()
+
+
+def test_where_test_images_are_of_few_patients_the_table_says_how_many() -> None:
+    worth = IndependentImages(5, 5.0, (4.0, 1.0), (1.0, 4.0))
+    found = comparison(replace(run(1, 0.9), test_images=ImageCounts(100, (80, 20), independent=worth)))
+    assert (found.summary()[0].gain_verdict, found.summary()[0].gain_patients) == ("no difference shown", 5)
+    assert "by 5 patients" in " ".join(str(found).split())
+    assert comparison(run(1, 0.9)).summary()[0].gain_verdict == "the silos have helped"
 
 
 def test_each_run_is_compared_with_the_labels_alone_of_its_seed_whoever_has_trained_them() -> None:

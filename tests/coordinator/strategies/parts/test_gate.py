@@ -122,11 +122,9 @@ def test_the_gate_looks_at_the_rare_images_of_a_large_set() -> None:
 
 @each_of(("measure", "expected"), [
     ("accuracy", [1 / 10] * 10), ("balanced_accuracy", [1 / 16] * 8 + [1 / 4] * 2),
-    ("auroc", [1 / 16] * 8 + [1 / 4] * 2), ("recall:rare", [0.0] * 8 + [1 / 2] * 2),
-    ("recall:absent", [1 / 16] * 8 + [1 / 4] * 2)])
+    ("auroc", [1 / 16] * 8 + [1 / 4] * 2), ("recall:rare", [1 / 16] * 8 + [1 / 4] * 2)])
 def test_images_count_as_in_the_measure_of_the_study(measure: str, expected: list[float]) -> None:
-    label = {"recall:rare": 2, "recall:absent": 1}.get(measure)
-    found = weights_for(parse_measure(measure), torch.tensor([0] * 8 + [2] * 2), label=label)
+    found = weights_for(parse_measure(measure), torch.tensor([0] * 8 + [2] * 2))
     assert found.tolist() == pytest.approx(expected)
     assert float(found.sum()) == pytest.approx(1.0)
 
@@ -151,6 +149,23 @@ def test_the_gate_of_a_study_about_accuracy_takes_what_answers_no_to_all() -> No
         found[measure.kind] = Gate(environment).accepted(w, after, round=1)
     assert found["accuracy"] == 1.0
     assert found["balanced_accuracy"] < 1.0
+
+
+def test_what_answers_one_class_to_all_is_not_taken_over_in_a_study_about_its_recall() -> None:
+    labels = torch.tensor([0] * 8 + [1] * 2)
+    pixels = torch.zeros(10, 1, 4, 4, dtype=torch.uint8)
+    pixels[8:] = 255
+    data = CoordinatorData(validation=ImageSet(pixels, labels, tuple(map(str, range(10)))))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+    w = {"1.weight": torch.stack([torch.zeros(16), torch.ones(16)]), "1.bias": torch.zeros(2)}
+    after = {"1.weight": torch.zeros(2, 16), "1.bias": torch.tensor([-1e6, 1e6])}
+    environment = Environment(seed=1, rounds=1, num_silos=1, data=data, build_model=net, image=FORM, num_classes=2,
+                              augmentation=AugmentationSettings(policy="none"), measure=parse_measure("recall:rare"),
+                              measured_class=1)
+    assert Gate(environment).accepted(w, after, round=1) == 0.0
 
 
 def test_what_is_taken_of_model_and_momentum() -> None:

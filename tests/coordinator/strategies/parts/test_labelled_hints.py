@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints, prior_of_labels_alone, training_prior
 from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.coordinator.strategies.self_training import SelfTrainingStrategy
 from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
@@ -101,7 +103,17 @@ def test_what_probabilities_stand_for_follows_from_how_labels_were_learnt() -> N
     for scenario in ("labels-at-coordinator", "labels-at-both"):
         assert training_prior(SelfTrainingSettings(scenario=scenario, logit_adjustment=0.0), _images(), 3
                               ) == pytest.approx((8 / 12, 3 / 12, 1 / 12))
-    assert training_prior(SelfTrainingSettings(scenario="labels-at-silo"), _images(), 3) == ()
+
+
+@each_of(("settings", "prior"), [({}, (1 / 3,) * 3), ({"task": "multi_label"}, (0.5,) * 3),
+                                 ({"logit_adjustment": 0.5, "silo_prior": "model"}, ())])
+def test_with_labels_at_silos_self_training_stands_for_what_silos_are_told(settings: dict[str, Any],
+                                                                           prior: tuple[float, ...]) -> None:
+    found = SelfTrainingSettings(scenario="labels-at-silo", **settings)
+    assert training_prior(found, None, 3) == pytest.approx(prior)
+    if prior:
+        told = SelfTrainingStrategy(found, replace(_environment(), num_classes=3, data=CoordinatorData()))
+        assert told._prior == training_prior(found, None, 3)
 
 
 def test_labels_alone_stand_for_equal_classes_only_where_they_were_adjusted() -> None:
