@@ -97,8 +97,8 @@ def planned_steps(recipe: StrongRecipe, *, num_labelled: int, batch_size: int) -
 
 def images_of_study(settings: object, *, rounds: int, num_labelled: int) -> int:
     """Labelled images that training at the coordinator looks at in all rounds, and as many again for each local epoch:
-    how many images silos have is not known when the line is begun. Self-training's steps before round 1 count as those of
-    a warm-up of its own, also where the line is its warm-up: it cannot count on itself.
+    how many images silos have is not known when the line is begun. Before round 1 self-training counts with the steps
+    of a warm-up of its own, also where the line is its warm-up: it cannot count on itself.
 
     Args:
         settings: of the method; what it does not have counts as 0.

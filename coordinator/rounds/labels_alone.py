@@ -1,9 +1,9 @@
-"""Labels alone, trained beside the rounds: in slices, while the coordinator waits for silos, and to its end after them;
-or before round 1, where the study starts from their model.
+"""Labels alone, trained in slices: while the coordinator waits for silos and after the rounds, or all before round 1.
 
-A slice begins once nothing has been asked of the compute process for a while, so that what rounds need goes first: an
-update that arrives waits for one slice at most, and where rounds are short nothing is done before they are over. What a
-slice was about follows from the study alone, so it changes no bits when slices were, or whether one was cut off
+Before round 1 where the study starts from their model (docs/decisions/0090-round-0-is-labels-alone.md). Else a slice
+begins once nothing has been asked of the compute process for a while, so that what rounds need goes first: an update
+that arrives waits for one slice at most, and where rounds are short nothing is done before they are over. What a slice
+was about follows from the study alone, so it changes no bits when slices were, or whether one was cut off
 (docs/decisions/0022-labels-alone-beside-the-rounds.md).
 """
 
