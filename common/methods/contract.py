@@ -422,8 +422,12 @@ class Strategy(Protocol[State]):
     order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
     is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
-    A strategy may have seven more methods:
+    A strategy may have nine more methods:
 
+        starts_from_labels_alone() -> bool
+            whether round 0 may begin from the model of labels alone in the place of the initial one
+        start_from(parameters, *, loss: float) -> State
+            round 0 in the place of `start`, where it does: their parameters, and the loss of their last step
         opened(state, *, round, silos: int) -> State
             before the phases of a round, from the state that the round before has left: how many silos the federation
             has now, whether they are asked or not. A state that it changes is written down before any silo is asked

@@ -4,8 +4,8 @@ Hospitals see classes in other shares than the hub and than each other. A model 
 images by the wrong prior, and training on these labels moves the average towards whatever most silos see. Here the
 prior is taken out of the model and put back where it belongs:
 
-1. The coordinator trains first, until its model is as good as its labels alone make it: strong and weak views, MixUp,
-   logit adjustment, so that the model stands for equal classes.
+1. The coordinator trains first: its model before round 1 is that of its labels alone, made with strong and weak views,
+   MixUp and logit adjustment, so that it stands for equal classes.
 2. A silo estimates the class shares of its own images (expectation and maximisation), labels them with the posterior
    under these shares, and keeps the confident ones.
 3. It trains on them as SemiFL does, with the logarithm of the shares of its kept labels added to the logits: what its
@@ -69,9 +69,10 @@ class SelfTrainingSettings(LabelTaskSettings):
     scenario: Scenario = "labels-at-coordinator"
     """Who holds the labels: the coordinator, silos, or the coordinator and some silos (or all)."""
     warm_up_steps: int | None = None
-    """With labels at the coordinator: steps on them before round 1, on a cosine of their own; silos get the average of
-    their weights. Left out: 800 passes, but between 600 and 4000 steps, as many as labels alone are trained for. 0:
-    none."""
+    """With labels at the coordinator: steps on them before round 1 by the settings below, on a cosine of their own;
+    silos get the average of their weights. 0: none. Left out: the model of labels alone, the baseline of the study,
+    which is then trained first. Where there is no such baseline, it is not of the strong recipe in full length, or it
+    stands for another prior than logit_adjustment gives: 800 passes, but between 600 and 4000 steps."""
     coordinator_steps: int = 40
     """With labels at the coordinator: steps on them after every aggregation."""
     warm_up_rounds: int = 2
@@ -106,7 +107,7 @@ class SelfTrainingSettings(LabelTaskSettings):
     unlabelled_batch: int = 32
     """Images in a batch at a silo."""
     lr: float = 0.03
-    """eta: learning rate of the warm-up and of round 1."""
+    """eta: learning rate of round 1, and of a warm-up that is not labels alone, whose rate is searched."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """How `lr` falls over the rounds: lr_t = lr/2 (1 + cos(pi (t-1) / rounds)), or not at all."""
     momentum: float = 0.9

@@ -80,6 +80,8 @@ class LabelledOnly:
     lr: float
     batch_size: int
     steps: int
+    loss: float = 0.0
+    """Of the strong recipe's last step, mixed as it was."""
     num_labelled: int
     recipe: BaselineRecipe = "paper"
     description: str = ""

@@ -36,6 +36,9 @@ class OpenedStudy:
     """What was frozen now, or when the study was opened for the first time."""
     numerics: NumericsRecord
     """In force from now on."""
+    round_0_steps: int = 0
+    """Steps that labels alone are trained for, where their model is to be that of round 0; 0 where the strategy makes
+    its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +82,12 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepare(Request[Prepared]):
-    """Round 0 of the open study, from the initial model."""
+    """Round 0 of the open study, from the initial model or from that of labels alone."""
+
+    labels_alone: str = ""
+    """Digest of the file of their model, which the ledger names; empty for the initial model."""
+    loss: float = 0.0
+    """Of the last step of labels alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

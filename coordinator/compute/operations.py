@@ -97,7 +97,13 @@ from semisilo.coordinator.compute.messages import (
 from semisilo.coordinator.compute.silo_noise import check_network, silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
-from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
+from semisilo.coordinator.compute.strong_baseline import (
+    StrongLabelsAlone,
+    StrongRecipe,
+    batch_size_of,
+    images_of_study,
+    planned_steps,
+)
 from semisilo.coordinator.compute.update_measures import BATCH_NORM, UpdateMeasures, change_of
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
@@ -260,12 +266,20 @@ class Operations:
             environment=environment, strategy=strategy,
             state_type=half.State, kept_type=getattr(half, "SiloState", type(None)), states=states,
             payloads=open_payloads(request.payloads_folder))
-        return OpenedStudy(frozen=data.frozen, numerics=record)
+        return OpenedStudy(frozen=data.frozen, numerics=record, round_0_steps=self._round_0_steps(self._study))
 
     def prepare(self, request: Prepare) -> Prepared:
-        """Round 0, from the initial model."""
+        """Round 0, from the initial model or from that of labels alone.
+
+        Raises: StorageDamaged where the file of these is not what the ledger names.
+        """
         study = self._opened()
-        state = self._save(study.strategy.start(initial_model(study.data.build_model, study.config.study.seed)))
+        strategy: Any = study.strategy
+        if request.labels_alone:
+            alone = read_labels_alone(study.folder / LABELS_ALONE_MODEL, digest=request.labels_alone)
+            state = self._save(strategy.start_from(alone.parameters, loss=request.loss))
+        else:
+            state = self._save(strategy.start(initial_model(study.data.build_model, study.config.study.seed)))
         StartWork(study.folder / START_FILE).done()
         measured = self._measured(state)
         return Prepared(state=state, metrics=measured.metrics, confusion=measured.confusion)
@@ -290,7 +304,7 @@ class Operations:
             return BaselineFound(done=True, result=LabelledOnlyResult(
                 metrics=_metrics_alone(found, study.data.frozen.classes), epochs=found.epochs, asked=found.asked,
                 ended=found.ended, lr=found.lr, batch_size=found.batch_size, steps=found.steps,
-                num_labelled=found.num_labelled, history=found.history, recipe=found.recipe,
+                loss=found.loss, num_labelled=found.num_labelled, history=found.history, recipe=found.recipe,
                 description=found.description, model_digest=checkpoint.save(study.folder / LABELS_ALONE_MODEL, model)))
         self._alone_pace.save(alone.save)
         self._labels_alone = alone
@@ -305,11 +319,28 @@ class Operations:
             return PaperLabelsAlone(study.environment, PaperRecipe(
                 epochs=request.epochs or PAPER_EPOCHS, budget_seconds=request.budget_seconds,
                 patience=request.patience), file=file)
-        return StrongLabelsAlone(study.environment, StrongRecipe(
+        return StrongLabelsAlone(study.environment, self._strong_recipe(study, request), file=file)
+
+    def _strong_recipe(self, study: _Opened, request: Baseline) -> StrongRecipe:
+        return StrongRecipe(
             epochs=request.epochs, budget_seconds=request.budget_seconds,
             study_images=images_of_study(study.config.method.settings, rounds=study.config.study.rounds,
                                          num_labelled=study.data.frozen.num_labelled),
-            num_classes=len(study.data.frozen.classes), measure=str(study.environment.measure)), file=file)
+            num_classes=len(study.data.frozen.classes), measure=str(study.environment.measure))
+
+    def _round_0_steps(self, study: _Opened) -> int:
+        """See `OpenedStudy.round_0_steps`."""
+        settings, labelled = study.config.study, study.data.images.labelled
+        starts_from = getattr(study.strategy, "starts_from_labels_alone", None)
+        if not (settings.labelled_only_baseline and settings.baseline_recipe == "strong"
+                and not settings.baseline_epochs and not settings.baseline_seconds
+                and study.data.frozen.may_have_labels_alone and labelled is not None
+                and starts_from is not None and starts_from()):
+            return 0
+        if (study.folder / START_FILE).exists():
+            return 0  # a warm-up of its own has begun: by an earlier version, or since labels alone cannot be trained
+        return planned_steps(self._strong_recipe(study, Baseline(slice_seconds=0.0)), num_labelled=len(labelled),
+                             batch_size=batch_size_of(len(labelled)))
 
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""

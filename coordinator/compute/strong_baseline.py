@@ -54,7 +54,7 @@ from semisilo.coordinator.compute.recipe_search import (
 from semisilo.coordinator.ledger.records import LOGIT_ADJUSTMENT, EndedBy
 from semisilo.coordinator.strategies.self_training import warm_up_steps
 
-__all__ = ["StrongLabelsAlone", "StrongRecipe", "images_of_study", "planned_steps"]
+__all__ = ["StrongLabelsAlone", "StrongRecipe", "batch_size_of", "images_of_study", "planned_steps"]
 
 _MANY_LABELS = 1000
 _SEARCH_SHARE = 0.5
@@ -79,6 +79,11 @@ class StrongRecipe(Recipe):
     it."""
 
 
+def batch_size_of(num_labelled: int) -> int:
+    """Images in a step."""
+    return 64 if num_labelled > _MANY_LABELS else 32
+
+
 def planned_steps(recipe: StrongRecipe, *, num_labelled: int, batch_size: int) -> int:
     """Steps of the last training, at least 1.
 
@@ -91,7 +96,8 @@ def planned_steps(recipe: StrongRecipe, *, num_labelled: int, batch_size: int) -
 
 def images_of_study(settings: object, *, rounds: int, num_labelled: int) -> int:
     """Labelled images that training at the coordinator looks at in all rounds, and as many again for each local epoch:
-    how many images silos have is not known when the line is begun.
+    how many images silos have is not known when the line is begun. Before round 1 self-training counts with the steps
+    of a warm-up of its own, also where the line is its warm-up: it cannot count on itself.
 
     Args:
         settings: of the method; what it does not have counts as 0.
@@ -149,7 +155,7 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         environment, recipe = self._environment, self._recipe
         assert self._labelled.labels_N is not None
         self._labels_N = self._labelled.labels_N
-        self._batch_size = 64 if len(self._labelled) > _MANY_LABELS else 32
+        self._batch_size = batch_size_of(len(self._labelled))
         measure = parse_measure(recipe.measure)
         self._alike = measure.weighs_classes_alike
         self._adjusted = self._alike and log_prior(self._labels_N, recipe.num_classes) is not None
@@ -278,8 +284,9 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self.found = LabelledOnly(
             evaluation=test, validation=validation, crossfit=self._crossfit(), history=tuple(self._history),
             epochs=self._epochs(self._training.done), asked=self._epochs(self._asked), ended=ended, lr=self._lr,
-            batch_size=self._batch_size, steps=self._training.done, num_labelled=len(self._labelled), recipe="strong",
-            description=self._description(), parameters=self._training.average(), statistics=self._statistics)
+            batch_size=self._batch_size, steps=self._training.done, loss=self._training.loss,
+            num_labelled=len(self._labelled), recipe="strong", description=self._description(),
+            parameters=self._training.average(), statistics=self._statistics)
 
     def _measured(self) -> Generator[float, None, AnyEvaluation | None]:
         """A point of the history: the average of the weights on the test images; None without these."""

@@ -504,14 +504,14 @@ _METHOD: dict[Scenario, str] = {
     "labels-at-coordinator": '''\
 name = "self_training"
 scenario = "labels-at-coordinator"
-# warm_up_steps = 400             # on the labels, before silos are asked; left out: 600 to 4000
+# warm_up_steps = 400             # on the labels, before silos are asked; left out: labels alone, the baseline
 coordinator_steps = 40            # on the labels, after every round
 local_epochs = 3
 ''',
     "labels-at-both": '''\
 name = "self_training"
 scenario = "labels-at-both"
-# warm_up_steps = 400             # on the labels here, before silos are asked; left out: 600 to 4000
+# warm_up_steps = 400             # on the labels here, before silos are asked; left out: labels alone
 coordinator_steps = 40            # on the labels here, after every round
 local_epochs = 3                  # of a silo over the images that it could label
 labelled_steps = 40               # of a silo on its own labels, where it has some, in every round

@@ -201,6 +201,8 @@ class LabelledOnlyResult:
     lr: float
     batch_size: int
     steps: int
+    loss: float = field(default=0.0, metadata=ABSENT_AT_DEFAULT)
+    """Of the strong recipe's last step; 0 of the paper's, and in a study of an earlier version."""
     num_labelled: int
     history: tuple[HistoryPoint, ...]
     """Evenly spaced; the last is the last epoch."""

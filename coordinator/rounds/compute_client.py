@@ -37,6 +37,8 @@ class RunningStudy:
     name: str
     config: StudyConfig
     frozen: FrozenStudy
+    round_0_steps: int = 0
+    """See `semisilo.coordinator.compute.messages.OpenedStudy`."""
 
 
 class ComputeSteps:
@@ -90,7 +92,7 @@ class ComputeSteps:
                          row.name, ", ".join(f"{key}: {before[key]} -> {after[key]}"
                                              for key in sorted(after) if after[key] != before[key]))
             self._ledger.event("numerics_changed", study=row.name, before=before, after=after)
-        return RunningStudy(row.name, config, opened.frozen)
+        return RunningStudy(row.name, config, opened.frozen, opened.round_0_steps)
 
     async def call(self, request: Request[AnswerT], *, activity: str | None,
                    attempts: int = ATTEMPTS) -> AnswerT:

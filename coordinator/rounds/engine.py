@@ -296,8 +296,16 @@ class Engine:
         await self._operator.wait_while_paused(study.name)
         if self._operator.is_stopped(study.name):
             return
-        doing = "training on labels" if study.frozen.num_labelled else "the first model"
-        prepared = await self._steps.call(Prepare(), activity=f"round 0: {doing}")
+        alone: LabelledOnlyResult | None = None
+        if study.round_0_steps:
+            alone = await self._labels_alone.for_round_0(study)
+            if self._operator.is_stopped(study.name):
+                return
+        if alone is None:
+            request, doing = Prepare(), "training on labels" if study.frozen.num_labelled else "the first model"
+        else:
+            request, doing = Prepare(labels_alone=alone.model_digest, loss=alone.loss), "the model of labels alone"
+        prepared = await self._steps.call(request, activity=f"round 0: {doing}")
         with self._ledger.transaction():
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
                                          metrics=prepared.metrics)

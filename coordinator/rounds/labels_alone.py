@@ -1,8 +1,9 @@
-"""Labels alone, trained beside the rounds: in slices, while the coordinator waits for silos, and to its end after them.
+"""Labels alone, trained in slices: while the coordinator waits for silos and after the rounds, or all before round 1.
 
-A slice begins once nothing has been asked of the compute process for a while, so that what rounds need goes first: an
-update that arrives waits for one slice at most, and where rounds are short nothing is done before they are over. What a
-slice was about follows from the study alone, so it changes no bits when slices were, or whether one was cut off
+Before round 1 where the study starts from their model (docs/decisions/0090-round-0-is-labels-alone.md). Else a slice
+begins once nothing has been asked of the compute process for a while, so that what rounds need goes first: an update
+that arrives waits for one slice at most, and where rounds are short nothing is done before they are over. What a slice
+was about follows from the study alone, so it changes no bits when slices were, or whether one was cut off
 (docs/decisions/0022-labels-alone-beside-the-rounds.md).
 """
 
@@ -21,6 +22,7 @@ from semisilo.coordinator.compute.messages import Baseline, BaselineFound, Basel
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import labels_alone_score
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult, cut_short
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.compute_client import ATTEMPTS, ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests
@@ -61,10 +63,12 @@ class LabelsAloneWork:
     def begin(self, study: RunningStudy) -> None:
         """Takes up the work of a study that was opened."""
         settings, frozen = study.config.study, study.frozen
+        first = study.round_0_steps > 0 and self._ledger.committed_digest(study.name) == ""
         self.leave()
         self._told, self._failures = False, 0
         if self._given is not None and settings.labelled_only_baseline \
-                and self._ledger.study(study.name).baseline is None and (given := self._given(study)) is not None:
+                and self._ledger.study(study.name).baseline is None and (given := self._given(study)) is not None \
+                and (not first or given.steps == study.round_0_steps):
             self._ledger.set_study_facts(study.name, baseline=given)
             _LOG.info("labels alone, the baseline: taken from a study on the same labels")
         if self._ledger.study(study.name).baseline is not None:
@@ -73,6 +77,7 @@ class LabelsAloneWork:
             self._study = study
             _LOG.info("labels alone, the baseline: the %s recipe on %d labelled images, %s",
                       settings.baseline_recipe, frozen.num_labelled,
+                      "before round 1, which starts from them" if first else
                       "while silos work and after the last round" if self._beside_rounds else "after the last round")
 
     def leave(self) -> None:
@@ -92,15 +97,30 @@ class LabelsAloneWork:
         if not happened.is_set():
             await self._runtime.wait(max(0.0, end - loop.time()))
 
-    async def finish(self) -> None:
-        """Works until it is done, or the operator stops the study; where it is paused, waits."""
+    async def for_round_0(self, study: RunningStudy) -> LabelledOnlyResult | None:
+        """Works as `finish`. What round 0 starts from; None where that is not to be had: the line cannot be trained, or
+        is one that was taken from a study of other steps. None also where the study was stopped."""
+        await self.finish(before="round 0: ")
+        found = self._ledger.study(study.name).baseline
+        if found is not None and found.model_digest and found.steps == study.round_0_steps:
+            return found
+        if not self._operator.is_stopped(study.name):
+            _LOG.info("%s: there is no model of labels alone to start from: round 0 trains its own", study.name)
+        return None
+
+    async def finish(self, *, before: str = "") -> None:
+        """Works until it is done, or the operator stops the study; where it is paused, waits.
+
+        Args:
+            before: stands before what is said of the work.
+        """
         while (study := self._study) is not None:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
                 return
             doing = f"labels alone: {self._runtime.labels_alone}" if self._runtime.labels_alone else "labels alone"
             fraction = self._runtime.fraction
-            self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase="", activity=doing)
+            self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase="", activity=f"{before}{doing}")
             self._runtime.progress(fraction, "")
             found = await self._slice(study)
             if found is not None and found.progress is not None:
@@ -146,7 +166,10 @@ class LabelsAloneWork:
         self.leave()
         if result is None:
             return
-        self._ledger.set_study_facts(study.name, baseline=result)
+        with self._ledger.transaction():
+            if self._ledger.study_state(study.name) is StudyState.QUEUED:
+                return  # it begins again, perhaps with other settings
+            self._ledger.set_study_facts(study.name, baseline=result)
         self._remove_file(study.name)
         short, measure = cut_short(result), study.frozen.study_measure
         if (alone := labels_alone_score(self._ledger.study(study.name))) is not None and not study.frozen.num_test:

@@ -1,10 +1,11 @@
 """Self-training at the coordinator: a warm-up on the labels, averaging, and training on the labels again.
 
-The equations and sources: `semisilo.common.methods.self_training`.
+The equations and sources: `semisilo.common.methods.self_training`. The warm-up is labels alone where the study has that
+line and it stands for the same prior (docs/decisions/0090-round-0-is-labels-alone.md), else a training here.
 
 | when       | phases                                   | what a phase's end does                                      |
 |------------|------------------------------------------|--------------------------------------------------------------|
-| round 0    | none                                     | warm-up on the labels, statistics of its average             |
+| round 0    | none                                     | statistics of labels alone, or of a warm-up of its own       |
 | each round | train                                    | average, momentum, steps on the labels, statistics           |
 |            | statistics, if silos give theirs as well | merge what silos measured with what the labels gave          |
 """
@@ -36,7 +37,7 @@ _TRAINING = 0.95
 
 
 def warm_up_steps(settings: SelfTrainingSettings, num_labelled: int) -> int:
-    """Steps before round 1: as the settings say, or enough for so many labels."""
+    """Steps of a warm-up of its own: as the settings say, or enough for so many labels."""
     if settings.warm_up_steps is None:
         return enough_steps(num_labelled, batch_size=settings.labelled_batch)
     return settings.warm_up_steps
@@ -94,6 +95,22 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
             warm_up = self._trained(model, initial, None, steps=steps, round=0)
             tensors.load_into(model, warm_up.average())
             loss = warm_up.loss
+        return self._closed(model, global_buf=None, opt_buf=None, loss=loss, participation={}, round=0)
+
+    def starts_from_labels_alone(self) -> bool:
+        """Whether the model of labels alone may be the warm-up's: the settings ask for no other number of steps, and it
+        stands for the prior that silos are told."""
+        if self._labelled is None or self._settings.warm_up_steps is not None:
+            return False
+        assert self._labelled.labels_N is not None
+        # As `semisilo.coordinator.compute.strong_baseline` trains them.
+        adjusted = self._environment.measure.weighs_classes_alike
+        return self._prior == model_prior(self._labelled.labels_N, self._environment.num_classes,
+                                          logit_adjustment=1.0 if adjusted else 0.0)
+
+    def start_from(self, parameters: Mapping[str, Tensor], *, loss: float) -> SelfTrainingState:
+        """Labels alone in the place of a warm-up of its own; measures their statistics as after every round."""
+        model = model_at_coordinator(self._environment, parameters, round=0)
         return self._closed(model, global_buf=None, opt_buf=None, loss=loss, participation={}, round=0)
 
     def sent_model(self, state: SelfTrainingState) -> TensorGroup:

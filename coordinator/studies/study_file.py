@@ -80,7 +80,7 @@ class StudySettings:
     """Silos that must have joined before round 1."""
     labelled_only_baseline: bool = True
     """Trains the same network on the coordinator's labels alone, as the baseline: while silos work, and to the end
-    after the last round."""
+    after the last round; before round 1 where self-training starts from that model."""
     baseline_recipe: BaselineRecipe = "strong"
     """How that baseline is trained. "strong": as well as the tool can, with strong views, MixUp, an average of the
     weights, and a learning rate searched on validation images or, without them, on held-out labels. "paper": SemiFL's

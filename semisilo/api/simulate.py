@@ -133,8 +133,9 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         seeds: each gives another split, other labelled images and other random numbers.
         labelled_only: whether the network is also trained on the labels alone, once for each seed: for as many steps
             as the method takes that looks at the most labelled images, whatever the order of the methods. Every run has
-            this line, and may hand it over. With a method more that looks at more of them, the runs that are over keep
-            theirs to hand over, and all are compared with the new one.
+            this line, and may hand it over; a run that starts from labels alone has its own where it takes other steps.
+            With a method more that looks at more of them, the runs that are over keep theirs to hand over, and all are
+            compared with the new one.
         out: where the folders of the runs go, one for each.
         data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
             rounds, model, image_size,

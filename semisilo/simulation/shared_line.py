@@ -1,7 +1,9 @@
 """Labels alone, trained once for several simulations on the same labels: the others take the first one's line.
 
 A line is the result in the ledger and the file of its model in the study's folder, so whoever has taken it may hand it
-over, export it and predict with it as if it had been trained there.
+over, export it and predict with it as if it had been trained there. A study whose round 0 starts from its line takes
+only one of as many steps as it would train (`semisilo.coordinator.rounds.labels_alone`): its bits are then those of a
+study by itself.
 
 Tests: tests/semisilo/api/test_simulate.py.
 """

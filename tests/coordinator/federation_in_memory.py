@@ -77,6 +77,8 @@ class ArithmeticCompute:
     num_labelled: int = 4
     slices_left: int = 1
     """Of labels alone."""
+    round_0_steps: int = 0
+    """Steps of labels alone where round 0 starts from them."""
     tensors: bool = False
     """Whether payloads name their tensors, so that silos are sent what they lack only. The digest of the tensors is
     that of the payload which stands alone."""
@@ -109,7 +111,8 @@ class ArithmeticCompute:
             frozen=FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
                                num_labelled=self.num_labelled, num_validation=0, num_test=4, num_parameters=4,
                                dense_bytes=16),
-            numerics=NumericsRecord(device="cpu", torch="0", cpu_capability="", threads=1, deterministic=True))
+            numerics=NumericsRecord(device="cpu", torch="0", cpu_capability="", threads=1, deterministic=True),
+            round_0_steps=self.round_0_steps)
 
     def _baseline(self, request: Baseline) -> BaselineFound:
         self.slices_left -= 1
@@ -118,10 +121,12 @@ class ArithmeticCompute:
                 epochs=3, planned=request.epochs or 400, fraction=0.25, seconds_left=60.0 * self.slices_left))
         return BaselineFound(done=True, result=LabelledOnlyResult(
             metrics={"accuracy": 0.5}, epochs=request.epochs or 400, asked=request.epochs or 400, lr=0.1, batch_size=10,
-            steps=1, num_labelled=self.num_labelled, history=()))
+            steps=self.round_0_steps or 1, loss=0.25 if self.round_0_steps else 0.0, num_labelled=self.num_labelled,
+            history=(), model_digest="ab" * 32 if self.round_0_steps else ""))
 
     def _prepare(self, request: Prepare) -> Prepared:
-        return Prepared(state=self._write("initial"), metrics={"accuracy": 0.5})
+        text = f"{request.labels_alone} {request.loss}" if request.labels_alone else "initial"
+        return Prepared(state=self._write(text), metrics={"accuracy": 0.5})
 
     def _phases(self, request: Phases) -> PhasesOfRound:
         return PhasesOfRound(phases=self.phases)

@@ -654,6 +654,16 @@ _ALONE = _mutants(
      "tensors.load_into(model, warm_up.average())", "pass",
      "tests/coordinator/strategies/test_self_training.py::"
      "test_silos_start_from_the_average_of_the_warm_up_with_its_own_statistics"),
+    ("round-0-from-labels-alone-of-another-prior", "coordinator/strategies/self_training.py",
+     "return self._prior == model_prior(", "return True or self._prior == model_prior(",
+     f"{_OPERATIONS}::test_self_training_starts_from_labels_alone_that_stand_for_its_prior_and_else_trains_its_own"),
+    ("warm-up-of-an-earlier-version-is-begun-anew", "coordinator/compute/operations.py",
+     "if (study.folder / START_FILE).exists():", "if False:",
+     f"{_OPERATIONS}::test_a_warm_up_that_an_earlier_version_has_begun_goes_on"),
+    ("round-0-from-a-line-of-other-steps", "coordinator/rounds/labels_alone.py",
+     "found.model_digest and found.steps == study.round_0_steps", "found.model_digest",
+     "tests/coordinator/rounds/test_labels_alone.py::"
+     "test_a_study_of_which_another_line_was_taken_before_goes_on_with_its_own_warm_up"),
     ("gate-lets-everything-through", "coordinator/strategies/parts/gate.py", "variance.sqrt()) >= -_ROUNDING",
      "variance.sqrt()) >= -1.0",
      "tests/coordinator/strategies/parts/test_gate.py::test_the_largest_step_that_is_not_worse_beyond_noise"),

@@ -9,9 +9,10 @@ import pytest
 
 from semisilo.common.measures.gain import Gain, ImageCounts, describe_gain, gain_of, interval_of
 from semisilo.common.measures.independent_images import IndependentImages, independent_images
-from semisilo.common.measures.intervals import area_interval, newcombe, share_interval
+from semisilo.common.measures.intervals import area_interval, share_interval
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
 from tests.each_of import each_of
+from tests.newcombe import newcombe
 
 CLASSES = ("a", "b")
 

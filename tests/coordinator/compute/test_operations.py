@@ -35,7 +35,7 @@ from semisilo.common.errors import (
     StorageDamaged,
     WrongBase,
 )
-from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning import averaged_training, batch_norm, tensors
 from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, Phase, TensorGroup, UpdateHeader
 from semisilo.common.models.exported import read_facts
 from semisilo.common.models.factory import build_model
@@ -774,6 +774,113 @@ def test_a_warm_up_whose_process_dies_again_and_again_goes_on_where_it_was_and_h
     file.write_bytes(b"what a kill has left before the first task")
     operations.phases(Phases(state=found.state, round=1, silos=1))
     assert not file.exists()
+
+
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels alone take 24 steps in the place of a thousand and more."""
+    monkeypatch.setattr(averaged_training, "_MOST_STEPS", 24)
+    monkeypatch.setattr(averaged_training, "_MOST_EPOCHS", 0)
+
+
+def of_self_training(federation: Path, frozen: FrozenStudy | None = None, *, method: dict[str, Any] | None = None,
+                     **changes: Any) -> tuple[Operations, OpenedStudy]:
+    """With a warm-up that is labels alone, but for what `changes` say."""
+    tables = config(**changes)
+    tables["method"] = {"name": "self_training", **(method or {})}
+    operations = Operations(lambda fraction, text: None)
+    request = dataclasses.replace(opening(federation, frozen), config=config_from_dict(tables, where="test"))
+    return operations, answered(operations, request)
+
+
+def trained_alone(operations: Operations) -> LabelledOnlyResult:
+    found = operations.baseline(Baseline(slice_seconds=1e9))
+    assert found.result is not None
+    return found.result
+
+
+def from_labels_alone(operations: Operations, alone: LabelledOnlyResult) -> Prepared:
+    return answered(operations, Prepare(labels_alone=alone.model_digest, loss=alone.loss))
+
+
+@pytest.mark.parametrize("data", [{}, {"test": "", "validation": "test.npz#test"}], ids=["test", "validation"])
+def test_round_0_of_self_training_is_labels_alone_bit_for_bit(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any]) -> None:
+    few_steps(monkeypatch)
+    operations, first = of_self_training(federation, data=data)
+    alone = trained_alone(operations)
+    assert (first.round_0_steps, alone.steps) == (24, 24)
+    assert alone.loss > 0
+    found = from_labels_alone(operations, alone)
+    state = operations._load(found.state)
+    model = load_file(federation / "studies" / "first" / LABELS_ALONE_MODEL)
+    parameters = {name.removeprefix("parameters/"): tensor for name, tensor in model.items()
+                  if name.startswith("parameters/")}
+    assert state.w.keys() == parameters.keys()
+    assert len(parameters) > 4
+    assert all(torch.equal(state.w[name], tensor) for name, tensor in parameters.items())
+    assert found.metrics["labelled_loss"] == alone.loss
+    assert state.batch_norm
+    key = "validation_accuracy" if data else "accuracy"
+    assert found.metrics[key] == pytest.approx(alone.metrics[key], abs=0.05), "statistics alone may differ"
+    assert from_labels_alone(of_self_training(federation, first.frozen, data=data)[0], alone) == found
+    (federation / "studies" / "first" / LABELS_ALONE_MODEL).write_bytes(b"damaged")
+    with pytest.raises(StorageDamaged, match="is not the file that the ledger names"):
+        operations.prepare(Prepare(labels_alone=alone.model_digest))
+
+
+def test_labels_alone_that_round_0_starts_from_have_the_same_bits_whenever_the_process_dies(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_steps(monkeypatch)
+    operations, first = of_self_training(federation)
+    alone = trained_alone(operations)
+    expected = from_labels_alone(operations, alone)
+    monkeypatch.setattr(start_work, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(start_work, "_SAVING_SHARE", 1e9)
+    operations, again = of_self_training(federation, first.frozen)
+    slices = 1
+    while not (found := operations.baseline(Baseline(slice_seconds=0.0))).done:
+        slices += 1
+        if slices % 5 == 0:
+            operations, again = of_self_training(federation, first.frozen)
+            assert again.round_0_steps == 24
+    assert slices > 40
+    assert found.result == alone
+    operations, _ = of_self_training(federation, first.frozen)
+    assert from_labels_alone(operations, alone) == expected
+
+
+@pytest.mark.parametrize(("method", "changes", "uneven", "starts"), [
+    ({}, {}, False, True),
+    ({}, {"study": {"measure": "accuracy"}}, False, True),
+    ({"scenario": "labels-at-both"}, {}, False, True),
+    ({"logit_adjustment": 0.0}, {}, False, True),  # nothing is adjusted
+    ({}, {}, True, True),
+    ({"logit_adjustment": 0.5}, {}, True, False),
+    ({}, {"study": {"measure": "accuracy"}}, True, False),
+    ({"logit_adjustment": 0.0}, {"study": {"measure": "accuracy"}}, True, True),
+    ({"warm_up_steps": 1000}, {}, False, False),
+    ({}, {"study": {"labelled_only_baseline": False}}, False, False),
+    ({}, {"study": {"baseline_recipe": "paper"}}, False, False),
+    ({}, {"study": {"baseline_epochs": 800}}, False, False),
+    ({}, {"study": {"baseline_budget": "1h"}}, False, False),
+    ({}, {"data": {"test": ""}}, False, False),
+    ({"name": "semifl"}, {}, False, False),
+])
+def test_self_training_starts_from_labels_alone_that_stand_for_its_prior_and_else_trains_its_own(
+        federation: Path, method: dict[str, Any], changes: dict[str, Any], uneven: bool, starts: bool) -> None:
+    if uneven:
+        for file in sorted((federation / "studies" / "first" / "labelled" / "digit-0").iterdir())[1:]:
+            file.unlink()
+    _, found = of_self_training(federation, method=method, **changes)
+    assert bool(found.round_0_steps) == starts
+
+
+def test_a_warm_up_that_an_earlier_version_has_begun_goes_on(federation: Path) -> None:
+    _, first = of_self_training(federation)
+    assert first.round_0_steps > 0
+    (federation / "studies" / "first" / START_FILE).write_bytes(b"where it stands")
+    assert of_self_training(federation, first.frozen)[1].round_0_steps == 0
+    assert of_self_training(federation)[1].round_0_steps == first.round_0_steps, "queued anew, it begins anew"
 
 
 def test_work_on_the_baseline_that_cannot_be_written_down_goes_on_in_memory(

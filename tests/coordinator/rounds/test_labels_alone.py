@@ -11,11 +11,12 @@ import pytest
 
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.text.describe import describe_estimate
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult
 from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.federation.test_operate import Operator, until
-from tests.coordinator.federation_in_memory import Coordinator, content_of
-from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start
+from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
+from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start, until_killed
 
 FOREVER = 10**9
 
@@ -195,3 +196,161 @@ def test_a_line_that_is_in_the_ledger_is_not_trained_again_and_needs_no_file(tmp
     assert second.ledger.study("s").baseline == LabelledOnlyResult(
         metrics={"accuracy": 0.5}, epochs=400, asked=400, lr=0.1, batch_size=10, steps=1, num_labelled=4, history=())
     assert not file.exists()
+
+
+# Round 0 that starts from them ----------------------------------------------------------------------------------------
+
+
+def starting_from_them(folder: Path, *, slices: int = 5) -> Coordinator:
+    coordinator = begun(folder, slices=slices, quiet_seconds=0.0)
+    coordinator.compute.round_0_steps = 7
+    return coordinator
+
+
+def round_0(coordinator: Coordinator) -> str:
+    """What its state was made of."""
+    digest = coordinator.ledger.rounds("s")[0].state_digest
+    return (coordinator.compute.states / f"{digest}.safetensors").read_text()
+
+
+OF_LABELS_ALONE = f"{'ab' * 32} 0.25"
+
+
+@pytest.fixture(scope="module")
+def from_them(tmp_path_factory: pytest.TempPathFactory) -> str:
+    coordinator = starting_from_them(tmp_path_factory.mktemp("from-them"))
+    asyncio.run(run(coordinator))
+    return final_digest(coordinator)
+
+
+@pytest.mark.parametrize("beside_rounds", [True, False])
+def test_where_round_0_starts_from_them_they_are_trained_before_it_and_never_again(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, beside_rounds: bool, from_them: str, undisturbed: str
+        ) -> None:
+    caplog.set_level(logging.INFO, logger="semisilo.coordinator")
+    coordinator, seen = starting_from_them(tmp_path), list[tuple[str, float]]()
+    coordinator.engine._labels_alone._beside_rounds = beside_rounds
+
+    def look(operation: str, request: Any) -> None:
+        if operation == "baseline":
+            seen.append((coordinator.runtime.activity, coordinator.runtime.fraction))
+        if operation == "prepare":
+            assert coordinator.ledger.study("s").baseline is not None
+            seen.append((coordinator.runtime.activity, 1.0))
+
+    coordinator.compute.before = look
+    asyncio.run(run(coordinator))
+    assert coordinator.compute.calls[:7] == ["open_study", *["baseline"] * 5, "prepare"]
+    assert slices(coordinator) == 5
+    assert seen[0] == ("round 0: labels alone", 0.0)
+    assert seen[1] == (f"round 0: labels alone: 3 of 400 epochs, about {describe_estimate(240.0)} left", 0.25)
+    assert seen[5] == ("round 0: the model of labels alone", 1.0)
+    assert "labels alone, the baseline: the strong recipe on 4 labelled images, before round 1, which starts from" \
+           " them" in caplog.messages
+    assert round_0(coordinator) == OF_LABELS_ALONE
+    assert final_digest(coordinator) == from_them != undisturbed
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("operation", "count"), [("baseline", 1), ("baseline", 3), ("baseline", 5), ("prepare", 1),
+                                                  ("phases", 1)])
+def test_a_coordinator_that_is_killed_before_round_1_ends_with_the_same_bits(
+        tmp_path: Path, from_them: str, when: str, operation: str, count: int) -> None:
+    first = starting_from_them(tmp_path)
+
+    def kill(called: str, request: Any) -> None:
+        if called == operation and first.compute.calls.count(called) == count:
+            raise Killed
+
+    setattr(first.compute, when, kill)
+    asyncio.run(until_killed(first))
+    done = first.ledger.study("s").baseline is not None
+    assert done == (operation != "baseline")
+    first.ledger.close()
+    second = Coordinator(tmp_path)
+    second.compute.round_0_steps = 7
+    asyncio.run(run(second))
+    assert final_digest(second) == from_them
+    assert slices(second) == (0 if done else 1)
+
+
+def test_where_they_cannot_be_trained_round_0_trains_its_own_model(tmp_path: Path, undisturbed: str,
+                                                                   caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="semisilo.coordinator")
+    coordinator = starting_from_them(tmp_path)
+
+    def fail(operation: str, request: Any) -> None:
+        if operation == "baseline":
+            raise ComputeFailed("Training diverged on labels only: a weight is not finite.")
+
+    coordinator.compute.before = fail
+    asyncio.run(run(coordinator))
+    assert coordinator.compute.calls[:5] == ["open_study", *["baseline"] * 3, "prepare"]
+    assert slices(coordinator) == 3
+    assert round_0(coordinator) == "initial"
+    assert final_digest(coordinator) == undisturbed
+    assert "there is no model of labels alone to start from: round 0 trains its own" in caplog.text
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(7, True), (8, False)])
+def test_a_line_of_another_study_is_started_from_where_it_has_the_steps_of_this_one(
+        tmp_path: Path, from_them: str, steps: int, taken: bool) -> None:
+    coordinator = starting_from_them(tmp_path)
+    line = LabelledOnlyResult(metrics={"accuracy": 0.5}, epochs=4, asked=4, lr=0.1, batch_size=10, steps=steps,
+                              loss=0.25, num_labelled=4, history=(), model_digest="ab" * 32)
+    coordinator.engine._labels_alone._given = lambda study: line
+    asyncio.run(run(coordinator))
+    assert slices(coordinator) == (0 if taken else 5)
+    assert final_digest(coordinator) == from_them
+    baseline = coordinator.ledger.study("s").baseline
+    assert baseline is not None
+    assert baseline.steps == 7
+
+
+def test_a_study_of_which_another_line_was_taken_before_goes_on_with_its_own_warm_up(tmp_path: Path,
+                                                                                   undisturbed: str) -> None:
+    """As a version before has begun it."""
+    coordinator = starting_from_them(tmp_path)
+    coordinator.ledger.set_study_facts("s", baseline=LabelledOnlyResult(
+        metrics={"accuracy": 0.5}, epochs=4, asked=4, lr=0.1, batch_size=10, steps=8, num_labelled=4, history=(),
+        model_digest="ab" * 32))
+    asyncio.run(run(coordinator))
+    assert slices(coordinator) == 0
+    assert final_digest(coordinator) == undisturbed
+
+
+def test_what_a_stopped_study_has_trained_is_not_that_of_the_study_with_other_settings(tmp_path: Path) -> None:
+    """It is stopped and queued again while the last slice is under way."""
+    coordinator = starting_from_them(tmp_path)
+
+    def queue_again(operation: str, request: Any) -> None:
+        if operation == "baseline" and slices(coordinator) == 5:
+            coordinator.ledger.set_study_state("s", StudyState.STOPPED)
+            coordinator.ledger.requeue_study("s", study_config())
+
+    coordinator.compute.after = queue_again
+    asyncio.run(run(coordinator))
+    study = coordinator.ledger.study("s")
+    assert (study.state, study.baseline) == (StudyState.QUEUED, None)
+    assert "prepare" not in coordinator.compute.calls
+
+
+def test_a_study_is_paused_and_stopped_before_round_0(tmp_path: Path) -> None:
+    coordinator = starting_from_them(tmp_path, slices=FOREVER)
+    operator = Operator(coordinator)
+
+    async def scenario() -> None:
+        study = asyncio.ensure_future(run(coordinator))
+        await until(lambda: slices(coordinator) > 3)
+        operator.pause()
+        await until(lambda: coordinator.runtime.reason == "paused")
+        before = slices(coordinator)
+        await asyncio.sleep(0.1)
+        assert slices(coordinator) == before
+        operator.resume()
+        await until(lambda: slices(coordinator) > before)
+        operator.stop()
+        await study
+    asyncio.run(scenario())
+    assert coordinator.ledger.study("s").state is StudyState.STOPPED
+    assert "prepare" not in coordinator.compute.calls

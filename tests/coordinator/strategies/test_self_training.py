@@ -99,6 +99,17 @@ def test_silos_start_from_the_average_of_the_warm_up_with_its_own_statistics() -
     assert _same(untouched.w, initial)
 
 
+def test_in_the_place_of_a_warm_up_silos_start_from_given_parameters_with_statistics_as_after_a_warm_up() -> None:
+    strategy = _strategy(warm_up_steps=20)
+    warmed = _started(strategy)
+    started = strategy.start_from(warmed.w, loss=warmed.labelled_loss)
+    assert _same(started.w, warmed.w)
+    assert _same(started.batch_norm, warmed.batch_norm)
+    assert _same(started.own_statistics, warmed.own_statistics)
+    assert replace(started, w={}, batch_norm={}, own_statistics={}) == replace(
+        warmed, w={}, batch_norm={}, own_statistics={})
+
+
 def test_a_round_is_average_then_momentum_then_steps_with_its_learning_rate() -> None:
     """Two rounds with the parts: server momentum 0.5, and the momentum of the steps carried over."""
     strategy = _strategy()
