@@ -243,8 +243,9 @@ class FederationOfProcesses:
         """Polls until something is true."""
         end = time.monotonic() + seconds
         while not condition():
-            logs = "\n".join(f"--- {name}\n{self.log(name)}" for name in ("coordinator", *self.silos))
-            assert time.monotonic() < end, f"the condition never came true\n{logs}"
+            if time.monotonic() > end:
+                logs = "\n".join(f"--- {name}\n{self.log(name)}" for name in ("coordinator", *self.silos))
+                raise AssertionError(f"the condition never came true\n{logs}")
             time.sleep(0.05)
 
     def log(self, name: str) -> str:
