@@ -28,7 +28,7 @@ from semisilo.common.payload.codec import ELEMENT_TYPES
 from semisilo.common.payload.manifest import is_meant
 from semisilo.coordinator.compute import operations as coordinator_work
 from semisilo.coordinator.ledger.states import RoundState, TaskState
-from semisilo.coordinator.monitoring.study_numbers import MODEL_METRICS
+from semisilo.coordinator.monitoring.results.study_numbers import MODEL_METRICS
 from semisilo.coordinator.rounds.task_service import UpdateDeclaration
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.semifl import SemiFLStrategy

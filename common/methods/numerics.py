@@ -1,6 +1,8 @@
 """What the bits of a computation hang on: what a study sets, and what is recorded of a machine.
 
 Apart from the contract, which imports it: `coordinator status` reads the record and no task.
+
+Tests: tests/common/numerics/test_numerics.py.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import typer
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.text.logs import printable, writes_json
-from semisilo.common.text.plain_help import help_width, say_plainly
-from semisilo.common.text.plain_values import take_plainly
+from semisilo.common.text.parser.plain_help import help_width, say_plainly
+from semisilo.common.text.parser.plain_values import take_plainly
 from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:

@@ -33,10 +33,10 @@ from semisilo.common.text.narrow_table import blocks, fitted
 from semisilo.coordinator.federation.folder import folder_option
 from semisilo.coordinator.ledger.roster import set_aside_text
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.results.study_numbers import measure_text
 from semisilo.coordinator.monitoring.silo_state import SiloState
 from semisilo.coordinator.monitoring.status import RoundFacts, SiloFacts, StatusCost, StatusFacts
 from semisilo.coordinator.monitoring.study_facts import StudyFacts
-from semisilo.coordinator.monitoring.study_numbers import measure_text
 
 __all__ = ["render"]
 

@@ -38,7 +38,7 @@ from semisilo.coordinator.ledger.records import LABELS_ALONE
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.participants import participants_of
-from semisilo.coordinator.monitoring.study_numbers import scenario_name
+from semisilo.coordinator.monitoring.results.study_numbers import scenario_name
 from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.monitoring.traffic import traffic_of
 from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of

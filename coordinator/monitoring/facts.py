@@ -15,8 +15,8 @@ from semisilo.coordinator.ledger.roster import OpenInvitation
 from semisilo.coordinator.monitoring.alerts.open_alerts import Alert
 from semisilo.coordinator.monitoring.forecast import Forecast
 from semisilo.coordinator.monitoring.results.by_class import ByClass
+from semisilo.coordinator.monitoring.results.study_numbers import MeasureBeside
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
-from semisilo.coordinator.monitoring.study_numbers import MeasureBeside
 from semisilo.coordinator.monitoring.summary import SiteLine
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
 from semisilo.coordinator.studies.participation import ParticipationFacts

@@ -31,7 +31,7 @@ def forecast_of(finished_wire_bytes: Sequence[int], *, spent_bytes: int, open_ro
         spent_bytes: all wire bytes of the study so far.
         open_round_bytes: those of the open round among them.
         rounds_left: that are not finished; the open one counts.
-        seconds_left: what `semisilo.coordinator.monitoring.study_numbers.seconds_left` says.
+        seconds_left: what `semisilo.coordinator.monitoring.results.study_numbers.seconds_left` says.
     """
     if not finished_wire_bytes or seconds_left is None:
         return None

@@ -21,7 +21,7 @@ from semisilo.coordinator.ledger.progress import RoundCounts, StudyProgress, las
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import refusal_reasons, task_counts
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     accuracy_in,
     labelled_only_accuracy,
     labels_alone_test_score,

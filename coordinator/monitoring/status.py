@@ -18,9 +18,9 @@ from semisilo.coordinator.ledger.secure_sums.roster import silos_without_key
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import first_update, last_refusals, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals
+from semisilo.coordinator.monitoring.results.study_numbers import planned_rounds
 from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
-from semisilo.coordinator.monitoring.study_numbers import planned_rounds
 from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.studies.participation import participation_of

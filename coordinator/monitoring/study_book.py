@@ -23,7 +23,7 @@ from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, not_
 from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
 from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
-from semisilo.coordinator.monitoring.study_numbers import accuracy_in, label_ratio_in, score_on_test
+from semisilo.coordinator.monitoring.results.study_numbers import accuracy_in, label_ratio_in, score_on_test
 from semisilo.coordinator.monitoring.traffic import RoundCosts, StudyCosts
 
 __all__ = ["CELLS", "FEWEST_ROUNDS", "SiloAnswer", "StudyBook", "finite", "silo_answers",

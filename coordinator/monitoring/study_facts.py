@@ -10,7 +10,7 @@ from semisilo.coordinator.ledger.progress import last_phase
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     MeasureBeside,
     accuracy_in,
     labelled_only_accuracy,

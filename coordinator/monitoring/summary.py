@@ -27,7 +27,7 @@ from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.results.by_class import ByClass, by_class_of_study
 from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, left_of_silos
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     MeasureBeside,
     accuracy_in,
     label_ratio_in,

@@ -39,9 +39,9 @@ from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import OpenTask, answers_of_round, first_update, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals, wire_by_silo
 from semisilo.coordinator.monitoring.outcomes import OUTCOME_STYLES, outcomes_of, waiting_for
+from semisilo.coordinator.monitoring.results.study_numbers import score_on_test
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, study_facts
-from semisilo.coordinator.monitoring.study_numbers import score_on_test
 from semisilo.coordinator.monitoring.summary import label_ratios
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic, silo_ways
 from semisilo.coordinator.rounds.live_file import LiveStatus

@@ -61,16 +61,16 @@ from semisilo.coordinator.monitoring.facts import (
 from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
 from semisilo.coordinator.monitoring.results.by_class import by_class, by_class_of_study
 from semisilo.coordinator.monitoring.results.comparison import Comparison, compare_studies
-from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
-from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
-from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     accuracy_in,
     method_name,
     scenario_name,
     score_on_test,
     seconds_since_start,
 )
+from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
+from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
+from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import site_lines
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods.spec import MAX_COUNT
 from semisilo.coordinator.monitoring import drift
-from semisilo.coordinator.monitoring.study_numbers import MODEL_METRICS, share_in
+from semisilo.coordinator.monitoring.results.study_numbers import MODEL_METRICS, share_in
 from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
 from semisilo.coordinator.report.figure_style import (
     MAX_LINES,

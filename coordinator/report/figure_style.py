@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.ledger.states import RoundState
-from semisilo.coordinator.monitoring.study_numbers import score_on_test
+from semisilo.coordinator.monitoring.results.study_numbers import score_on_test
 from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
 
 if TYPE_CHECKING:

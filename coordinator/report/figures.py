@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
 from semisilo.common.text.describe import describe_bytes, describe_metric
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.study_numbers import labels_alone_note, score_on_test
+from semisilo.coordinator.monitoring.results.study_numbers import labels_alone_note, score_on_test
 from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
 from semisilo.coordinator.report.diagnostic_figures import DIAGNOSTIC_FIGURES, describe_diagnostic
 from semisilo.coordinator.report.encoding_figure import describe_encodings, draw_encodings

@@ -36,8 +36,13 @@ from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.participants import Participant, participants_of
 from semisilo.coordinator.monitoring.results.by_class import ByClass
+from semisilo.coordinator.monitoring.results.study_numbers import (
+    labels_alone_note,
+    measure_text,
+    method_name,
+    score_on_test,
+)
 from semisilo.coordinator.monitoring.silo_state import SiloSigns, activity_of
-from semisilo.coordinator.monitoring.study_numbers import labels_alone_note, measure_text, method_name, score_on_test
 from semisilo.coordinator.monitoring.summary import AuditSummary, RoundSummary, StudySummary
 from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure

@@ -18,7 +18,7 @@ from semisilo.coordinator.ledger.records import RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.monitoring.drift import pseudo_label_counts
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     MODEL_METRICS,
     label_ratio_in,
     labelled_only_accuracy,

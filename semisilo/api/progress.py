@@ -14,7 +14,7 @@ from semisilo.common.text.describe import describe_metric, describe_seconds
 from semisilo.common.text.html import render_html
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND
-from semisilo.coordinator.monitoring.study_numbers import planned_rounds, score_on_test
+from semisilo.coordinator.monitoring.results.study_numbers import planned_rounds, score_on_test
 from semisilo.coordinator.monitoring.summary import summarise
 from semisilo.simulation.federation import SimulationWatcher
 

@@ -28,7 +28,7 @@ from semisilo.common.text.describe import describe_bytes, describe_metric, descr
 from semisilo.common.text.html import Table, render_html
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState
-from semisilo.coordinator.monitoring.study_numbers import method_name
+from semisilo.coordinator.monitoring.results.study_numbers import method_name
 from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, no_silo_in
 from semisilo.coordinator.studies.participation import ParticipationFacts

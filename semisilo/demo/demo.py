@@ -24,7 +24,7 @@ from semisilo.common.measures.gain import Gain
 from semisilo.common.methods import METHODS, Scenario, find_method
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.monitoring.study_numbers import MeasureBeside
+from semisilo.coordinator.monitoring.results.study_numbers import MeasureBeside
 from semisilo.coordinator.monitoring.summary import StudySummary, summarise
 from semisilo.coordinator.rounds.live_file import read
 from semisilo.demo.processes import Processes, StepFailed, console_script

@@ -22,7 +22,7 @@ from semisilo.common.text.describe import (
     describe_share,
 )
 from semisilo.coordinator.ledger.states import RoundState, StudyState
-from semisilo.coordinator.monitoring.study_numbers import measure_text, score_on_test
+from semisilo.coordinator.monitoring.results.study_numbers import measure_text, score_on_test
 from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.demo.demo import DemoResult, DemoWatcher
 

@@ -19,7 +19,7 @@ from semisilo.common.text.narrow_table import fitted
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND, TaskState
 from semisilo.coordinator.ledger.traffic import payload_bytes
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     federated_test_score,
     measure_text,
     planned_rounds,

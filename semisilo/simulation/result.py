@@ -17,7 +17,7 @@ from semisilo.common.config import to_dict
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
-from semisilo.coordinator.monitoring.study_numbers import MeasureBeside
+from semisilo.coordinator.monitoring.results.study_numbers import MeasureBeside
 from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
 from semisilo.coordinator.studies.shown_model import ShownModel

@@ -1,2 +1,2 @@
-"""The results of studies beyond one number: class by class, and study beside study. For the page and the
+"""The results of studies: the numbers of one, class by class, and study beside study. For `status`, the page and the
 report."""

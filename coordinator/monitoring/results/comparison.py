@@ -19,7 +19,7 @@ from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import first_update
-from semisilo.coordinator.monitoring.study_numbers import (
+from semisilo.coordinator.monitoring.results.study_numbers import (
     method_name,
     planned_rounds,
     scenario_name,

@@ -11,7 +11,7 @@ from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
-from semisilo.coordinator.monitoring.study_numbers import seconds_left
+from semisilo.coordinator.monitoring.results.study_numbers import seconds_left
 from semisilo.coordinator.monitoring.summary import audit, summarise
 from semisilo.coordinator.monitoring.traffic import traffic_of
 from tests.coordinator.ledger_fixture import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.study_numbers import label_ratio_in
+from semisilo.coordinator.monitoring.results.study_numbers import label_ratio_in
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.report.diagnostic_figures import (
     DIAGNOSTIC_FIGURES,

@@ -2,7 +2,7 @@
 
 The parser words them, and has no setting for it; what is replaced here are the methods that give these words.
 
-Tests: tests/common/text/test_plain_help.py.
+Tests: tests/common/text/parser/test_plain_help.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ importing that takes longer than most commands.
 The parser has no setting for it; what is replaced here is the method that gives its validator. A value that is not
 plainly right goes the parser's own way, with its words.
 
-Tests: tests/common/text/test_plain_values.py.
+Tests: tests/common/text/parser/test_plain_values.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from semisilo.common.text.plain_help import all_commands
+from semisilo.common.text.parser.plain_help import all_commands
 
 __all__ = ["take_plainly"]
 

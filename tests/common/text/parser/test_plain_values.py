@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import typer
 
-from semisilo.common.text.plain_values import take_plainly
+from semisilo.common.text.parser.plain_values import take_plainly
 from tests.each_of import each_of
 
 LINES = [
