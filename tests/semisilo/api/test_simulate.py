@@ -79,11 +79,12 @@ def test_importing_is_light_and_every_public_name_is_there() -> None:
 
 
 @pytest.mark.slow  # quickly: what it calls below, and that the page has every argument and every part of a result
-def test_the_ten_lines_of_the_page_run_with_fewer_rounds_and_epochs(tmp_path: Path) -> None:
+def test_the_ten_lines_of_the_page_run_with_fewer_rounds_epochs_and_images(tmp_path: Path) -> None:
     example, *_ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     for long, quick in (("rounds=6", "rounds=1"), ('"coordinator_epochs": 40', '"coordinator_epochs": 2'),
-                        ('"local_epochs": 3', '"local_epochs": 1')):
+                        ('"local_epochs": 3', '"local_epochs": 1'),
+                        ('"augmentation"', '"simulation": {"split": {"fraction": 0.2}}, "augmentation"')):
         assert example.count(long) == 1
         example = example.replace(long, quick)
     done = subprocess.run([sys.executable, "-P", "-c", example], capture_output=True, text=True, cwd=tmp_path,
