@@ -15,7 +15,10 @@ from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.methods import METHODS
 from semisilo.common.numerics import process_group
 from semisilo.common.numerics.process_group import ProcessGroup, share_of
+from tests.both_sides import write_images
 from tests.each_of import each_of
+from tests.method_studies import STUDIES
+from tests.two_processes import SILOS
 
 TOLERANCE = 1e-5
 """Of an element of an update, over the largest element of its group: float32 has 6e-8, and a round of these studies has
@@ -46,19 +49,21 @@ def test_a_network_that_may_be_shared_is_the_same_network_while_nobody_shares_it
 
 @pytest.mark.slow
 def test_every_method_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
-    """All studies of tests/method_studies.py on a network with batch-norm, and those without a note on one without as
-    well; a last batch of one image.
+    """All studies of tests/method_studies.py on a network with batch-norm, and some on one without as well; in most the
+    last batch is of one image.
 
     Batch-norm, MixUp, pseudo-labels, momentum, corrections and decomposed weights are in them.
     """
+    write_images(tmp_path, SILOS)
     processes = [subprocess.Popen([sys.executable, "-m", "tests.two_processes", str(rank), str(tmp_path)], cwd=ROOT,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in (1, 0)]
     ends = [process.communicate(timeout=540) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(err[-3000:] for _, err in ends)
     found = json.loads(ends[1][0])
     assert {each["study"].partition("-")[0] for each in found} == set(METHODS)
+    assert {each["study"] for each in found if each["repeated"] is not None} == {str(study) for study in STUDIES}
     for each in found:
         assert each["difference"] < TOLERANCE, each
         assert each["metrics"] < TOLERANCE, each
-        assert each["repeated"], f"two runs in two processes differ: {each}"
+        assert each["repeated"] is not False, f"two runs in two processes differ: {each}"
     assert not all(each["equal"] for each in found), "the control: nothing was shared"
