@@ -1,4 +1,4 @@
-"""How many independent images a set is worth, of which several are of one patient.
+"""How many independent images a set counts as, of which several are of one patient.
 
 Shapes: N images, K classes.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the ledger reads its numbers, and commands load no numpy for them
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["IndependentImages", "independent_images"]
 

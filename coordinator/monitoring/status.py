@@ -10,11 +10,10 @@ from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import notices_of
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
-from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, has_card
+from semisilo.coordinator.ledger.oversight.study_cards import count_signatures, has_card, silos_without_key
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
-from semisilo.coordinator.ledger.secure_sums.roster import silos_without_key
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import first_update, last_refusals, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals

@@ -413,9 +413,10 @@ _BUDGETS = _mutants(
     ("only-what-leaves-counts", "silo/agent/daily_budget.py", "return self.sent_bytes + self.received_bytes",
      "return self.sent_bytes", _BUDGET),
     ("a-new-day-goes-on-with-the-old-count", "silo/agent/daily_budget.py",
-     "before = _noted(self._path, today)", "pass", _BUDGET),
+     "return self._with_unread(DayCount(day=day))", "return DayCount(day=day, sent_bytes=self._count.sent_bytes)",
+     _BUDGET),
     ("a-clock-on-another-day-gives-a-second-budget", "silo/agent/daily_budget.py",
-     "before = _noted(self._path, today)", "before = DayCount(day=today)", _BUDGET),
+     "before = _noted(self._path, count.day)", "before = DayCount(day=count.day)", _BUDGET),
     ("bytes-count-again-at-every-look", "silo/agent/daily_budget.py",
      "self._seen = total", "self._seen = self._seen", _BUDGET),
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from semisilo.common.methods.study_card import StudyCard
 
 __all__ = ["CardSignature", "card_text", "count_signatures", "has_card", "latest_card", "note_card", "note_signature",
-           "signatures", "signatures_given"]
+           "signatures", "signatures_given", "silos_without_key"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,3 +90,11 @@ def count_signatures(ledger: Ledger, study: str, *, silos: Collection[str]) -> i
                         " study_card WHERE study = ? ORDER BY made_unix DESC, rowid DESC LIMIT 1) AND silo IN (SELECT"
                         " value FROM json_each(?))", study, study, json.dumps(list(silos)))
     return int(rows[0]["count"])
+
+
+def silos_without_key(ledger: Ledger, silos: Collection[str]) -> tuple[str, ...]:
+    """Those of some silos for which no key stands in the roster, so that their signatures are not kept: it was full,
+    another silo has theirs, or they have not called yet. In the given order."""
+    # Of a silo additions and removals take turns. Not by the roster's own module: `status` would load masks for it.
+    held = {row["silo"] for row in ledger.query("SELECT silo FROM silo_identity GROUP BY silo HAVING count(*) % 2 = 1")}
+    return tuple(silo for silo in silos if silo not in held)

@@ -5,7 +5,7 @@ Tests: tests/coordinator/ledger/secure_sums/test_roster.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from semisilo.common.errors import BadRoster
@@ -13,8 +13,7 @@ from semisilo.common.secure_aggregation.roster import ADDED, MAX_ROSTER, REMOVED
 from semisilo.common.text.describe import describe_seconds
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["held_identity", "note_identity", "remove_identity", "roster_entries", "roster_number",
-           "silos_without_key"]
+__all__ = ["held_identity", "note_identity", "remove_identity", "roster_entries", "roster_number"]
 
 
 _CHANGES_AT_ONCE, _CHANGE_SECONDS = 4, 86400.0
@@ -70,14 +69,6 @@ def held_identity(ledger: Ledger, silo: str) -> bytes | None:
     """The key that stands for a silo; None where none does. Asked at every call of a silo."""
     rows = ledger.query("SELECT identity, change FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
     return bytes(rows[0]["identity"]) if rows and rows[0]["change"] == ADDED else None
-
-
-def silos_without_key(ledger: Ledger, silos: Collection[str]) -> tuple[str, ...]:
-    """Those of some silos for which no key stands in the roster: it was full, another silo has theirs, or they have not
-    called yet. In the given order."""
-    held = {row["silo"] for row in ledger.query(
-        "SELECT silo FROM silo_identity GROUP BY silo HAVING sum(change = ?) > sum(change = ?)", ADDED, REMOVED)}
-    return tuple(silo for silo in silos if silo not in held)
 
 
 def _check_room(ledger: Ledger, silo: str, *, now_unix: float, change: bool) -> None:
