@@ -40,6 +40,7 @@ from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from semisilo.silo.link.transfers import Ending
 from tests.coordinator.federation_in_memory import BASE, LAYOUT, Coordinator, content_of, id_of, study_config
 
 SILOS = ("alpha", "beta")
@@ -195,6 +196,25 @@ async def refusal(call: Awaitable[Any]) -> SemisiloError:
     metadata = dict(caught.value.trailing_metadata() or ())
     assert "semisilo-error-code" in metadata, caught.value
     return from_rpc_error(caught.value)
+
+
+async def ended(call: Any, ending: Ending) -> Any:
+    """The response of an upload that the coordinator may end in the middle of a write.
+
+    gRPC then lays its own INTERNAL over the status, which has come already or is a moment behind
+    (`semisilo.silo.link.transfers.Ending`, made before the first write): raised is what the coordinator said.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        said = ending.of(error)
+    for _ in range(100):
+        if said.code() is not grpc.StatusCode.INTERNAL or said.trailing_metadata():
+            break
+        await asyncio.sleep(0.05)
+        said = grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), await call.trailing_metadata(),
+                                    details=await call.details())
+    raise said
 
 
 async def deliver(made: Hub, silo: str) -> None:

@@ -37,12 +37,14 @@ from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.rpc import round_service, silo_calls
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.transfer_slots import TransferSlot
+from semisilo.silo.link.transfers import Ending
 from tests.coordinator.federation_in_memory import content_of, id_of, payload_of_blocks
 from tests.coordinator.hub_over_tls import (
     MODEL,
     Hub,
     begin,
     deliver,
+    ended,
     hello,
     hub,
     pieces,
@@ -498,6 +500,7 @@ async def drip(made: Hub, silo: str, *, seconds: float, offset: int = 0) -> Any:
     """An upload of one byte at a time."""
     task, content = made.tasks[silo], content_of(made.tasks[silo])
     call = made.silos[silo].SubmitUpdate(timeout=300)
+    ending = Ending(call)
 
     async def write() -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it has been ended
@@ -511,7 +514,7 @@ async def drip(made: Hub, silo: str, *, seconds: float, offset: int = 0) -> Any:
 
     writing = asyncio.ensure_future(write())
     try:
-        return await call
+        return await ended(call, ending)
     finally:
         await writing
 
@@ -650,18 +653,16 @@ def test_the_end_of_the_phase_ends_an_upload_that_is_on_its_way(tmp_path: Path) 
             content = content_of(task)
             await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=300)
             call = made.silos["alpha"].SubmitUpdate(timeout=300)
+            ending = Ending(call)
             first, *rest = stream(id_of(task, content), pieces(content, size=1))
             await call.write(first)
             made.coordinator.ledger.cancel_tasks("alpha", reason="the study was stopped")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the answer may be here before
                 for message in rest:
-                    await asyncio.sleep(0.01)  # who writes after the answer may lose it to an error of gRPC's own
-                    if call.done():
-                        break
+                    await asyncio.sleep(0.01)
                     await call.write(message)
-                else:
-                    await call.done_writing()
-            assert (await refusal(call)).code == "TASK_CLOSED"
+                await call.done_writing()
+            assert (await refusal(ended(call, ending))).code == "TASK_CLOSED"
     asyncio.run(scenario())
 
 
