@@ -79,8 +79,8 @@ def read_table(file: Path) -> Table:
             continue
         values[cell][method][seed] = 100 * line["balanced_accuracy"]
         seconds[cell][method].append(line["processor_seconds"])
-        if alone := line.get("labels_alone"):
-            line_of = LABELS_ALONE if method in METHODS else _LABELS_ALONE_THERE
+        if method in (OURS, "as it stands") and (alone := line.get("labels_alone")):
+            line_of = LABELS_ALONE if method == OURS else _LABELS_ALONE_THERE
             values[cell][line_of][seed] = 100 * alone["balanced_accuracy"]
     return Table(values, seconds)
 
