@@ -207,17 +207,21 @@ class PayloadReader:
         if length > size - least:
             raise BadPayload(f"The manifest of {length} bytes does not fit into a file of {size}.")
         start = size - _TRAILER.size - length
-        data = self._read(length, start)
-        if _has_more_fields(data, MAX_GROUPS + _MAX_OTHER_FIELDS):
-            raise BadPayload(f"The payload has more groups than the {MAX_GROUPS} that are allowed.")
-        try:
-            message = pb.PayloadManifest.FromString(data)
-        except DecodeError:
-            raise BadPayload("The manifest does not have the expected form.") from None
-        return parse_manifest(message), start
+        return _groups_in(self._read(length, start)), start
 
     def _read(self, length: int, position: int) -> bytes:
         return os.pread(self._file.fileno(), length, position)
+
+
+def _groups_in(data: bytes) -> tuple[GroupManifest, ...]:
+    """The groups of a serialised manifest. Raises: BadPayload."""
+    if _has_more_fields(data, MAX_GROUPS + _MAX_OTHER_FIELDS):
+        raise BadPayload(f"The payload has more groups than the {MAX_GROUPS} that are allowed.")
+    try:
+        message = pb.PayloadManifest.FromString(data)
+    except DecodeError:
+        raise BadPayload("The manifest does not have the expected form.") from None
+    return parse_manifest(message)
 
 
 def _has_more_fields(data: bytes, most: int) -> bool:

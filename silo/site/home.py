@@ -384,6 +384,7 @@ class StatusFile:
     def __init__(self, path: Path) -> None:
         self._file = ShownFile(path, temporary=path.with_name(f"{path.name}.{os.getpid()}.tmp"))
         self.now = self.load(path)
+        self._plain: dict[str, Any] = to_dict(self.now)
 
     @staticmethod
     def load(path: Path) -> AgentStatus:
@@ -395,7 +396,9 @@ class StatusFile:
 
     def update(self, *, now_unix: float, **changes: Any) -> None:
         """Changes fields of the status by name and writes it."""
-        self.now = replace(self.now, updated_unix=now_unix, **changes)
+        changes["updated_unix"] = now_unix
+        self.now = replace(self.now, **changes)
+        self._plain |= {name: to_dict(value) for name, value in changes.items()}
         # As `indent=1` writes it, for which Python has no quick way: a line for each field, and no field has parts.
-        fields = _LINES.encode(to_dict(self.now))
+        fields = _LINES.encode(self._plain)
         self._file.write(f"{{\n {fields[1:-1]}\n}}\n")

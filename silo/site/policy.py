@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semisilo.common.config import from_dict, load_toml
+from semisilo.common.config import canonical_json, from_dict, load_toml
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
@@ -266,6 +268,20 @@ def _with_budget(tables: Mapping[str, object], path: Path) -> Mapping[str, objec
     return {**tables, "require": rest, "privacy": {**privacy, "max_epsilon": require["max_epsilon"]}}
 
 
+@functools.lru_cache(maxsize=16)
+def _num_helpers(kind: type, settings: str, method: str) -> int:
+    """The setting of that name; 0 for a method that has none. Kept: the settings of a study are checked with every
+    task, and seldom change.
+
+    Args:
+        kind: the dataclass of the method's settings.
+        settings: canonical JSON.
+        method: its name, for the error.
+    Raises: BadConfiguration for settings that do not fit the method.
+    """
+    return int(getattr(from_dict(kind, json.loads(settings), where=f"settings of {method}"), "num_helpers", 0))
+
+
 def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
     """Whether this site permits a task, decided before anything is fetched.
 
@@ -320,7 +336,7 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
                            f"{policy.limits.max_download_bytes}.",
                            remedy="Raise [limits] max_download_bytes in silo.toml.")
-    num_helpers = getattr(from_dict(spec.settings, task.settings, where=f"settings of {task.method}"), "num_helpers", 0)
+    num_helpers = _num_helpers(spec.settings, canonical_json(task.settings), task.method)
     if policy.require.no_helpers and num_helpers:
         raise NotPermitted(f"This site does not have its weights handed to other silos, and the study has"
                            f" [method] num_helpers = {num_helpers}.",

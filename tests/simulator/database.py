@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulator.loop import LIFE, Killed
@@ -35,10 +36,35 @@ _SETTLE_COMMITS = 32
 """After so many the file is copied: to write them again is more work than that, at every loss of power."""
 
 
+_STATEMENTS = 512
+"""That a connection keeps ready: a run has more of them than Python keeps by itself, and each is prepared anew else."""
+
+
 class _Statement(NamedTuple):
     sql: str
     values: Any
     many: bool
+
+
+class _Answer:
+    """A cursor with all of its rows."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: list[Any]) -> None:
+        self._rows = rows
+
+    def fetchall(self) -> list[Any]:
+        return self._rows.copy()
+
+    def fetchone(self) -> Any:
+        return self._rows[0] if self._rows else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows)
+
+
+_NO_OTHER = _Answer([(1,)])
 
 
 class Database:
@@ -62,6 +88,8 @@ class Database:
         self._written: list[_Statement] = []
         """By the transaction under way."""
         self._lasting = True
+        self.answers: dict[tuple[str, Any], list[Any]] = {}
+        """Rows of statements that were asked since something was written last."""
         machine.on_kill.append(self._killed)
         machine.on_power_loss.append(self._lose_power)
 
@@ -76,13 +104,15 @@ class Database:
         if self._machine.has_errors:
             self.operate(sql)
         if sql[:6] == "SELECT" or sql == "PRAGMA data_version":
-            return self._db.execute(sql, *values)
+            return self.ask(sql, *values)
         if sql.startswith("PRAGMA synchronous = "):  # SQLite's own database is in memory: nothing to tell it
             self._lasting = sql.endswith("FULL")
             return None
         if (self._machine.aims or self._machine.awaited) and sql[:6] in ("INSERT", "UPDATE", "DELETE"):
             self._machine.mark(" ".join(sql.split(None, 4)[:4]))
         if sql != "COMMIT":
+            if sql != "BEGIN IMMEDIATE":
+                self.answers.clear()
             found = self._db.execute(sql, *values)
             self._keep(sql, *values)
             return found
@@ -100,11 +130,22 @@ class Database:
         _check()
         return found
 
+    def ask(self, sql: str, values: Any = ()) -> _Answer:
+        """What is there, which is looked up once until something is written: the two sides ask the same again and
+        again."""
+        if sql == "PRAGMA data_version":  # never another: no other connection writes here
+            return _NO_OTHER
+        rows = self.answers.get((sql, values))
+        if rows is None:
+            rows = self.answers[sql, values] = self._db.execute(sql, values).fetchall()
+        return _Answer(rows)
+
     def execute_many(self, sql: str, rows: Any) -> Any:
         """One statement of a process for many rows."""
         _check()
         self.operate(sql)
         rows = list(rows)
+        self.answers.clear()
         found = self._db.executemany(sql, rows)
         self._keep(sql, rows, many=True)
         return found
@@ -129,6 +170,7 @@ class Database:
         if number:
             if write and self._db.in_transaction and number in (errno.EIO, errno.ENOSPC) \
                     and self._machine.draw.random() < 0.5:
+                self.answers.clear()
                 self._db.execute("ROLLBACK")
                 self._written = []
             code, text = _SAYS[number]
@@ -137,6 +179,7 @@ class Database:
             raise error
 
     def _killed(self) -> None:
+        self.answers.clear()
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._written = []
@@ -146,6 +189,7 @@ class Database:
             self._fewest = self._machine.draw.choice(range(self._fewest, len(self._commits) + 1))
         del self._commits[self._fewest:]
         self._db.close()
+        self.answers.clear()
         self._db = _opened(self._first)
         for commit in self._commits:
             self._db.execute("BEGIN")
@@ -168,7 +212,7 @@ class Database:
 
 def _opened(content: bytes | None) -> sqlite3.Connection:
     """A new connection each time: statements that a connection has prepared do not survive `deserialize`."""
-    db = sqlite3.connect(":memory:", isolation_level=None)
+    db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=_STATEMENTS)
     if content is not None:
         db.deserialize(content)
     return db
@@ -186,7 +230,7 @@ class _Connection:
             life = LIFE.get()  # most statements, and nothing befalls them
             if life is not None and not life.alive:
                 raise Killed
-            return database._db.execute(sql, *values)
+            return database.ask(sql, *values)
         return database.execute(sql, *values)
 
     def executemany(self, sql: str, rows: Any) -> Any:
@@ -194,6 +238,7 @@ class _Connection:
 
     def executescript(self, sql: str) -> Any:
         _check()
+        self._database.answers.clear()
         return self._database.raw.executescript(sql)
 
     @property
@@ -207,6 +252,7 @@ class _Connection:
 
     @row_factory.setter
     def row_factory(self, value: Any) -> None:
+        self._database.answers.clear()
         self._database.raw.row_factory = value
 
     def close(self) -> None:

@@ -166,8 +166,9 @@ class Disk:
         self._machine = machine
         self.root = Folder(0)
         self._open: dict[int, Handle] = {}
-        self._folders: dict[str, Folder] = {}
-        """By path, those that were asked for: none is ever removed, and who renames one forgets them."""
+        self._places: dict[str, tuple[Folder, str]] = {}
+        """By path, the folder and the name in it, of those that were asked for: no folder is ever removed, and who
+        renames one forgets them."""
         self._next = FIRST_DESCRIPTOR + index * DESCRIPTORS
         self.full = False
         """Whether nothing more can be written."""
@@ -205,7 +206,7 @@ class Disk:
     def _mark(self, what: str, path: str) -> None:
         """Something is done to a name in a folder: a death may be aimed at that."""
         if self._machine.aims or self._machine.awaited:
-            _, folders, _ = _split(path)
+            folders = _parts(path)[:-1]
             self._machine.mark(f"{what} {folders[-1] if folders else 'home'}")
 
     def _room(self) -> None:
@@ -213,7 +214,7 @@ class Disk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _now(self) -> int:
-        return int((BEGINNING_UNIX + self._machine.loop.time() + self._machine.clock_ahead) * 1e9)
+        return int((BEGINNING_UNIX + self._machine.loop._now + self._machine.clock_ahead) * 1e9)
 
     # Names ------------------------------------------------------------------------------------------------------------
 
@@ -228,17 +229,17 @@ class Disk:
 
     def _parent(self, path: str) -> tuple[Folder, str]:
         """The folder and the name in it; an empty name for the disk itself."""
-        above, folders, name = _split(path)
-        here = self._folders.get(above)
-        if here is None:
+        place = self._places.get(path)
+        if place is None:
+            *folders, name = _parts(path) or ("",)
             here = self.root
             for each in folders:
                 found = here.names.get(each)
                 if type(found) is not Folder:
                     raise _error(errno.ENOENT if found is None else errno.ENOTDIR, path)
                 here = found
-            self._folders[above] = here
-        return here, name
+            place = self._places[path] = here, name
+        return place
 
     def stat(self, path: str) -> Any:
         self._operate("stat", path)
@@ -293,7 +294,7 @@ class Disk:
         if before is found:
             return
         if isinstance(found, Folder):
-            self._folders.clear()
+            self._places.clear()
         if isinstance(before, File):
             before.links -= 1
         move = Move(found, other, other_name)
@@ -465,7 +466,7 @@ class Disk:
 
     def lose_power(self, *, everything: bool = False) -> None:
         """What was not synchronised is lost, or torn; or all of it is lost."""
-        self._folders.clear()
+        self._places.clear()
         files: list[File] = []
         folders: list[Folder] = []
         waiting = [self.root]
@@ -566,14 +567,6 @@ def _writes(mode: str) -> bool:
 @functools.lru_cache(maxsize=16_384)
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.split("/")[2:] if part)
-
-
-@functools.lru_cache(maxsize=16_384)
-def _split(path: str) -> tuple[str, tuple[str, ...], str]:
-    """The folders on the way, as one text and each, and the name in the last of them; an empty one for the disk
-    itself."""
-    parts = _parts(path)
-    return "/".join(parts[:-1]), parts[:-1], parts[-1] if parts else ""
 
 
 def _error(number: int, path: str) -> OSError:

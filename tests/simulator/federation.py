@@ -18,7 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +29,9 @@ from semisilo.common.audit import chain, signature
 from semisilo.common.config import to_dict
 from semisilo.common.errors import SemisiloError, SystemTrouble, UsageError
 from semisilo.common.methods.contract import Phase
+from semisilo.common.payload import reader
 from semisilo.common.process.child import ComputeDied
+from semisilo.common.rpc import convert
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.common.secure_aggregation import keys
 from semisilo.common.text.system_errors import explained
@@ -71,7 +73,7 @@ from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Stretch
 from tests.simulator.system import simulated, use_small_pieces
 from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute, use_vector_files
 
-__all__ = ["Outcome", "SimulatedFederation", "run_schedule"]
+__all__ = ["Outcome", "SimulatedFederation", "run_schedule", "warm_up", "warm_up_for"]
 
 _STUDIES = ("s", "t")
 _LONGEST_SECONDS = 2.5 * 86400.0
@@ -136,6 +138,9 @@ def _prepare_host() -> None:
     for name in ("agree", "_private", "_identity", "public_of"):  # the same silos agree on the same keys, run after run
         _remember(keys, name)
     sums.agree = keys.agree
+    _remember(reader, "_groups_in")  # files of equal numbers have equal manifests
+    for name in ("image_from_proto", "augmentation_from_proto", "model_from_proto"):
+        _remember_message(convert, name)
     _remember(chain, "link")  # what was written is checked twice at the end
     ledger_database.link = chain.link
     audit_key_of = signature._audit_key  # five silos check the same heads, and so do the invariants
@@ -153,6 +158,17 @@ class _RememberingKey:
 
 def _remember(module: ModuleType, name: str) -> None:
     setattr(module, name, functools.lru_cache(maxsize=4096)(getattr(module, name)))
+
+
+def _remember_message(module: ModuleType, name: str) -> None:
+    """Of a function of one message."""
+    read = getattr(module, name)
+
+    @functools.lru_cache(maxsize=4096)
+    def known(kind: Any, data: bytes) -> Any:
+        return read(kind.FromString(data))
+
+    setattr(module, name, lambda message: known(type(message), message.SerializeToString(deterministic=True)))
 
 
 class _NoConnections:
@@ -549,6 +565,8 @@ class SimulatedFederation:
 
 
 _prepared = _warm = False
+_warm_for: set[tuple[int, bool, int]] = set()
+"""Kinds of studies: phases, masks, how many."""
 _last: list[SimulatedFederation] = []
 """The one that a copy of this process has run: to take it apart would only cost time."""
 _since_collected = 0
@@ -565,6 +583,18 @@ def warm_up() -> None:
         for masked in (False, True):
             with contextlib.suppress(Exception):  # a bug that is planted: whoever runs schedules is told
                 run_schedule(Schedule(seed=0, rounds=1, phases=2, masked=masked))
+        contextvars.Context().run(gc.collect)
+        gc.freeze()
+
+
+def warm_up_for(schedule: Schedule) -> None:
+    """Runs a study of that kind without faults, once for all families of it: its silos train the same numbers, so the
+    copies find most payloads encoded and decoded. Pays where many schedules of the kind are run."""
+    key = schedule.phases, schedule.masked, schedule.studies
+    if key not in _warm_for:
+        _warm_for.add(key)
+        with contextlib.suppress(Exception):  # as in `warm_up`
+            run_schedule(replace(schedule, stretches=(Stretch(),)))
         contextvars.Context().run(gc.collect)
         gc.freeze()
 

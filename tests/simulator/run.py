@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _NEW_SEEDS = 10**9
 _APART = 10**6
 """Between the new seeds of two processes."""
+_WORTH_A_RUN = 16
+"""Schedules of a family that are worth another run of their kind before them."""
 
 
 def main() -> int:
@@ -59,7 +61,8 @@ def main() -> int:
 def _run_seeds(options: argparse.Namespace) -> tuple[int, int, int]:
     """(schedules, faults, schedules that broke an invariant)."""
     from tests.simulator.branches import Tally, run_family
-    from tests.simulator.schedule import family_of
+    from tests.simulator.federation import warm_up_for
+    from tests.simulator.schedule import draw_schedule, family_of
 
     tally = Tally()
     end = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
@@ -74,7 +77,10 @@ def _run_seeds(options: argparse.Namespace) -> tuple[int, int, int]:
     for _, seeds in itertools.groupby(_seeds(options.seeds), family_of):
         if not goes_on():
             break
-        run_family(list(seeds), tell=tell, goes_on=goes_on)
+        of_family = list(seeds)
+        if len(of_family) >= _WORTH_A_RUN:
+            warm_up_for(draw_schedule(of_family[0]))
+        run_family(of_family, tell=tell, goes_on=goes_on)
     return tally.read()
 
 

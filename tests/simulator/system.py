@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import fcntl
 import functools
+import hashlib
 import io
 import os
 import random
@@ -101,6 +102,7 @@ def _install() -> None:
     _take_over_two("link", "link")
     _take_over_others()
     _take_over_whole_files()
+    _take_over_digests()
     _remember_joins()
     _take_over_time()
     _take_over_chance()
@@ -110,7 +112,10 @@ def _install() -> None:
 def _simulated_path(path: Any) -> str | None:
     kind = type(path)
     if kind is PosixPath:
-        path = str(path)
+        try:
+            path = path._str  # type: ignore[attr-defined]  # once somebody has asked for it
+        except AttributeError:
+            path = str(path)
     elif kind is not str:
         if not hasattr(path, "__fspath__"):
             return None
@@ -120,15 +125,20 @@ def _simulated_path(path: Any) -> str | None:
 
 def _take_over_path(module: ModuleType, name: str, as_name: str = "") -> None:
     real, method = getattr(module, name), getattr(Disk, as_name or name)
-    takes_more = name == "open"
 
     def call(path: Any = ".", *args: Any, **options: Any) -> Any:
         text = _simulated_path(path)
         if text is None:
             return real(path, *args, **options)
-        return method(_disk_of(text), text, *args) if takes_more else method(_disk_of(text), text)
+        return method(_by_path.get(text) or _disk_of(text), text)
 
-    setattr(module, name, call)
+    def call_open(path: Any, *args: Any, **options: Any) -> Any:
+        text = _simulated_path(path)
+        if text is None:
+            return real(path, *args, **options)
+        return method(_by_path.get(text) or _disk_of(text), text, *args)
+
+    setattr(module, name, call_open if name == "open" else call)
 
 
 def _take_over_descriptor(name: str) -> None:
@@ -137,7 +147,9 @@ def _take_over_descriptor(name: str) -> None:
     def call(descriptor: int, *args: Any) -> Any:
         if type(descriptor) is not int or descriptor < FIRST_DESCRIPTOR:
             return real(descriptor, *args)
-        return method(_disk_with(descriptor), descriptor, *args)
+        if _over:
+            raise Killed
+        return method(_machines[(descriptor - FIRST_DESCRIPTOR) // DESCRIPTORS].disk, descriptor, *args)
 
     setattr(os, name, call)
 
@@ -188,6 +200,22 @@ def _take_over_whole_files() -> None:
         return _disk_of(text).write_file(text, data) if text[:2] == "/~" else write_bytes(path, data)
 
     PosixPath.read_bytes, PosixPath.read_text, PosixPath.write_bytes = bytes_of, text_of, write  # type: ignore[assignment, method-assign]
+
+
+def _take_over_digests() -> None:
+    """`hash_file` of files that are small, so that they are read at once."""
+    from semisilo.common.storage import state_files, store
+    from semisilo.silo.site import memory
+    from tests.simulator import training
+
+    real = store.hash_file
+
+    def hash_file(path: Any) -> str:
+        text = _simulated_path(path)
+        return real(path) if text is None else hashlib.sha256(_disk_of(text).read_file(text)).hexdigest()
+
+    for module in (store, state_files, memory, training):
+        module.hash_file = hash_file  # type: ignore[attr-defined]
 
 
 class _Entry:
@@ -316,12 +344,14 @@ def _take_over_time() -> None:
     real = time.time, time.monotonic, time.time_ns
 
     def wall() -> float:
-        machine = _machine()
-        return real[0]() if machine is None else BEGINNING_UNIX + machine.loop.time() + machine.clock_ahead
+        life = LIFE.get()
+        if life is None:
+            return real[0]()
+        return BEGINNING_UNIX + life.machine.loop._now + life.machine.clock_ahead
 
     def steady() -> float:
-        machine = _machine()
-        return real[1]() if machine is None else machine.loop.time()
+        life = LIFE.get()
+        return real[1]() if life is None else life.machine.loop._now
 
     time.time, time.monotonic, time.time_ns = wall, steady, lambda: int(wall() * 1e9)
 
@@ -345,6 +375,23 @@ def _take_over_chance() -> None:
             return random_bytes(6).hex() if _machine() is None else _draw.randbytes(6).hex()
 
     tempfile._name_sequence = Names()  # type: ignore[attr-defined]
+    _take_over_temporary_files(Names())
+
+
+def _take_over_temporary_files(names: Iterator[str]) -> None:
+    """`tempfile.mkstemp`, without what it asks of a host: nobody else makes names on a simulated disk."""
+    real = tempfile.mkstemp
+
+    def make(suffix: str | None = None, prefix: str | None = None, dir: Any = None, text: bool = False) -> Any:
+        folder = None if dir is None else _simulated_path(dir)
+        if folder is None:
+            return real(suffix, prefix, dir, text)
+        path = f"{folder}/{'tmp' if prefix is None else prefix}{next(names)}{suffix or ''}"
+        return _disk_of(path).open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), path
+
+    from semisilo.common.storage import store
+
+    tempfile.mkstemp = store.mkstemp = make  # type: ignore[assignment]
 
 
 class _Sqlite(ModuleType):

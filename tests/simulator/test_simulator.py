@@ -340,6 +340,34 @@ def test_the_ledger_is_as_after_a_commit_that_was_lasting_or_a_later_one_when_th
     assert found == {(1, 2), (1, 2, 3), (1, 2, 3, 4)}
 
 
+def test_rows_that_are_known_are_read_again_once_something_is_written_or_lost() -> None:
+    machine = _machine()
+    first = sqlite3.connect(":memory:", isolation_level=None)
+    first.execute("CREATE TABLE t (n)")
+    database = Database(machine, first.serialize(), may_lose_power=True)
+
+    def count() -> int:
+        known = database.execute("SELECT count(*) FROM t").fetchall()
+        assert known == database.execute("SELECT count(*) FROM t", ()).fetchall()
+        known.clear()  # the caller's own
+        return int(database.execute("SELECT count(*) FROM t").fetchone()[0])
+
+    database.execute("PRAGMA synchronous = NORMAL")
+    assert count() == 0
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("INSERT INTO t VALUES (?)", (1,))
+    assert count() == 1
+    database.execute_many("INSERT INTO t VALUES (?)", [(2,), (3,)])
+    assert count() == 3
+    database._killed()
+    assert count() == 0
+    for statement in ("BEGIN IMMEDIATE", "INSERT INTO t VALUES (4)", "COMMIT"):
+        database.execute(statement)
+    assert count() == 1
+    database._lose_power(everything=True)
+    assert count() == 0
+
+
 def test_a_loss_of_power_goes_back_to_the_same_commit_after_ever_so_many() -> None:
     for seed in range(20):
         machine = _machine()

@@ -17,6 +17,7 @@ payloads and are written through the product's stores; only torch's checkpoints 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import random
@@ -84,6 +85,10 @@ AnswerT = TypeVar("AnswerT")
 _SIZE = 24
 _SPEC = TensorSpec("weight", (_SIZE,), "float32")
 _PLAN = Plan(aim=Aim.RAW)
+_REMEMBERED = 4096
+"""Files whose content is kept."""
+_groups_read: dict[tuple[bytes, str], Numbers] = {}
+_checked: dict[tuple[bytes, object], CheckedUpdate] = {}
 
 
 # The maths ------------------------------------------------------------------------------------------------------------
@@ -236,12 +241,20 @@ def use_vector_files() -> None:
 def _write_payload(store: PayloadStore, groups: Mapping[str, tuple[Numbers, Meaning, str]], *, tensors: str = "",
                    durable: bool = True) -> PayloadRef:
     """A real payload file, by the store's own way, without the threads of the real writer."""
+    content = _encoded(tuple((name, numbers.tobytes(), meaning, base) for name, (numbers, meaning, base)
+                             in groups.items()), tensors)
+    return _write_file(store, content, tuple(groups), tensors=tensors, durable=durable)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _encoded(groups: tuple[tuple[str, bytes, Meaning, str], ...], tensors: str) -> bytes:
+    """The content of a payload file."""
     parts, manifest = [MAGIC], []
-    for name, (numbers, meaning, base) in groups.items():
-        blocks = _blocks(np.frombuffer(numbers.tobytes(), dtype="<u4"), "float32")
+    for name, numbers, meaning, base in groups:
+        blocks = _blocks(np.frombuffer(numbers, dtype="<u4"), "float32")
         parts.append(blocks)
         manifest.append(GroupManifest(name, meaning, base, (_SPEC,), len(blocks), tensors))
-    return _write_file(store, b"".join([*parts, _tail(manifest)]), tuple(groups), tensors=tensors, durable=durable)
+    return b"".join([*parts, _tail(manifest)])
 
 
 def _write_words(store: PayloadStore, packed: NDArray[np.uint8]) -> PayloadRef:
@@ -269,9 +282,24 @@ def _write_file(store: PayloadStore, content: bytes, groups: tuple[str, ...], *,
     return PayloadRef(digest, len(content), groups, tensors=tensors)
 
 
-def _read_group(path: Path, name: str) -> Numbers:
+def _once(known: dict[Any, Any], key: object, find: Callable[[], AnswerT]) -> AnswerT:
+    """What was found for the same bytes before, or what is found now: the same silos train the same numbers run after
+    run. What is refused is read again each time."""
+    if key not in known:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[key] = find()
+    return known[key]  # type: ignore[no-any-return]
+
+
+def _read_group(path: Path, name: str = "") -> Numbers:
+    """The numbers of a group, the first one where none is named."""
+    return _once(_groups_read, (path.read_bytes(), name), lambda: _decoded(path, name))
+
+
+def _decoded(path: Path, name: str) -> Numbers:
     with PayloadReader(path, require_finite=True) as reader:
-        (_, bits), = list(reader.tensors(name))
+        (_, bits), = list(reader.tensors(name or reader.groups[0].name))
     return np.frombuffer(bits.tobytes(), dtype=np.float32)
 
 
@@ -347,7 +375,11 @@ class CoordinatorWork:
         return _write_payload(self._payloads, {name: (numbers, Meaning.VALUES, "")}, tensors=tensors)
 
     def _check(self, request: CheckUpdate) -> CheckedUpdate:
-        w = self._vector(request.state)
+        w, masked = self._vector(request.state), request.masked
+        key = request.update.path.read_bytes(), _tensors_digest(w) if masked is None else masked[MASKED_GROUP].tensors
+        return _once(_checked, key, lambda: self._check_anew(request, w))
+
+    def _check_anew(self, request: CheckUpdate, w: Numbers) -> CheckedUpdate:
         if request.masked is not None:
             with PayloadReader(request.update.path) as reader:
                 check_manifest(reader.groups, allowed={MASKED_GROUP: Meaning.VALUES}, max_bytes=10_000,
@@ -433,8 +465,7 @@ class SiloWork:
         path = cache.find(payload.tensors)
         if path is not None:
             try:
-                with PayloadReader(path) as reader:
-                    numbers = _read_group(path, reader.groups[0].name)
+                numbers = _read_group(path)
                 if _tensors_digest(numbers) == payload.tensors:
                     return numbers
             except (BadPayload, ValueError):
