@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the ledger reads its numbers, and commands load no numpy fo
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["IndependentImages", "independent_images"]
+__all__ = ["IndependentImages", "independent_images", "patient_keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def independent_images(patients: Sequence[str], labels_N: NDArray[np.integer], n
         labels_N: of each, int (N,); where images may have several labels or none multi-hot rows (N, K), 1 shown, 0 not
             shown, -1 not known.
     """
-    keys = [patient or f"\0{index}" for index, patient in enumerate(patients)]
+    keys = patient_keys(patients)
     if len(set(keys)) == len(keys):
         return None
     several = labels_N.ndim == 2
@@ -63,6 +63,11 @@ def independent_images(patients: Sequence[str], labels_N: NDArray[np.integer], n
     def of(chosen_N: NDArray[np.bool_]) -> float:
         return _worth(key for key, chosen in zip(keys, chosen_N.tolist(), strict=True) if chosen)
     return IndependentImages(len(set(keys)), _worth(keys), tuple(map(of, shown)), tuple(map(of, others)))
+
+
+def patient_keys(patients: Sequence[str]) -> list[str]:
+    """A key of each image that images of one patient share: one of an unknown patient ("") has its own."""
+    return [patient or f"\0{index}" for index, patient in enumerate(patients)]
 
 
 def _worth(keys: Iterable[str]) -> float:

@@ -21,7 +21,7 @@ from semisilo.common.config import ABSENT_AT_DEFAULT, Tables
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.calibration import BINS
 from semisilo.common.measures.findings import NOT_CHOSEN, FindingsMeasures
-from semisilo.common.measures.gain import Gain, gain_of
+from semisilo.common.measures.gain import Gain, PairedGain, gain_of
 from semisilo.common.measures.intervals import LEVEL, Interval
 from semisilo.common.measures.site_evaluation import Estimate, SiteEvaluation, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
@@ -413,6 +413,9 @@ class ModelCard:
     """Likewise, of every class; () without validation images, by which they are chosen."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
+    paired: PairedGain | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """Intervals of what it is better by than labels alone, by what both answered to each test image at the end of the
+    study; None where these are not the answers of this card's model, of other images, and of other rounds."""
 
     @property
     def multi_label(self) -> bool:
@@ -437,7 +440,7 @@ class ModelCard:
         accuracy = self.labelled_only.accuracy
         alone = {**({} if accuracy is None else {"accuracy": accuracy}), **self.labelled_only.metrics}
         found = (gain_of(measure, classes=self.model.classes, images=measured.counts, federated=measured.metrics,
-                         labels_alone=alone) for measure in (parse_measure(self.model.measure), ACCURACY))
+                         labels_alone=alone, paired=self.paired) for measure in (parse_measure(self.model.measure), ACCURACY))
         return next((gain for gain in found if gain is not None), None)
 
 

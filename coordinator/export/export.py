@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -37,7 +38,7 @@ from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.measures.findings import FindingsMeasures, measure_findings
-from semisilo.common.measures.gain import ImageCounts, interval_of
+from semisilo.common.measures.gain import ImageCounts, PairedGain, interval_of
 from semisilo.common.measures.independent_images import independent_images
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods import find_method
@@ -108,6 +109,7 @@ _CARD = "model_card.json"
 _FILES = frozenset({"model.safetensors", "model.onnx", _CARD, "model_card.md", "model_card.html", "reliability.png"})
 """What an export may write, but for a file that builds the network: the card names that."""
 _RANDOM_IMAGES = 64
+_SAME = 1e-6
 
 Progress = Callable[[float, str], None]
 
@@ -512,6 +514,8 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         masked="" if labels_alone else masked_sentence(summary.row.config),
         recorded_accuracy=chosen.round.metrics.get("accuracy") if source == STUDY_TEST else None,
         labelled_only=_labels_alone(chosen.study, test=frozen.test_counts),
+        paired=None if labels_alone or source != STUDY_TEST or measures is None or "test" in opened.data.changes else
+        _paired(chosen, measures),
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
@@ -530,6 +534,17 @@ def _labels_alone(study: StudyRow, *, test: ImageCounts) -> LabelsAlone | None:
                        accuracy_interval=interval_of(ACCURACY, classes=(), images=test, metrics=trained.metrics),
                        cut_short=cut_short(trained),
                        recipe=trained.description, metrics=trained.metrics)
+
+
+def _paired(chosen: ChosenModel, measures: Measures | FindingsMeasures) -> PairedGain | None:
+    """What the study found at its end; None where that was another round, or where float32 and the round's own
+    precision give other answers."""
+    found = chosen.study.paired
+    if found is None or found.round != chosen.round.number:
+        return None
+    same = all(math.isclose(value, measures.metrics[name], abs_tol=_SAME) for name, value in chosen.round.metrics.items()
+               if name in measures.metrics)
+    return found if same else None
 
 
 def _provenance(opened: _Opened, ledger: Ledger, study_file: Path) -> Provenance:
