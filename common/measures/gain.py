@@ -26,8 +26,8 @@ from semisilo.common.measures.intervals import (
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.text.describe import counted, describe_points
 
-__all__ = ["Gain", "ImageCounts", "PairedGain", "by_patients_text", "describe_gain", "gain_interval_text", "gain_of", "gain_text",
-           "gain_verdict", "interval_of", "mean_gain"]
+__all__ = ["Gain", "ImageCounts", "PairedGain", "by_patients_text", "describe_gain", "gain_interval_text", "gain_of",
+           "gain_text", "gain_verdict", "interval_of", "mean_gain"]
 
 _NO_DIFFERENCE = "no difference shown"
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["LEVEL", "Interval", "area_error", "area_interval", "area_spread", "around",
-           "clustered_share_interval", "dependent_mean_interval", "difference_around", "difference_interval", "f1_interval", "mean_interval",
-           "precision_interval", "share_error", "share_interval", "standard_error", "wilson"]
+           "clustered_share_interval", "dependent_mean_interval", "difference_around", "difference_interval",
+           "f1_interval", "mean_interval", "precision_interval", "share_error", "share_interval", "standard_error",
+           "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""

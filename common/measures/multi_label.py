@@ -25,7 +25,8 @@ from semisilo.common.measures.class_counts import ClassCounts
 
 __all__ = ["AVERAGE_CUT", "AreaParts", "ByClass", "ClassCounts", "area_parts", "average_precision",
            "average_precisions", "best_thresholds", "counts_at", "exact_match", "f1_of", "finding_areas",
-           "pooled_area_parts", "precision_shares", "ranked_shares", "pooled_average_precision", "sigmoid", "together_counts"]
+           "pooled_area_parts", "pooled_average_precision", "precision_shares", "ranked_shares", "sigmoid",
+           "together_counts"]
 
 Floats = NDArray[np.floating]
 AVERAGE_CUT = 0.5

@@ -440,7 +440,8 @@ class ModelCard:
         accuracy = self.labelled_only.accuracy
         alone = {**({} if accuracy is None else {"accuracy": accuracy}), **self.labelled_only.metrics}
         found = (gain_of(measure, classes=self.model.classes, images=measured.counts, federated=measured.metrics,
-                         labels_alone=alone, paired=self.paired) for measure in (parse_measure(self.model.measure), ACCURACY))
+                         labels_alone=alone, paired=self.paired)
+                 for measure in (parse_measure(self.model.measure), ACCURACY))
         return next((gain for gain in found if gain is not None), None)
 
 
@@ -655,12 +656,11 @@ def _limits_of_images(card: ModelCard, measured: CardTest | CardFindings, worth:
 
 def _limit_of_intervals(measured: CardTest | CardFindings) -> str:
     if (worth := measured.independent) is None:
-        return ("Intervals treat every test image as independent. Several images of one patient, or from one device,"
-                " make the true intervals wider.")
-    other = "precisions" if isinstance(measured, CardTest) else "precisions, F1 and of all classes together (micro)"
-    return (f"Intervals count the {measured.images} test images as the {worth.patients} patients that they are of,"
-            f" with an image or file of an unknown patient for one; those of {other} treat every image as independent,"
-            " and are too narrow. Several patients from one device make all of them wider.")
+        return ("Intervals are by image: they treat every test image as independent. Several images of one patient, or"
+                " from one device, make the true intervals wider.")
+    return (f"Intervals are by patient: they count the {measured.images} test images as the {worth.patients} patients"
+            " that they are of, with an image or file of an unknown patient for one. Several patients from one device"
+            " make them wider.")
 
 
 def _limits_of_findings(card: ModelCard, findings: CardFindings) -> list[str]:

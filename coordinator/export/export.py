@@ -39,7 +39,7 @@ from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.measures.findings import FindingsMeasures, measure_findings
 from semisilo.common.measures.gain import ImageCounts, PairedGain, interval_of
-from semisilo.common.measures.independent_images import independent_images
+from semisilo.common.measures.independent_images import independent_images, patient_keys
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment
@@ -212,10 +212,11 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
         worth = opened.data.frozen.test_counts.independent if source == STUDY_TEST else \
             independent_images(images.patients, labels_N, len(classes))
-        measures = measure(logits_NK, labels_N, classes=classes, independent=worth,
+        patients = () if worth is None else images.patients
+        measures = measure(logits_NK, labels_N, classes=classes, independent=worth, patients=patients,
                            temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
             logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
-            thresholds_from=thresholds_in_words(opened.facts), independent=worth)
+            thresholds_from=thresholds_in_words(opened.facts), independent=worth, patients=patients)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     work.mkdir()
@@ -368,7 +369,8 @@ def _with_thresholds(opened: _Opened, points: Sequence[str], *, calibrate: bool)
         return opened
     logits_NK, rows_NK = _validation(opened, "Probabilities are fitted on", "--calibrate") if calibrate else \
         _validation(opened, "An operating point is chosen on", "--operating-point")
-    found = choose_thresholds(logits_NK, rows_NK, classes=classes, wanted=wanted, calibrate=calibrate)
+    found = choose_thresholds(logits_NK, rows_NK, classes=classes, wanted=wanted, calibrate=calibrate,
+                              patients=_several_of_one(opened.data.images.validation))
     return replace(opened, on_validation=found.rates,
                    facts=replace(opened.facts, thresholds=found.thresholds, scaling=found.scaling,
                                  operating_points=found.operating_points))
@@ -387,7 +389,14 @@ def _with_operating_point(opened: _Opened, text: str) -> _Opened:
     point = operating_point_for(wanted, p_NK, labels_N, classes)
     label = classes.index(point.label)
     return replace(opened, facts=replace(opened.facts, operating_point=point),
-                   at_point=rates_at(p_NK[:, label], labels_N == label, point.threshold))
+                   at_point=rates_at(p_NK[:, label], labels_N == label, point.threshold,
+                                     patients=_several_of_one(opened.data.images.validation)))
+
+
+def _several_of_one(images: ImageSet | None) -> Sequence[str]:
+    """The patient of each image; () where no two are of one, so that every image counts."""
+    patients = () if images is None else images.patients
+    return patients if len(set(patient_keys(patients))) < len(patients) else ()
 
 
 def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -414,7 +423,7 @@ def _card_point(opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.
         assert images.labels_N is not None
         label = opened.facts.model.classes.index(point.label)
         p_N = probabilities(logits_NK, temperature=opened.facts.temperature)[:, label]
-        test = rates_at(p_N, images.labels_N.numpy() == label, point.threshold)
+        test = rates_at(p_N, images.labels_N.numpy() == label, point.threshold, patients=_several_of_one(images))
     return CardOperatingPoint(point=point, validation=opened.at_point, test=test)
 
 
@@ -542,8 +551,9 @@ def _paired(chosen: ChosenModel, measures: Measures | FindingsMeasures) -> Paire
     found = chosen.study.paired
     if found is None or found.round != chosen.round.number:
         return None
-    same = all(math.isclose(value, measures.metrics[name], abs_tol=_SAME) for name, value in chosen.round.metrics.items()
-               if name in measures.metrics)
+    own = measures.metrics
+    same = all(math.isclose(value, own[name], abs_tol=_SAME)
+               for name, value in chosen.round.metrics.items() if name in own)
     return found if same else None
 
 

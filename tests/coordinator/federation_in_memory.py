@@ -16,8 +16,8 @@ import numpy as np
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload
-from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TaskSpec, TensorSpec
 from semisilo.common.measures.intervals import Interval
+from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TaskSpec, TensorSpec
 from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
