@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.measures.calibration import probabilities
-from semisilo.common.measures.independent_images import patient_keys
+from semisilo.common.measures.independent_images import summed_by_patient, worth_of
 from semisilo.common.measures.intervals import Interval, difference_around
 from semisilo.common.measures.multi_label import precision_shares, ranked_shares, sigmoid
 from semisilo.common.measures.study_measure import StudyMeasure
@@ -26,12 +26,13 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
                     classes: Sequence[str], patients: Sequence[str]) -> Interval | None:
     """Interval of a measure of the first model less that of the second.
 
-        d -+ z sqrt(sum_p (sum_{i of p} (a_i - b_i))^2)
+        d -+ z max(e, sqrt(sum_p (sum_{i of p} (a_i - b_i))^2))
 
     a_i and b_i being what image i adds to the measure of either (`shares_of_images`). What both models get right, or
     wrong, adds nothing; images of one patient may hang on one another in any way. The squares are not taken from the
     mean: the error is the one under which there is no difference, as in McNemar's test, so that an only image of a
-    class, or three patients who all speak for one model, show nothing.
+    class, or three patients who all speak for one model, show nothing. Of shares e is what one patient adds who speaks
+    for one model: where both give the same answers to a few images, they need not to the next ones.
 
     Args:
         first_NK: logits, (N, K).
@@ -39,7 +40,7 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
             0 not shown, -1 not known.
         classes: names in label order, (K,).
         patients: a key of each image, as `semisilo.common.data.image_set.ImageSet.patients`; "" where it is not known:
-            such an image stands for itself.
+            such an image stands for itself. () where every image does.
     Returns: None where the images do not give the measure, or a logit is not finite.
     Source: Durkalski, Palesch, Lipsitz and Rust, Statistics in Medicine 22 (2003) 2417, for shares of matched pairs in
         clusters; DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837, and Obuchowski, Biometrics 53 (1997) 567,
@@ -49,9 +50,25 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
     if parts[0] is None or parts[1] is None:
         return None
     (first, first_N), (second, second_N) = parts[0], parts[1]
-    _, owner_N = np.unique(np.array(patient_keys(patients)), return_inverse=True)
-    by_patient_P = np.bincount(owner_N, weights=first_N - second_N)
-    return difference_around(first - second, math.sqrt(math.fsum((by_patient_P**2).tolist())))
+    by_patient = summed_by_patient(patients, (first_N - second_N).tolist())
+    least = _of_one_patient(measure, labels_N, classes=classes, patients=patients)
+    return difference_around(first - second, max(least, math.hypot(*by_patient)))
+
+
+def _of_one_patient(measure: StudyMeasure, labels_N: NDArray[np.integer], *, classes: Sequence[str],
+                    patients: Sequence[str]) -> float:
+    """What one patient adds to a share at most, of as many as the images are worth; 0 of areas, of which two models
+    hardly ever have the same."""
+    def of(chosen_N: NDArray[np.bool_]) -> float:
+        return 1 / (worth_of(patients, chosen_N) or float(chosen_N.sum()))
+    if measure.is_area:
+        return 0.0
+    if measure.kind == "accuracy":
+        return of(np.ones(len(labels_N), dtype=bool))
+    if measure.kind == "recall":
+        return of(labels_N == list(classes).index(measure.class_name))
+    found = [of(labels_N == label) for label in np.unique(labels_N)]
+    return math.hypot(*found) / len(found)
 
 
 def shares_of_images(measure: StudyMeasure, logits_NK: Logits, labels_N: NDArray[np.integer], *, classes: Sequence[str]

@@ -65,7 +65,8 @@ def choose_thresholds(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8],
         points.append(point_of_class(each, p_NK[known[label], label], is_class_N))
         cuts[label] = points[-1].threshold
     rates = tuple(rates_at(p_NK[known[label], label], rows_NK[known[label], label] == 1, cut,
-                           patients=[patients[image] for image in np.flatnonzero(known[label])] if patients else ())
+                           patients=[patients[image] for image in np.flatnonzero(known[label]).tolist()]
+                           if patients else ())
                   for label, cut in enumerate(cuts))
     return ClassThresholds(thresholds=tuple(cuts), scaling=scaling, operating_points=tuple(points), rates=rates)
 

@@ -370,7 +370,7 @@ def _of_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], fact
     p_NK = finding_probabilities(logits_NK, facts.scaling)
     cuts = facts.thresholds or (AVERAGE_CUT,) * len(classes)
     known_N = (rows_NK >= 0).any(axis=1)
-    compared = [patient for patient, known in zip(patients, known_N.tolist(), strict=False) if known]
+    compared = [patients[image] for image in np.flatnonzero(known_N).tolist()] if patients else []
     worth = independent_images(compared, rows_NK[known_N], len(classes)) if compared else None
     measures = None if not known_N.any() else measure_findings(
         logits_NK[known_N], rows_NK[known_N], classes=classes, thresholds=cuts, scaling=facts.scaling,
