@@ -25,7 +25,7 @@ from semisilo.common.measures.finding_calibration import (
     fit_platt,
 )
 from semisilo.common.measures.gain import ImageCounts
-from semisilo.common.measures.independent_images import IndependentImages
+from semisilo.common.measures.independent_images import IndependentImages, summed_by_patient, worth_of
 from semisilo.common.measures.intervals import (
     Interval,
     area_interval,
@@ -35,7 +35,6 @@ from semisilo.common.measures.intervals import (
     f1_interval,
     precision_interval,
     share_interval,
-    wilson,
 )
 from semisilo.common.measures.multi_label import (
     AVERAGE_CUT,
@@ -148,8 +147,7 @@ class FindingsMeasures:
     together_found: tuple[tuple[int, ...], ...]
     """Images that are answered with both, at the thresholds; those of which either is not known do not count."""
     independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
-    """What the images are worth where several are of one patient; None where all of them count. Intervals of
-    precisions, F1 and of all classes together (micro) go by images all the same."""
+    """What the images are worth where several are of one patient; None where all of them count."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -200,7 +198,7 @@ def scaling_for(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8]) -> tu
 
 def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], *, classes: Sequence[str],
                      thresholds: Sequence[float], thresholds_from: str, scaling: Sequence[PlattScaling] = (),
-                     independent: IndependentImages | None = None) -> FindingsMeasures:
+                     independent: IndependentImages | None = None, patients: Sequence[str] = ()) -> FindingsMeasures:
     """Measures a model by what it answers to images whose findings are known; N >= 1.
 
     Args:
@@ -208,6 +206,7 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         thresholds: one for each class; () for 0.5.
         scaling: of each class's logit; () for none. Thresholds are of the probabilities that it gives.
         independent: what the images are worth where several are of one patient.
+        patients: whom each image is of then, "" where it is not known; () where that is not known of the images.
     Raises: ComputeFailed when a logit is not finite.
     """
     _check_finite(logits_NK)
@@ -220,6 +219,7 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         known_N = rows_NK[:, label] >= 0
         is_N, own = rows_NK[known_N, label] == 1, scaling[label] if scaling else PlattScaling()
         scaled = None if own == PlattScaling() else own
+        yes_N, is_class_N = (p_NK[:, label] >= cuts_K[label]) & known_N, rows_NK[:, label] == 1
         inside, outside = (None, None) if independent is None else (
             independent.by_class[label], independent.without[label])
         found.append(FindingMeasures(
@@ -233,8 +233,10 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
             sensitivity_interval=share_interval(of.sensitivity, of.with_class, inside), spared=of.true_negatives,
             specificity=of.specificity,
             specificity_interval=share_interval(of.specificity, of.without_class, outside),
-            f1=f1_of(of), f1_interval=_f1_interval(of), missed=of.false_negatives, falsely_found=of.false_positives,
-            precision=of.precision, precision_interval=wilson(of.true_positives, of.predicted),
+            f1=f1_of(of), f1_interval=_f1_interval(of, worth_of(patients, yes_N | is_class_N)),
+            missed=of.false_negatives, falsely_found=of.false_positives,
+            precision=of.precision, precision_interval=share_interval(
+                of.precision, of.predicted, worth_of(patients, yes_N)),
             calibration=finding_calibration(plain_NK[known_N, label], is_N), scaling=scaled,
             calibration_with_scaling=None if scaled is None else finding_calibration(p_NK[known_N, label], is_N)))
     f1s = [each.f1 for each in found if each.f1 is not None]
@@ -248,7 +250,7 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         f1_macro_interval=_together([each.f1_interval for each in found]), exact_match=exact,
         exact_match_interval=share_interval(
             exact, len(rows_NK), None if independent is None else independent.total), classes=tuple(found),
-        thresholds_from=thresholds_from, micro=_micro(p_NK, rows_NK, cuts_K),
+        thresholds_from=thresholds_from, micro=_micro(p_NK, rows_NK, cuts_K, patients),
         expected_error_macro=_mean([each.calibration for each in found]),
         expected_error_macro_with_scaling=None if all(each.scaling is None for each in found) else
         _mean([each.calibration_with_scaling or each.calibration for each in found]),
@@ -256,18 +258,22 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         independent=independent)
 
 
-def _micro(p_NK: NDArray[np.float64], rows_NK: NDArray[np.int8], cuts_K: NDArray[np.float64]) -> MicroMeasures:
+def _micro(p_NK: NDArray[np.float64], rows_NK: NDArray[np.int8], cuts_K: NDArray[np.float64], patients: Sequence[str]
+           ) -> MicroMeasures:
+    """Summed by patient where these are known, so that all pairs of one may hang on one another."""
     yes_NK, is_NK, not_NK = p_NK >= cuts_K, rows_NK == 1, rows_NK == 0
-    right_N, spared_N = (yes_NK & is_NK).sum(axis=1).tolist(), (~yes_NK & not_NK).sum(axis=1).tolist()
-    shown_N, others_N = is_NK.sum(axis=1).tolist(), not_NK.sum(axis=1).tolist()
-    answered_N, either_N = ((yes_NK & (is_NK | not_NK)).sum(axis=1).tolist(),
-                            (is_NK | (yes_NK & not_NK)).sum(axis=1).tolist())
+
+    def counted(cells_NK: NDArray[np.bool_]) -> list[int]:
+        return [int(each) for each in summed_by_patient(patients, cells_NK.sum(axis=1).tolist())]
+    right_N, spared_N, shown_N, others_N = map(counted, (yes_NK & is_NK, ~yes_NK & not_NK, is_NK, not_NK))
+    answered_N, either_N = map(counted, (yes_NK & (is_NK | not_NK), is_NK | (yes_NK & not_NK)))
     parts, precision = pooled_area_parts(p_NK, rows_NK), pooled_average_precision(p_NK, rows_NK)
     shared = clustered_share_interval(right_N, either_N)
     has_f1 = sum(shown_N) > 0
     return MicroMeasures(
         auroc=None if parts is None else parts[0],
-        auroc_interval=None if parts is None else _pooled_interval(*parts, shown_N, others_N),
+        auroc_interval=None if parts is None else _pooled_interval(
+            parts[0], np.array(summed_by_patient(patients, parts[1].tolist())), shown_N, others_N),
         average_precision=precision, average_precision_interval=None if precision is None else
         precision_interval(precision, inside=sum(each > 0 for each in shown_N)),
         f1=2 * sum(right_N) / (sum(answered_N) + sum(shown_N)) if has_f1 else None,
@@ -290,9 +296,14 @@ def _pooled_interval(area: float, influence_N: NDArray[np.float64], shown_N: Seq
     return area_interval(area, inside=sum(each > 0 for each in shown_N), outside=sum(each > 0 for each in others_N))
 
 
-def _f1_interval(of: ClassCounts) -> Interval | None:
-    """None without an image of the class, like F1 itself."""
-    shared = wilson(of.true_positives, of.with_class + of.false_positives)
+def _f1_interval(of: ClassCounts, worth: float | None) -> Interval | None:
+    """None without an image of the class, like F1 itself.
+
+    Args:
+        worth: of the images that show the class or are answered with it; None where every image counts.
+    """
+    either = of.with_class + of.false_positives
+    shared = share_interval(of.true_positives / either if either else None, either, worth)
     return None if shared is None or not of.with_class else f1_interval(shared)
 
 

@@ -1,7 +1,8 @@
 """What silos have brought: a measure of the federated model less that of labels alone, with its interval and in words.
 
-Every reader says it through this module, so that "no difference shown" means the same wherever it stands. Intervals
-follow from counts and areas alone, so an old study, a card and a comparison need no images for them.
+Every reader says it through this module, so that "no difference shown" means the same wherever it stands. The interval
+of a study that is over is of both models' answers to each test image (`PairedGain`). Before, and of other rounds, it
+follows from counts and areas alone, which need no images.
 
 Shapes: K classes.
 """
@@ -25,8 +26,8 @@ from semisilo.common.measures.intervals import (
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.text.describe import counted, describe_points
 
-__all__ = ["Gain", "ImageCounts", "by_patients_text", "describe_gain", "gain_interval_text", "gain_of", "gain_text",
-           "gain_verdict", "interval_of", "mean_gain"]
+__all__ = ["Gain", "ImageCounts", "PairedGain", "by_patients_text", "describe_gain", "gain_interval_text", "gain_of",
+           "gain_text", "gain_verdict", "interval_of", "mean_gain"]
 
 _NO_DIFFERENCE = "no difference shown"
 
@@ -51,6 +52,17 @@ class ImageCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PairedGain:
+    """How far the model of a round may be better than labels alone, by what both answer to each test image."""
+
+    round: int
+    patients: int
+    """Whom the images are of, where several are of one; 0 where every image counts."""
+    intervals: dict[str, Interval]
+    """Measure, as a study file names it -> interval of the difference (`semisilo.common.measures.paired`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
     """The difference of two models in one measure."""
 
@@ -62,6 +74,8 @@ class Gain:
     """Of `value`, with a confidence of 95 %; None where the images of each class were not counted."""
     patients: int = 0
     """How many patients it goes by; 0 where every image counts."""
+    paired: bool = False
+    """Whether the interval is of what both models answer to each image, not of the numbers of each by itself."""
 
     @property
     def value(self) -> float:
@@ -75,8 +89,10 @@ class Gain:
 
 
 def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCounts, federated: Mapping[str, float],
-            labels_alone: Mapping[str, float]) -> Gain | None:
+            labels_alone: Mapping[str, float], paired: PairedGain | None = None) -> Gain | None:
     """The gain in a measure, from the metrics of two models on the same images.
+
+    Its interval is that of `paired`, where there is one; else:
 
     | measure           | interval of each model                                                    |
     |-------------------|---------------------------------------------------------------------------|
@@ -94,6 +110,7 @@ def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCount
         classes: names in label order, (K,).
         federated: as the metrics of a round are named.
         labels_alone: likewise.
+        paired: of these two models; None where their answers to each image are not known.
     Returns: None where either was not measured.
     Source: Newcombe, Statistics in Medicine 17 (1998), method 10; Zou and Donner, Statistics in Medicine 27 (2008), for
         sums and differences of any two estimates with intervals.
@@ -101,6 +118,9 @@ def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCount
     ours, theirs = federated.get(measure.metric), labels_alone.get(measure.metric)
     if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
         return None
+    if paired is not None and (found := paired.intervals.get(str(measure))) is not None:
+        return Gain(measure=measure, federated=ours, labels_alone=theirs, interval=found, patients=paired.patients,
+                    paired=True)
     first, second = (interval_of(measure, classes=classes, images=images, metrics=metrics)
                      for metrics in (federated, labels_alone))
     return Gain(measure=measure, federated=ours, labels_alone=theirs, interval=None if first is None or second is None
@@ -155,7 +175,8 @@ def mean_gain(gains: Sequence[Gain]) -> Gain | None:
     return Gain(measure=gains[0].measure, federated=math.fsum(each.federated for each in gains) / len(gains),
                 labels_alone=math.fsum(each.labels_alone for each in gains) / len(gains),
                 interval=None if len(intervals) < len(gains) else dependent_mean_interval(intervals),
-                patients=min((each.patients for each in gains if each.patients), default=0))
+                patients=min((each.patients for each in gains if each.patients), default=0),
+                paired=all(each.paired for each in gains))
 
 
 # In words -------------------------------------------------------------------------------------------------------------
@@ -168,12 +189,14 @@ def gain_text(gain: Gain, *, decimals: int = 1) -> str:
 
 
 def gain_interval_text(gain: Gain, *, decimals: int = 1) -> str:
-    """From where to where: "95 % interval −0.3 to +2.7", where several images are of one patient with "by 20
-    patients"."""
+    """From where to where: "95 % interval −0.3 to +2.7, paired by image"; where several images are of one patient
+    "paired by 20 patients". Where only the numbers of each model are known "paired" is not said."""
     if gain.interval is None:
         return "interval not known"
     low, high = (_signed(gain.measure, end, 0.0, decimals) for end in (gain.interval.low, gain.interval.high))
-    return f"95 % interval {low} to {high}{by_patients_text(gain.patients)}"
+    by = by_patients_text(gain.patients)
+    how = f", paired{by or ' by image'}" if gain.paired else by
+    return f"95 % interval {low} to {high}{how}"
 
 
 def by_patients_text(patients: int) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from semisilo.common.text.describe import counted
+
 if TYPE_CHECKING:  # the ledger reads its numbers, and commands load no numpy for them
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["IndependentImages", "independent_images"]
+__all__ = ["IndependentImages", "by_what", "independent_images", "patient_keys", "summed_by_patient", "worth_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def independent_images(patients: Sequence[str], labels_N: NDArray[np.integer], n
         labels_N: of each, int (N,); where images may have several labels or none multi-hot rows (N, K), 1 shown, 0 not
             shown, -1 not known.
     """
-    keys = [patient or f"\0{index}" for index, patient in enumerate(patients)]
+    keys = patient_keys(patients)
     if len(set(keys)) == len(keys):
         return None
     several = labels_N.ndim == 2
@@ -63,6 +65,39 @@ def independent_images(patients: Sequence[str], labels_N: NDArray[np.integer], n
     def of(chosen_N: NDArray[np.bool_]) -> float:
         return _worth(key for key, chosen in zip(keys, chosen_N.tolist(), strict=True) if chosen)
     return IndependentImages(len(set(keys)), _worth(keys), tuple(map(of, shown)), tuple(map(of, others)))
+
+
+def by_what(independent: IndependentImages | None) -> str:
+    """What intervals go by, for a person: "by image", or "by patient (20 patients)"."""
+    return "by image" if independent is None else f"by patient ({counted(independent.patients, 'patient')})"
+
+
+def patient_keys(patients: Sequence[str]) -> list[str]:
+    """A key of each image that images of one patient share: one of an unknown patient ("") has its own."""
+    return [patient or f"\0{index}" for index, patient in enumerate(patients)]
+
+
+def worth_of(patients: Sequence[str], chosen_N: NDArray[np.bool_]) -> float | None:
+    """What some images of a set are worth, such as those that are answered with a class; 0 of none.
+
+    Args:
+        patients: of all images of the set; () where every image counts.
+        chosen_N: which they are, (N,).
+    Returns: None where every image counts.
+    """
+    if not patients:
+        return None
+    return _worth(key for key, chosen in zip(patient_keys(patients), chosen_N.tolist(), strict=True) if chosen)
+
+
+def summed_by_patient(patients: Sequence[str], values_N: Sequence[float]) -> list[float]:
+    """The sum over the images of each patient; the values themselves where every image counts (())."""
+    if not patients:
+        return list(values_N)
+    found: dict[str, float] = {}
+    for key, value in zip(patient_keys(patients), values_N, strict=True):
+        found[key] = found.get(key, 0) + value
+    return list(found.values())
 
 
 def _worth(keys: Iterable[str]) -> float:

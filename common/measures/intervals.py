@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["LEVEL", "Interval", "area_error", "area_interval", "area_spread", "around",
-           "clustered_share_interval", "dependent_mean_interval", "difference_interval", "f1_interval", "mean_interval",
-           "precision_interval", "share_error", "share_interval", "standard_error", "wilson"]
+           "clustered_share_interval", "dependent_mean_interval", "difference_around", "difference_interval",
+           "f1_interval", "mean_interval", "precision_interval", "share_error", "share_interval", "standard_error",
+           "wilson"]
 
 LEVEL = 0.95
 """Of every interval here."""
@@ -146,6 +147,16 @@ def around(value: float, error: float) -> Interval:
     if not (0 <= value <= 1 and error >= 0):
         raise ValueError(f"{value} -+ {error}.")
     return Interval(max(0.0, value - _Z * error), min(1.0, value + _Z * error))
+
+
+def difference_around(value: float, error: float) -> Interval:
+    """`around` of a difference of two shares, within -1 and 1.
+
+    Raises: ValueError unless -1 <= value <= 1 and error >= 0.
+    """
+    if not (-1 <= value <= 1 and error >= 0):
+        raise ValueError(f"{value} -+ {error}.")
+    return Interval(max(-1.0, value - _Z * error), min(1.0, value + _Z * error))
 
 
 def difference_interval(first: float, of_first: Interval, second: float, of_second: Interval) -> Interval:

@@ -25,7 +25,8 @@ from semisilo.common.measures.class_counts import ClassCounts
 
 __all__ = ["AVERAGE_CUT", "AreaParts", "ByClass", "ClassCounts", "area_parts", "average_precision",
            "average_precisions", "best_thresholds", "counts_at", "exact_match", "f1_of", "finding_areas",
-           "pooled_area_parts", "pooled_average_precision", "sigmoid", "together_counts"]
+           "pooled_area_parts", "pooled_average_precision", "precision_shares", "ranked_shares", "sigmoid",
+           "together_counts"]
 
 Floats = NDArray[np.floating]
 AVERAGE_CUT = 0.5
@@ -170,6 +171,53 @@ def area_parts(scores_NK: Floats, rows_NK: NDArray[np.integer]) -> AreaParts | N
     if not areas:
         return None
     return AreaParts(math.fsum(areas) / len(areas), influence_N / len(areas))
+
+
+def ranked_shares(scores_NK: Floats, rows_NK: NDArray[np.integer]) -> tuple[float, NDArray[np.float64]] | None:
+    """The macro area under the curve, and what each image adds to it, float (N,): `area_parts`, but that of each class
+    the area is not taken off the images of the rarer kind, so that they add up to it. None where no class has an area.
+    """
+    _check(scores_NK, rows_NK)
+    shares_N, areas = np.zeros(len(rows_NK)), []
+    for label in range(rows_NK.shape[1]):
+        known_n = np.flatnonzero(rows_NK[:, label] >= 0)
+        is_n = rows_NK[known_n, label] == 1
+        inside = int(is_n.sum())
+        if inside in (0, len(is_n)):
+            continue
+        placed_n = _placements(scores_NK[known_n, label], is_n)
+        areas.append(found := float(placed_n[is_n].mean()))
+        frequent_n = is_n == (2 * inside > len(is_n))
+        shares_N[known_n] += (placed_n - found * frequent_n) / np.where(is_n, inside, len(is_n) - inside)
+    return (math.fsum(areas) / len(areas), shares_N / len(areas)) if areas else None
+
+
+def precision_shares(scores_NK: Floats, rows_NK: NDArray[np.integer]) -> tuple[float, NDArray[np.float64]] | None:
+    """The macro average precision, and what each image adds to it, float (N,); None where no image shows any class.
+
+        1/C sum_k 1/n_k [ y_j P_j + sum_{i: y_i = 1, s_i <= s_j} (y_j - P_i) / T_i ]
+
+    P_i being the precision of answering "yes" from the score of image i on, T_i the images that are answered so, n_k
+    those that show class k of the C that are shown. The second term is what the image moves the precisions of others
+    by, and adds up to 0: it is the derivative by the image's weight.
+    """
+    _check(scores_NK, rows_NK)
+    shares_N, found = np.zeros(len(rows_NK)), []
+    for label in range(rows_NK.shape[1]):
+        known_n = np.flatnonzero(rows_NK[:, label] >= 0)
+        is_n, scores_n = rows_NK[known_n, label] == 1, scores_NK[known_n, label]
+        inside = int(is_n.sum())
+        if not inside:
+            continue
+        different_G, group_n = np.unique(-scores_n, return_inverse=True)  # from high to low
+        hits_G = np.bincount(group_n, weights=is_n, minlength=len(different_G))
+        answered_G = np.cumsum(np.bincount(group_n, minlength=len(different_G)))
+        precision_G = np.cumsum(hits_G) / answered_G
+        one_G = np.cumsum((hits_G / answered_G)[::-1])[::-1]  # over scores as low as this one and lower
+        moved_G = np.cumsum((hits_G * precision_G / answered_G)[::-1])[::-1]
+        found.append(math.fsum((hits_G * precision_G).tolist()) / inside)
+        shares_N[known_n] += (is_n * (precision_G + one_G)[group_n] - moved_G[group_n]) / inside
+    return (math.fsum(found) / len(found), shares_N / len(found)) if found else None
 
 
 def pooled_area_parts(scores_NK: Floats, rows_NK: NDArray[np.integer]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.measures.gain import ImageCounts, interval_of
-from semisilo.common.measures.intervals import Interval, wilson
+from semisilo.common.measures.independent_images import IndependentImages
+from semisilo.common.measures.intervals import Interval, share_interval
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, score_of
 
 __all__ = ["BALANCED", "MAX_IMAGES", "ClassResult", "Estimate", "SiteEvaluation", "SiteScores", "estimate_text",
@@ -132,13 +133,16 @@ class SiteScores:
         return {ACCURACY: self.accuracy, BALANCED: self.balanced_accuracy, measure: self.measure}
 
 
-def site_scores(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str]) -> SiteScores:
+def site_scores(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str],
+                independent: IndependentImages | None = None) -> SiteScores:
     """Accuracy, balanced accuracy and the study's measure, with intervals; where images may have several labels or none
     the measure alone.
 
     Intervals as the coordinator's own (`semisilo.common.measures.gain.interval_of`).
     Args:
         classes: names in label order, (K,).
+        independent: what the images are worth where several are of one patient, which the site alone knows; None where
+            every image counts.
     Raises: ValueError where the counts are of another number of classes, or the measure is about a class that is not
         among them.
     """
@@ -148,21 +152,23 @@ def site_scores(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[
         raise ValueError(f"There is no class '{measure.class_name}'.")
     if found.multi_label:
         return SiteScores(count=found.count, accuracy=None, balanced_accuracy=None,
-                          measure=_score(found, measure, classes) if measure.is_area else None)
-    accuracy = _share(found.correct, found.count)
-    balanced = _score(found, BALANCED, classes)
+                          measure=_score(found, measure, classes, independent) if measure.is_area else None)
+    accuracy = _score(found, ACCURACY, classes, independent)
+    balanced = _score(found, BALANCED, classes, independent)
     assert accuracy is not None, "there is at least one image"
     assert balanced is not None, "and so one class that has some"
     return SiteScores(count=found.count, accuracy=accuracy, balanced_accuracy=balanced,
-                      measure=_score(found, measure, classes))
+                      measure=_score(found, measure, classes, independent))
 
 
-def _score(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str]) -> Estimate | None:
+def _score(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str], independent: IndependentImages | None
+           ) -> Estimate | None:
     if measure.kind == "accuracy":
-        return _share(found.correct, found.count)
+        return _share(found.correct, found.count, None if independent is None else independent.total)
     if measure.kind == "recall":
-        own = found.classes[list(classes).index(measure.class_name)]
-        return _share(own.correct, own.images)
+        label = list(classes).index(measure.class_name)
+        return _share(found.classes[label].correct, found.classes[label].images,
+                      None if independent is None else independent.by_class[label])
     areas = [each.average_precision if measure.kind == "average_precision" else each.auroc for each in found.classes]
     without = tuple(each.others or 0 for each in found.classes) if found.multi_label else ()
     score = score_of(measure, classes=classes, hits_K=[each.correct for each in found.classes],
@@ -173,12 +179,12 @@ def _score(found: SiteEvaluation, measure: StudyMeasure, classes: Sequence[str])
     metrics = {f"{measure.kind}/{name}": area for name, _, area in with_images if area is not None} \
         if measure.is_area else {f"recall/{name}": each.correct / each.images for name, each, _ in with_images}
     interval = interval_of(measure, classes=classes, metrics=metrics, images=ImageCounts(
-        found.count, tuple(each.images for each in found.classes), without))
+        found.count, tuple(each.images for each in found.classes), without, independent))
     return None if score is None or interval is None else _within(score.value, interval)
 
 
-def _share(correct: int, count: int) -> Estimate | None:
-    interval = wilson(correct, count)
+def _share(correct: int, count: int, worth: float | None) -> Estimate | None:
+    interval = share_interval(correct / count if count else None, count, worth)
     return None if interval is None else _within(correct / count, interval)
 
 

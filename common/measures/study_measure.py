@@ -12,9 +12,9 @@ from typing import Literal
 
 from semisilo.common.measures.intervals import area_spread, share_error, standard_error
 
-__all__ = ["ACCURACY", "AUROC", "BALANCED_ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score",
-           "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of", "tells_class",
-           "why_not_for"]
+__all__ = ["ACCURACY", "AUROC", "AVERAGE_PRECISION", "BALANCED_ACCURACY", "IMBALANCED", "VALIDATION_PREFIX",
+           "MeasureKind", "Score", "StudyMeasure", "common_measure", "decided_measure", "parse_measure", "score_of",
+           "tells_class", "why_not_for"]
 
 MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "average_precision", "recall"]
 VALIDATION_PREFIX = "validation_"
@@ -90,6 +90,7 @@ class StudyMeasure:
 ACCURACY = StudyMeasure("accuracy")
 BALANCED_ACCURACY = StudyMeasure("balanced_accuracy")
 AUROC = StudyMeasure("auroc")
+AVERAGE_PRECISION = StudyMeasure("average_precision")
 
 
 @dataclass(frozen=True, slots=True)

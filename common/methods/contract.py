@@ -403,8 +403,6 @@ class Environment:
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""
     measure: StudyMeasure = BALANCED_ACCURACY
     """What the study chooses, stops and compares by, so that gates aim at the same."""
-    measured_class: int | None = None
-    """Label of the class that `measure` is about, where it is a recall."""
     start_work: StartWork | None = None
     """Where the work of `Strategy.start` is kept while it is under way; None where nobody goes on with it."""
 

@@ -22,18 +22,25 @@ from semisilo.common.learning.evaluation import (
 )
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.findings import thresholds_for
+from semisilo.common.measures.independent_images import patient_keys
+from semisilo.common.measures.paired import paired_interval
 from semisilo.common.measures.study_measure import (
     ACCURACY,
+    AUROC,
+    AVERAGE_PRECISION,
     BALANCED_ACCURACY,
     VALIDATION_PREFIX,
     StudyMeasure,
     score_of,
     tells_class,
+    why_not_for,
 )
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
 from semisilo.common.models.exported import ModelFacts, logits_of, write_model
+from semisilo.coordinator.compute.messages import Compared
 
 __all__ = ["MOST_CONFUSED_CLASSES", "MOST_LABELLED", "LocalModels", "MeasuredModel", "UpdateObserver", "build_with",
+           "compare_models",
            "diagnostics_of", "export_model", "measurable", "measure_model", "metrics_of", "selection_of"]
 
 MOST_LABELLED = 10_000
@@ -100,6 +107,31 @@ def measure_model(environment: Environment, classes: tuple[str, ...], parameters
         elif on_labelled.areas.macro is not None:
             metrics["labelled_auroc"] = on_labelled.areas.macro
     return MeasuredModel(metrics=metrics, confusion=confusion)
+
+
+def compare_models(environment: Environment, classes: tuple[str, ...], first: tuple[Tensors, Tensors],
+                   second: tuple[Tensors, Tensors], *, measure: StudyMeasure) -> Compared:
+    """Intervals of what the first model is better by than the second on the test images: of the study's measure and of
+    those that studies are compared by.
+
+    Args:
+        first: its parameters and statistics.
+    Returns: no intervals without test images, and where a model cannot be measured (as `measurable`), or gives logits
+        that are not finite.
+    """
+    test = environment.data.test
+    models = [measurable(environment, *each) for each in (first, second)]
+    if test is None or test.labels_N is None or not len(test) or models[0] is None or models[1] is None:
+        return Compared(patients=0, intervals={})
+    logits = [logits_of(model.eval(), test.images_NCHW, environment.image, progress=environment.report)
+              .float().cpu().numpy() for model in models if model is not None]
+    labels_N, intervals = test.labels_N.numpy(), {}
+    for each in dict.fromkeys((measure, ACCURACY, BALANCED_ACCURACY, AUROC, AVERAGE_PRECISION)):
+        if not why_not_for(each, multi_label=labels_N.ndim == 2) and (found := paired_interval(
+                each, logits[0], logits[1], labels_N, classes=classes, patients=test.patients)) is not None:
+            intervals[str(each)] = found
+    patients = len(set(patient_keys(test.patients)))
+    return Compared(patients=patients if patients < len(test) else 0, intervals=intervals)
 
 
 def diagnostics_of(strategy: Strategy[Any], state: Any) -> dict[str, float]:

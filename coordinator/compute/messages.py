@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from semisilo.common.learning.outliers import UpdateMeasure
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.methods.contract import GroupLayout, PayloadRef, Phase, UpdateHeader
 from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.usage import Encoded
@@ -22,6 +23,7 @@ from semisilo.coordinator.secure_aggregation.groups import MaskedGroup
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "BaselineProgress", "CheckUpdate", "CheckedUpdate",
+           "Compare", "Compared",
            "Evaluate", "Evaluated", "Export", "Exported", "MaskedSum", "OpenStudy", "OpenedStudy",
            "Phases", "PhasesOfRound", "Prepare", "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
 
@@ -308,6 +310,25 @@ class Evaluate(Request[Evaluated]):
     state: str
     round: int
     """The round that gave the state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """How far a model may be better than labels alone."""
+
+    patients: int
+    """As `semisilo.common.measures.gain.PairedGain` has it, like the next."""
+    intervals: dict[str, Interval]
+    """Empty where there are no test images, or the model cannot be measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compare(Request[Compared]):
+    """What the model of a state and that of labels alone answer to each of the coordinator's test images."""
+
+    state: str
+    labels_alone: str
+    """Digest of the file of their model, which the ledger names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

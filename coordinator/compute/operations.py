@@ -61,6 +61,7 @@ from semisilo.coordinator.compute.evaluation import (
     LocalModels,
     MeasuredModel,
     UpdateObserver,
+    compare_models,
     diagnostics_of,
     export_model,
     measurable,
@@ -78,6 +79,8 @@ from semisilo.coordinator.compute.messages import (
     BaselineProgress,
     CheckedUpdate,
     CheckUpdate,
+    Compare,
+    Compared,
     Evaluate,
     Evaluated,
     Export,
@@ -197,8 +200,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
         largest_weight=config.participation.largest_share,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
-        summed=config.privacy.secure_aggregation, measure=data.frozen.study_measure,
-        measured_class=data.frozen.study_measure.label_in(data.frozen.classes))
+        summed=config.privacy.secure_aggregation, measure=data.frozen.study_measure)
     return environment, load_strategy(config.method.name)(config.method.settings, environment)
 
 
@@ -234,7 +236,7 @@ class Operations:
         return (OpenStudy.handled_by(self.open_study), Prepare.handled_by(self.prepare),
                 Baseline.handled_by(self.baseline), Phases.handled_by(self.phases), Tasks.handled_by(self.tasks),
                 CheckUpdate.handled_by(self.check_update), Aggregate.handled_by(self.aggregate),
-                Evaluate.handled_by(self.evaluate), Export.handled_by(self.export))
+                Evaluate.handled_by(self.evaluate), Compare.handled_by(self.compare), Export.handled_by(self.export))
 
     def open_study(self, request: OpenStudy) -> OpenedStudy:
         """Reads the coordinator's images, freezes what follows from them and builds the strategy.
@@ -660,6 +662,17 @@ class Operations:
         measured = measure_model(study.environment, study.data.frozen.classes, parameters, statistics,
                                  measure=study.data.frozen.study_measure)
         return replace(measured, metrics={**diagnostics_of(study.strategy, now), **measured.metrics})
+
+    def compare(self, request: Compare) -> Compared:
+        """The model of a state against that of labels alone, by their answers to each test image.
+
+        Raises: StorageDamaged where the file of these is not what the ledger names.
+        """
+        study = self._opened()
+        alone = read_labels_alone(study.folder / LABELS_ALONE_MODEL, digest=request.labels_alone)
+        return compare_models(study.environment, study.data.frozen.classes,
+                              study.strategy.model(self._load(request.state)), alone.tensors,
+                              measure=study.data.frozen.study_measure)
 
     def export(self, request: Export) -> Exported:
         """Writes the model of a state as one safetensors file that needs nothing else to be used."""

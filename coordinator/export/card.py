@@ -21,7 +21,7 @@ from semisilo.common.config import ABSENT_AT_DEFAULT, Tables
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.calibration import BINS
 from semisilo.common.measures.findings import NOT_CHOSEN, FindingsMeasures
-from semisilo.common.measures.gain import Gain, gain_of
+from semisilo.common.measures.gain import Gain, PairedGain, gain_of
 from semisilo.common.measures.intervals import LEVEL, Interval
 from semisilo.common.measures.site_evaluation import Estimate, SiteEvaluation, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
@@ -413,6 +413,9 @@ class ModelCard:
     """Likewise, of every class; () without validation images, by which they are chosen."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
+    paired: PairedGain | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """Intervals of what it is better by than labels alone, by what both answered to each test image at the end of the
+    study; None where these are not the answers of this card's model, of other images, and of other rounds."""
 
     @property
     def multi_label(self) -> bool:
@@ -437,7 +440,8 @@ class ModelCard:
         accuracy = self.labelled_only.accuracy
         alone = {**({} if accuracy is None else {"accuracy": accuracy}), **self.labelled_only.metrics}
         found = (gain_of(measure, classes=self.model.classes, images=measured.counts, federated=measured.metrics,
-                         labels_alone=alone) for measure in (parse_measure(self.model.measure), ACCURACY))
+                         labels_alone=alone, paired=self.paired)
+                 for measure in (parse_measure(self.model.measure), ACCURACY))
         return next((gain for gain in found if gain is not None), None)
 
 
@@ -652,12 +656,11 @@ def _limits_of_images(card: ModelCard, measured: CardTest | CardFindings, worth:
 
 def _limit_of_intervals(measured: CardTest | CardFindings) -> str:
     if (worth := measured.independent) is None:
-        return ("Intervals treat every test image as independent. Several images of one patient, or from one device,"
-                " make the true intervals wider.")
-    other = "precisions" if isinstance(measured, CardTest) else "precisions, F1 and of all classes together (micro)"
-    return (f"Intervals count the {measured.images} test images as the {worth.patients} patients that they are of,"
-            f" with an image or file of an unknown patient for one; those of {other} treat every image as independent,"
-            " and are too narrow. Several patients from one device make all of them wider.")
+        return ("Intervals are by image: they treat every test image as independent. Several images of one patient, or"
+                " from one device, make the true intervals wider.")
+    return (f"Intervals are by patient: they count the {measured.images} test images as the {worth.patients} patients"
+            " that they are of, with an image or file of an unknown patient for one. Several patients from one device"
+            " make them wider.")
 
 
 def _limits_of_findings(card: ModelCard, findings: CardFindings) -> list[str]:

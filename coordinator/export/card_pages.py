@@ -18,6 +18,7 @@ from semisilo.common.config import to_dict
 from semisilo.common.measures.finding_calibration import FindingCalibration
 from semisilo.common.measures.findings import FindingMeasures
 from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict, interval_of
+from semisilo.common.measures.independent_images import by_what
 from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.site_evaluation import BALANCED, estimate_text
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
@@ -33,6 +34,7 @@ from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.coordinator.export.card import CardFindings, CardModel, CardSilo, CardSilos, CardSite, CardTest, ModelCard
 from semisilo.coordinator.export.choose_model import STUDY_TEST
+from semisilo.coordinator.export.operating_point import PointRates
 from semisilo.coordinator.ledger.records import LABELS_ALONE
 
 __all__ = ["card_html", "card_markdown"]
@@ -223,8 +225,9 @@ def _worth(card: ModelCard) -> _Section:
              else f" The ledger has {describe_percentage(before)} for this round.")
     blocks: list[_Block] = [
         _Text(f"{test.right} of {test.images} images are right; measured on {test.source}.{check} Intervals of"
-              " 95 %: Wilson's for shares; for the balanced accuracy those of the classes put together;"
-              " for areas under the curve Newcombe's, as if the areas of all classes erred alike."),
+              f" 95 %, {by_what(test.independent)}: Wilson's for shares; for the balanced accuracy those of the"
+              " classes put together; for areas under the curve Newcombe's, as if the areas of all classes erred"
+              " alike."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
         how = f" Recipe: {alone.recipe}." if alone.recipe else ""
@@ -268,7 +271,8 @@ def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
               " every class is a question of its own, and there is no accuracy: who answers no to everything would be"
               " right most of the time. Macro is the mean over the classes; micro takes all answers together, so that"
               " frequent classes count more. F1, sensitivity, specificity, precision and exact match are at the"
-              f" threshold of each class: {findings.thresholds_from}."),
+              f" threshold of each class: {findings.thresholds_from}. Intervals of 95 %,"
+              f" {by_what(findings.independent)}."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
         how = f" Recipe: {alone.recipe}." if alone.recipe else ""
@@ -390,7 +394,8 @@ def _sites(card: ModelCard) -> list[_Section]:
         rows = [(each.silo, "sent none" if each.images is None else str(each.images),
                  _DASH if each.images is None else estimate_text(each.measure, measure)) for each in card.sites]
         return [_Section("At the sites", (
-            _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %:"),
+            _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %, by"
+                  " image: how many are of one patient is not sent."),
             _table("At the sites", ("Silo", "Test images", measure.title), rows)))]
     own = () if measure in (ACCURACY, BALANCED) else (measure,)
 
@@ -403,7 +408,8 @@ def _sites(card: ModelCard) -> list[_Section]:
 
     columns = ("Silo", "Test images", "Accuracy", "Balanced accuracy", *(each.title for each in own))
     return [_Section("At the sites", (
-        _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %:"),
+        _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %, by"
+                  " image: how many are of one patient is not sent."),
         _table("At the sites", columns, [row(each) for each in card.sites])))]
 
 
@@ -432,9 +438,15 @@ def _operating_point(card: ModelCard) -> list[_Section]:
                       f"{rates.spared} of {rates.images - rates.of_class}")]
     text = (f"{point.describe()}: an image counts as {point.label} when that class has a probability of at least"
             f" {point.threshold:.4g}, else as the likeliest other class. The threshold was chosen on the validation"
-            " images alone; semisilo predict uses it unless told --no-operating-point.")
+            " images alone; semisilo predict uses it unless told --no-operating-point."
+            f" Intervals: {_by(found.validation)} on the validation images"
+            f"{'' if found.test is None else f', {_by(found.test)} on the test images'}.")
     return [_Section("Operating point", (_Text(text), _table(
         "Operating point", ("What", "Value", "95 % interval", "Images"), tuple(rows))))]
+
+
+def _by(rates: PointRates) -> str:
+    return f"by patient ({counted(rates.patients, 'patient')})" if rates.patients else "by image"
 
 
 def _rate(value: float | None) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -37,8 +38,8 @@ from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.measures.findings import FindingsMeasures, measure_findings
-from semisilo.common.measures.gain import ImageCounts, interval_of
-from semisilo.common.measures.independent_images import independent_images
+from semisilo.common.measures.gain import ImageCounts, PairedGain, interval_of
+from semisilo.common.measures.independent_images import independent_images, patient_keys
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment
@@ -108,6 +109,7 @@ _CARD = "model_card.json"
 _FILES = frozenset({"model.safetensors", "model.onnx", _CARD, "model_card.md", "model_card.html", "reliability.png"})
 """What an export may write, but for a file that builds the network: the card names that."""
 _RANDOM_IMAGES = 64
+_SAME = 1e-6
 
 Progress = Callable[[float, str], None]
 
@@ -210,10 +212,11 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
         labels_N, classes = images.labels_N.numpy(), opened.facts.model.classes
         worth = opened.data.frozen.test_counts.independent if source == STUDY_TEST else \
             independent_images(images.patients, labels_N, len(classes))
-        measures = measure(logits_NK, labels_N, classes=classes, independent=worth,
+        patients = () if worth is None else images.patients
+        measures = measure(logits_NK, labels_N, classes=classes, independent=worth, patients=patients,
                            temperature=opened.facts.temperature) if labels_N.ndim == 1 else measure_findings(
             logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
-            thresholds_from=thresholds_in_words(opened.facts), independent=worth)
+            thresholds_from=thresholds_in_words(opened.facts), independent=worth, patients=patients)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     work.mkdir()
@@ -366,7 +369,8 @@ def _with_thresholds(opened: _Opened, points: Sequence[str], *, calibrate: bool)
         return opened
     logits_NK, rows_NK = _validation(opened, "Probabilities are fitted on", "--calibrate") if calibrate else \
         _validation(opened, "An operating point is chosen on", "--operating-point")
-    found = choose_thresholds(logits_NK, rows_NK, classes=classes, wanted=wanted, calibrate=calibrate)
+    found = choose_thresholds(logits_NK, rows_NK, classes=classes, wanted=wanted, calibrate=calibrate,
+                              patients=_several_of_one(opened.data.images.validation))
     return replace(opened, on_validation=found.rates,
                    facts=replace(opened.facts, thresholds=found.thresholds, scaling=found.scaling,
                                  operating_points=found.operating_points))
@@ -385,7 +389,14 @@ def _with_operating_point(opened: _Opened, text: str) -> _Opened:
     point = operating_point_for(wanted, p_NK, labels_N, classes)
     label = classes.index(point.label)
     return replace(opened, facts=replace(opened.facts, operating_point=point),
-                   at_point=rates_at(p_NK[:, label], labels_N == label, point.threshold))
+                   at_point=rates_at(p_NK[:, label], labels_N == label, point.threshold,
+                                     patients=_several_of_one(opened.data.images.validation)))
+
+
+def _several_of_one(images: ImageSet | None) -> Sequence[str]:
+    """The patient of each image; () where no two are of one, so that every image counts."""
+    patients = () if images is None else images.patients
+    return patients if len(set(patient_keys(patients))) < len(patients) else ()
 
 
 def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -412,7 +423,7 @@ def _card_point(opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.
         assert images.labels_N is not None
         label = opened.facts.model.classes.index(point.label)
         p_N = probabilities(logits_NK, temperature=opened.facts.temperature)[:, label]
-        test = rates_at(p_N, images.labels_N.numpy() == label, point.threshold)
+        test = rates_at(p_N, images.labels_N.numpy() == label, point.threshold, patients=_several_of_one(images))
     return CardOperatingPoint(point=point, validation=opened.at_point, test=test)
 
 
@@ -512,6 +523,8 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         masked="" if labels_alone else masked_sentence(summary.row.config),
         recorded_accuracy=chosen.round.metrics.get("accuracy") if source == STUDY_TEST else None,
         labelled_only=_labels_alone(chosen.study, test=frozen.test_counts),
+        paired=None if labels_alone or source != STUDY_TEST or measures is None or "test" in opened.data.changes else
+        _paired(chosen, measures),
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
         files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
         provenance=_provenance(opened, ledger, study_folder / "study.toml"),
@@ -530,6 +543,18 @@ def _labels_alone(study: StudyRow, *, test: ImageCounts) -> LabelsAlone | None:
                        accuracy_interval=interval_of(ACCURACY, classes=(), images=test, metrics=trained.metrics),
                        cut_short=cut_short(trained),
                        recipe=trained.description, metrics=trained.metrics)
+
+
+def _paired(chosen: ChosenModel, measures: Measures | FindingsMeasures) -> PairedGain | None:
+    """What the study found at its end; None where that was another round, or where float32 and the round's own
+    precision give other answers."""
+    found = chosen.study.paired
+    if found is None or found.round != chosen.round.number:
+        return None
+    own = measures.metrics
+    same = all(math.isclose(value, own[name], abs_tol=_SAME)
+               for name, value in chosen.round.metrics.items() if name in own)
+    return found if same else None
 
 
 def _provenance(opened: _Opened, ledger: Ledger, study_file: Path) -> Provenance:

@@ -15,8 +15,8 @@ from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.calibration import Calibration, auroc, calibration_at, fit_temperature, probabilities
 from semisilo.common.measures.gain import ImageCounts, interval_of
-from semisilo.common.measures.independent_images import IndependentImages
-from semisilo.common.measures.intervals import Interval, share_interval, wilson
+from semisilo.common.measures.independent_images import IndependentImages, worth_of
+from semisilo.common.measures.intervals import Interval, share_interval
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 
 __all__ = ["MOST_DENSE", "ClassMeasures", "Measures", "measure", "temperature_for"]
@@ -70,8 +70,7 @@ class Measures:
     confusion_cells: tuple[tuple[int, int, int], ...] = field(default=(), metadata=ABSENT_AT_DEFAULT)
     """Of more classes: (true, predicted, images) of all that is not 0, by the labels' order."""
     independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
-    """What the images are worth where several are of one patient; None where all of them count. Intervals of precisions
-    go by images all the same."""
+    """What the images are worth where several are of one patient; None where all of them count."""
 
     def value_of(self, measure: StudyMeasure) -> float | None:
         """A study's measure on these images, 0 to 1; None where they do not give it."""
@@ -97,12 +96,14 @@ class Measures:
 
 
 def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, classes: Sequence[str],
-            temperature: float = 1.0, independent: IndependentImages | None = None) -> Measures:
+            temperature: float = 1.0, independent: IndependentImages | None = None, patients: Sequence[str] = ()
+            ) -> Measures:
     """Measures a model by what it answers to images whose class is known; N >= 1.
 
     Predictions are the largest logit, of equal ones the lowest class, as in the rounds of a study.
     Args:
         independent: what the images are worth where several are of one patient.
+        patients: whom each image is of then, "" where it is not known; () where that is not known of the images.
     Raises: ComputeFailed when a logit is not finite.
     """
     _check_finite(logits_NK)
@@ -126,7 +127,8 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
         found.append(ClassMeasures(
             name=name, images=images, predicted=predicted, right=right, recall=recall,
             recall_interval=share_interval(recall, images, None if worth is None else worth.by_class[label]),
-            precision=right / predicted if predicted else None, precision_interval=wilson(right, predicted),
+            precision=right / predicted if predicted else None, precision_interval=share_interval(
+                right / predicted if predicted else None, predicted, worth_of(patients, predicted_N == label)),
             auroc=None if areas is None else areas.per_class[label]))
     right = int(np.trace(counted))
     recalls = [each.recall for each in found if each.recall is not None]

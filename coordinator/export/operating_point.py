@@ -9,14 +9,16 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.errors import UsageError
-from semisilo.common.measures.intervals import Interval, wilson
+from semisilo.common.measures.independent_images import patient_keys, worth_of
+from semisilo.common.measures.intervals import Interval, share_interval
 from semisilo.common.models.exported import OperatingPoint
 
 __all__ = ["EVERY_CLASS", "CardOperatingPoint", "PointRates", "WantedPoint", "choose_threshold", "operating_point_for",
@@ -59,6 +61,8 @@ class PointRates:
     specificity: float | None
     """spared / rest; None without images of the rest."""
     specificity_interval: Interval | None
+    patients: int = field(default=0, metadata=ABSENT_AT_DEFAULT)
+    """How many patients intervals go by, where several images are of one; 0 where every image counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,15 +145,23 @@ def choose_threshold(p_N: NDArray[np.float64], is_class_N: NDArray[np.bool_], *,
     return (first + (float(above.min()) if len(above) else 1.0)) / 2
 
 
-def rates_at(p_N: NDArray[np.float64], is_class_N: NDArray[np.bool_], threshold: float) -> PointRates:
-    """Sensitivity and specificity of p >= threshold, with Wilson's intervals."""
+def rates_at(p_N: NDArray[np.float64], is_class_N: NDArray[np.bool_], threshold: float, *,
+             patients: Sequence[str] = ()) -> PointRates:
+    """Sensitivity and specificity of p >= threshold, with Wilson's intervals.
+
+    Args:
+        patients: a key of each image, "" where it is not known; () where every image counts.
+    """
     reached_N = p_N >= threshold
     of_class, found = int(is_class_N.sum()), int((reached_N & is_class_N).sum())
     rest, spared = len(p_N) - of_class, int((~reached_N & ~is_class_N).sum())
+    sensitivity, specificity = found / of_class if of_class else None, spared / rest if rest else None
     return PointRates(
-        images=len(p_N), of_class=of_class, found=found, sensitivity=found / of_class if of_class else None,
-        sensitivity_interval=wilson(found, of_class), spared=spared, specificity=spared / rest if rest else None,
-        specificity_interval=wilson(spared, rest))
+        images=len(p_N), of_class=of_class, found=found, sensitivity=sensitivity,
+        sensitivity_interval=share_interval(sensitivity, of_class, worth_of(patients, is_class_N)), spared=spared,
+        specificity=specificity,
+        specificity_interval=share_interval(specificity, rest, worth_of(patients, ~is_class_N)),
+        patients=len(set(patient_keys(patients))))
 
 
 def operating_point_for(wanted: WantedPoint, probabilities_NK: NDArray[np.float64], labels_N: NDArray[np.int64],

@@ -42,13 +42,15 @@ class ClassThresholds:
 
 
 def choose_thresholds(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], *, classes: Sequence[str],
-                      wanted: Sequence[WantedPoint], calibrate: bool) -> ClassThresholds:
+                      wanted: Sequence[WantedPoint], calibrate: bool, patients: Sequence[str] = ()
+                      ) -> ClassThresholds:
     """Chooses on images that nothing was trained on, and that are no test images.
 
     Args:
         rows_NK: 1 shown, 0 not shown, -1 not known.
         wanted: at most one for each class. A class of which these images are all alike keeps its other threshold where
             the point was asked for every class.
+        patients: whom each image is of, "" where it is not known; () where every image counts.
     Raises: UsageError for a point that cannot be had; ComputeFailed when a logit is not finite.
     """
     scaling = scaling_for(logits_NK, rows_NK) if calibrate else ()
@@ -62,7 +64,9 @@ def choose_thresholds(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8],
             continue
         points.append(point_of_class(each, p_NK[known[label], label], is_class_N))
         cuts[label] = points[-1].threshold
-    rates = tuple(rates_at(p_NK[known[label], label], rows_NK[known[label], label] == 1, cut)
+    rates = tuple(rates_at(p_NK[known[label], label], rows_NK[known[label], label] == 1, cut,
+                           patients=[patients[image] for image in np.flatnonzero(known[label]).tolist()]
+                           if patients else ())
                   for label, cut in enumerate(cuts))
     return ClassThresholds(thresholds=tuple(cuts), scaling=scaling, operating_points=tuple(points), rates=rates)
 

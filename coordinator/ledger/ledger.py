@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import TaskClosed, UnknownName
+from semisilo.common.measures.gain import PairedGain
 from semisilo.coordinator.ledger.database import LedgerFile
 from semisilo.coordinator.ledger.records import (
     DeclaredUpdate,
@@ -101,8 +102,8 @@ class Ledger(LedgerFile):
         with self.part() as db:
             db.execute("UPDATE study SET config_json = ? WHERE name = ?", (canonical_json(config), name))
             if self.committed_digest(name) == "":
-                db.execute("UPDATE study SET frozen_json = NULL, numerics_json = NULL, baseline_json = NULL"
-                           " WHERE name = ?", (name,))
+                db.execute("UPDATE study SET frozen_json = NULL, numerics_json = NULL, baseline_json = NULL,"
+                           " paired_json = NULL WHERE name = ?", (name,))
                 db.execute("DELETE FROM round WHERE study = ?", (name,))
             self.event("study_requeued", study=name, config=config)
 
@@ -188,9 +189,9 @@ class Ledger(LedgerFile):
         return float(rows[0]["unix"]), StudyState(json.loads(rows[0]["detail_json"])["before"])
 
     def set_study_facts(self, name: str, *, frozen: FrozenStudy | None = None, numerics: NumericsRecord | None = None,
-                        baseline: LabelledOnlyResult | None = None) -> None:
-        """Writes what was found out about a study when it began; None leaves what is there."""
-        facts = {"frozen": frozen, "numerics": numerics, "baseline": baseline}
+                        baseline: LabelledOnlyResult | None = None, paired: PairedGain | None = None) -> None:
+        """Writes what was found out about a study, most of it when it began; None leaves what is there."""
+        facts = {"frozen": frozen, "numerics": numerics, "baseline": baseline, "paired": paired}
         with self.transaction() as db:
             for key, value in facts.items():
                 if value is None:

@@ -503,6 +503,10 @@ END;
 """
 """A round that is done again is sent again: its bytes are compared with dense transfers of every try."""
 
+_PAIRED = """
+ALTER TABLE study ADD COLUMN paired_json TEXT;      -- the interval of what it is better by than labels alone
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES)
+                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES, _PAIRED)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm, Ranges
-from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.gain import ImageCounts, PairedGain
 from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.methods.numerics import NumericsRecord
@@ -249,6 +249,8 @@ class StudyRow:
     """When it first began with what still counts: not when it was last queued again."""
     ended_unix: float | None
     reason: str
+    paired: PairedGain | None = None
+    """What the round that is handed over is better by than labels alone; None until the study is over."""
 
     @property
     def study_measure(self) -> StudyMeasure:
@@ -442,7 +444,7 @@ def study_row(row: sqlite3.Row) -> StudyRow:
                     numerics=_record_or_none(NumericsRecord, row["numerics_json"]),
                     baseline=_record_or_none(LabelledOnlyResult, row["baseline_json"]),
                     queued_unix=row["queued_unix"], started_unix=row["started_unix"], ended_unix=row["ended_unix"],
-                    reason=row["reason"])
+                    reason=row["reason"], paired=_record_or_none(PairedGain, row["paired_json"]))
 
 
 def round_head(row: sqlite3.Row) -> RoundHead:

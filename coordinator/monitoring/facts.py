@@ -385,6 +385,9 @@ class StudyDetail:
     gain_interval_text: str
     gain_verdict: str
     """Whether it is more than chance: "no difference shown"."""
+    intervals_by: str
+    """What the intervals of single models go by: "by image", or "by patient (20 patients)"; empty until the images were
+    read."""
     choice: ChoiceFacts
     """Which round is handed over as things stand, and why."""
     next_command: str

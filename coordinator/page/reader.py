@@ -16,6 +16,7 @@ from pathlib import Path
 from semisilo.common import __version__
 from semisilo.common.errors import SemisiloError, UnknownName, UnknownSilo
 from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
+from semisilo.common.measures.independent_images import by_what
 from semisilo.common.methods import METHODS, find_method
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.federation.operate import offered_returns
@@ -205,6 +206,7 @@ class PageReader:
             gain=None if gain is None else gain.value, gain_interval=None if gain is None else gain.interval,
             gain_text="" if gain is None else gain_text(gain), gain_verdict="" if gain is None else gain_verdict(gain),
             gain_interval_text="" if gain is None else gain_interval_text(gain),
+            intervals_by="" if row.frozen is None else by_what(row.frozen.test_counts.independent),
             choice=facts.choice, next_command=facts.next_command,
             seconds=seconds_since_start(row, now), seconds_left=facts.seconds_left,
             num_parameters=0 if row.frozen is None else row.frozen.num_parameters, dense_bytes=dense,

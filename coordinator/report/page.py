@@ -269,7 +269,8 @@ def _classes(found: ByClass | None) -> Table | None:
     rows = [[each.name, _DASH if each.images is None else str(each.images), describe_percentage(each.recall),
              _DASH if each.interval is None else
              describe_range(each.interval.low, each.interval.high)] for each in found.classes]
-    return Table("Recall of each class", ("Class", "Test images", "Recall", "95 % interval"), rows)
+    return Table(f"Recall of each class, intervals {found.intervals_by}",
+                 ("Class", "Test images", "Recall", "95 % interval"), rows)
 
 
 def _findings(found: ByClass) -> Table:
@@ -279,8 +280,9 @@ def _findings(found: ByClass) -> Table:
     rows = [[each.name, _count(each.images), describe_metric("auroc", each.auroc), between(each.auroc_interval),
              describe_metric("average_precision", each.average_precision), between(each.average_precision_interval),
              describe_percentage(each.calibration_error)] for each in found.findings]
-    return Table("Every class", ("Class", "Test images", "AUROC", "95 % interval", "Average precision", "95 % interval",
-                                 "Calibration error"), rows)
+    return Table(f"Every class, intervals {found.intervals_by}",
+                 ("Class", "Test images", "AUROC", "95 % interval", "Average precision", "95 % interval",
+                  "Calibration error"), rows)
 
 
 def _confusion_of_findings(found: ByClass) -> Table | None:

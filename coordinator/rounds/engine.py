@@ -277,6 +277,7 @@ class Engine:
             heads = round_heads(self._ledger, name)
             if prefers_labels_alone(self._ledger.study(name), handed_over(heads), heads):
                 await self._lifecycle.write_model(name)
+            await self._lifecycle.compare_with_labels_alone(name)
             early = stopped_early(self._ledger, name, config.study, study.frozen.study_measure)
             if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED, reason=early):
                 break

@@ -15,11 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError, SystemTrouble
+from semisilo.common.measures.gain import PairedGain
 from semisilo.common.measures.round_choice import rounds_without_gain
 from semisilo.common.measures.study_measure import StudyMeasure
+from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import counted
 from semisilo.common.text.system_errors import explained
-from semisilo.coordinator.compute.messages import Export
+from semisilo.coordinator.compute.messages import Compare, Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (
     begun_again_event,
@@ -245,6 +247,31 @@ class StudyLifecycle:
         await self._steps.call(replace(wanted, path=model), activity="writing the model")
         note_model_written(self._ledger, name, wanted.state)
 
+    async def compare_with_labels_alone(self, name: str) -> None:
+        """Writes to the ledger what the round that is handed over is better by than labels alone, with the interval of
+        both models' answers to each test image; nothing where either is not there, or labels alone are handed over.
+
+        Without it the interval of the gain is wider, so that a study ends all the same where it cannot be had.
+        """
+        row, rounds = self._ledger.study(name), round_heads(self._ledger, name)
+        chosen = handed_over_beside(row, rounds)
+        if chosen is None or row.baseline is None or not row.baseline.model_digest or row.frozen is None \
+                or not row.frozen.num_test or prefers_labels_alone(row, chosen, rounds):
+            return
+        try:
+            found = await self._steps.call(Compare(state=chosen.state_digest, labels_alone=row.baseline.model_digest),
+                                           activity="comparing with labels alone")
+        except (SystemTrouble, ComputeAborted):
+            raise
+        except SemisiloError as error:
+            _LOG.warning("study %s: the two models could not be compared image by image: %s The interval of the gain"
+                         " is that of two models with test images of their own.", name, error.line())
+            return
+        with self._ledger.transaction():
+            if found.intervals and self._ledger.study_state(name) is not StudyState.QUEUED:  # else it goes on or back
+                self._ledger.set_study_facts(name, paired=PairedGain(
+                    round=chosen.number, patients=found.patients, intervals=found.intervals))
+
     async def tidy_up(self) -> SystemTrouble | None:
         """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
         model that they hand over; removes that of studies that have gone back, where `rollback` could not. A model that
@@ -311,6 +338,7 @@ class StudyLifecycle:
             if self._steps.opened != row.name:  # it was stopped while nobody served
                 await self._steps.open_study(row, config_from_dict(row.config, where=f"study {row.name}"),
                                              may_have_changed=True)
+            await self.compare_with_labels_alone(row.name)  # first: once its model is noted nobody comes back to it
             await self.write_model(row.name)
         except SystemTrouble:
             raise

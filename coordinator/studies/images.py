@@ -144,6 +144,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         _warn_of_missing_classes(images, classes, silos_too=silos_have_labels(config.method.settings.scenario))
     measure, measure_reason = _measure(config, classes, images_K)
     if frozen is None:
+        _check_measured_class(images, classes, measure, silos_too=silos_have_labels(config.method.settings.scenario))
         _warn_of_other_aim(config, images, measure, num_classes=len(classes))
         _warn_of_unseen_classes(images, classes, measure)
         if not config.study.measure and config.study.task != "multi_label" and not any(images_K):
@@ -327,12 +328,40 @@ def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...], 
                      " coordinator a few, or leave it out of [data] classes")
 
 
+def _check_measured_class(images: CoordinatorData, classes: tuple[str, ...], measure: StudyMeasure, *, silos_too: bool
+                          ) -> None:
+    """Refuses the recall of a class that nobody can learn, or by which no round can be chosen: a study would run to its
+    end and hand over whatever came last. Test images without it are told by `_warn_of_unseen_classes`.
+
+    Args:
+        silos_too: whether silos have labels too.
+    Raises: BadConfiguration.
+    """
+    if (label := measure.label_in(classes)) is None:
+        return
+    name, where = measure.class_name, f'[study] measure = "{measure}":'
+    other = "Add some, or choose another measure, such as balanced_accuracy."
+    labelled_K, validation_K = (_by_class(each, num_classes=len(classes)) for each in (images.labelled,
+                                                                                      images.validation))
+    if labelled_K and not labelled_K[label] and not silos_too:
+        raise BadConfiguration(f"{where} of the {counted(sum(labelled_K), 'labelled image')} none is of '{name}', so no"
+                               " model can learn it.", remedy=other)
+    if validation_K and validation_K[label] in (0, sum(validation_K)):
+        which = "none" if not validation_K[label] else "every one"
+        raise BadConfiguration(f"{where} of the {counted(sum(validation_K), 'validation image')} {which} is of"
+                               f" '{name}', so no round can be chosen by it.",
+                               remedy=other if which == "none" else "Add images of other classes.")
+
+
 def _warn_of_unseen_classes(images: CoordinatorData, classes: tuple[str, ...], measure: StudyMeasure) -> None:
     """Says of which classes there is no image where the study measures itself by all of them."""
     for part, found, what in (("validation", images.validation, "choose the round that is handed over"),
                               ("test", images.test, "are what the model is judged by")):
         unseen = measure.unseen(classes, _by_class(found, num_classes=len(classes)))
-        if unseen:
+        if unseen and measure.kind == "recall":  # of test images: without it in the others it was refused
+            _LOG.warning("the %s images, which %s, have none of '%s': the study's %s is not measured there, and the"
+                         " gain is stated in accuracy; give them some", part, what, unseen[0], measure.title)
+        elif unseen:
             _LOG.warning("the %s images, which %s, have none of '%s'%s: their %s leaves out what the model does there,"
                          " and a model that never answers so looks no worse; give them some of every class", part, what,
                          unseen[0], f" and {len(unseen) - 1} more of the study's classes" if len(unseen) > 1 else "",

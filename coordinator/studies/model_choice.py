@@ -159,12 +159,12 @@ def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float], 
         has_silos: whether an update was accepted up to that round.
     """
     found = [f"The model handed over is that of {facts.text}."]
-    gain = _shown_gain(row, chosen)
+    gain = _shown_gain(row, chosen, facts.round)
     if gain is not None and row.frozen is not None:
         federated, alone = (describe_metric(gain.measure.metric, each) for each in (gain.federated, gain.labels_alone))
         found.append(f"On {row.frozen.num_test} test images round {facts.round} has {gain.measure.with_article} of"
                      f" {federated} and labels alone {alone}{_verdict(gain, facts, has_silos=has_silos)}.")
-        beside = gain_of_study(row, chosen, measure=ACCURACY)
+        beside = gain_of_study(row, chosen, facts.round, measure=ACCURACY)
         if gain.measure != ACCURACY and beside is not None:
             found.append(f"Their accuracy there: {describe_percentage(beside.federated)} and"
                          f" {describe_percentage(beside.labels_alone)}.")
@@ -198,20 +198,23 @@ def _reached(row: StudyRow, chosen: Mapping[str, float]) -> tuple[int, str] | No
     return None
 
 
-def gain_of_study(row: StudyRow, federated: Mapping[str, float], *, measure: StudyMeasure | None = None) -> Gain | None:
+def gain_of_study(row: StudyRow, federated: Mapping[str, float], number: int | None, *,
+                  measure: StudyMeasure | None = None) -> Gain | None:
     """What a round is better by than labels alone, on the test images.
 
     Args:
         federated: metrics of the round.
+        number: of the round.
         measure: None for the study's.
     Returns: None where either was not measured.
     """
     if row.frozen is None or row.baseline is None or not row.frozen.num_test:
         return None
     return gain_of(measure or row.study_measure, classes=row.classes, images=row.frozen.test_counts,
-                   federated=federated, labels_alone=row.baseline.metrics)
+                   federated=federated, labels_alone=row.baseline.metrics,
+                   paired=row.paired if row.paired is not None and row.paired.round == number else None)
 
 
-def _shown_gain(row: StudyRow, federated: Mapping[str, float]) -> Gain | None:
+def _shown_gain(row: StudyRow, federated: Mapping[str, float], number: int | None) -> Gain | None:
     """In the study's measure; in accuracy where the test images do not give that."""
-    return gain_of_study(row, federated) or gain_of_study(row, federated, measure=ACCURACY)
+    return gain_of_study(row, federated, number) or gain_of_study(row, federated, number, measure=ACCURACY)

@@ -75,7 +75,8 @@ class ShownModel:
     def gain(self, row: StudyRow, *, measure: StudyMeasure | None = None) -> Gain | None:
         """What silos have brought to it on the test images, in the study's measure or another; None also where they
         have no part in what is handed over."""
-        return None if self.round is None or self.no_gain else gain_of_study(row, self.metrics, measure=measure)
+        return None if self.round is None or self.no_gain else gain_of_study(
+            row, self.metrics, self.round, measure=measure)
 
 
 def shown_model(row: StudyRow, rounds: Sequence[_Measured], choice: ChoiceFacts, *, first_update: int | None

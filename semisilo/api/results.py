@@ -16,6 +16,7 @@ from semisilo.common.errors import UsageError
 from semisilo.common.measures.gain import (
     Gain,
     ImageCounts,
+    PairedGain,
     gain_interval_text,
     gain_of,
     gain_text,
@@ -104,6 +105,9 @@ class Run:
     """Which round is handed over, by which measure and why; `choice.text` says it in one line."""
     test_images: ImageCounts
     """How many test images there are, in all and of each class."""
+    paired: PairedGain | None = None
+    """Intervals of what the round that is handed over is better by than labels alone, by what both models answer to
+    each test image; None until the study is over."""
     simulated: bool = True
     labelled_only_steps: int = 0
     """Steps that the labels alone took; 0 where that was not done."""
@@ -306,6 +310,8 @@ class Summary:
     """Why there is no gain, where silos have no part in what runs hand over."""
     gain_patients: int = 0
     """How many patients the interval goes by, where several test images are of one; 0 where every image counts."""
+    gain_paired: bool = False
+    """Whether the interval is of what both models answer to each image, in every run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -379,7 +385,7 @@ def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simul
                rounds=tuple(_round(each, simulated=simulated) for each in summary.rounds),
                choice=summary.choice, participation=summary.participation,
                test_images=ImageCounts(0) if row.frozen is None else row.frozen.test_counts,
-               labelled_only_accuracy=summary.labelled_only,
+               paired=row.paired, labelled_only_accuracy=summary.labelled_only,
                labelled_only={} if row.baseline is None else row.baseline.metrics,
                labelled_only_steps=0 if row.baseline is None else row.baseline.steps,
                digest=ledger.committed_digest(study),
@@ -431,8 +437,11 @@ def _spread(values: Sequence[float]) -> float | None:
 
 def _gain(run: Run, alone: Mapping[str, float], measure: StudyMeasure) -> Gain | None:
     """Of one run against the labels alone of its seed; None where silos have no part in what it hands over."""
-    return None if run.shown is None or run.no_gain else gain_of(
-        measure, classes=run.classes, images=run.test_images, federated=run.shown.metrics, labels_alone=alone)
+    if run.shown is None or run.no_gain:
+        return None
+    known = run.paired is not None and run.paired.round == run.shown.round and alone == run.labelled_only
+    return gain_of(measure, classes=run.classes, images=run.test_images, federated=run.shown.metrics,
+                   labels_alone=alone, paired=run.paired if known else None)
 
 
 def _summary(label: str, runs: Sequence[Run], *, among: Sequence[Run] = ()) -> Summary:
@@ -458,6 +467,7 @@ def _summary(label: str, runs: Sequence[Run], *, among: Sequence[Run] = ()) -> S
         gain=None if mean is None or line is None or none else mean - line,
         gain_interval=None if gain is None else gain.interval,
         gain_verdict="" if gain is None else gain_verdict(gain), gain_patients=0 if gain is None else gain.patients,
+        gain_paired=gain is not None and gain.paired,
         payload_bytes=sum(run.payload_bytes for run in runs) / len(runs),
         share_of_dense=sum(run.payload_bytes for run in runs) / dense if dense else None,
         label_ratio=_mean([run.label_ratio for run in runs if run.label_ratio is not None]),
@@ -485,7 +495,7 @@ def _cells(each: Summary, *, accuracy: bool) -> tuple[str, ...]:
     gain, interval = "–", each.no_gain or "–"
     if each.gain is not None:  # a mean over runs
         of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval,
-                      patients=each.gain_patients)
+                      patients=each.gain_patients, paired=each.gain_paired)
         gain = gain_text(of_all, decimals=2)
         interval = ", ".join(filter(None, (gain_interval_text(of_all).removeprefix("95 % interval "),
                                            each.gain_verdict)))

@@ -112,7 +112,9 @@ def show_result(console: Console, result: DemoResult) -> None:
     console.print()
     if result.labelled_only_recipe:
         console.print(Text(f"Labels alone: {result.labelled_only_recipe}.", "dim"), soft_wrap=True)
-    console.print(Text("The gain's interval is as if each model had test images of its own.", "dim"), soft_wrap=True)
+    if result.gain is not None and result.gain.paired:
+        console.print(Text("The gain's interval compares both models' answers to each test image.", "dim"),
+                      soft_wrap=True)
     console.print(Text(f"Report: {result.report}"), soft_wrap=True)
     if result.kept is not None:
         hub = shlex.quote(str(result.kept / "coordinator"))

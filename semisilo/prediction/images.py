@@ -11,7 +11,7 @@ Tests: tests/semisilo/prediction/test_predict.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import to_rows
-from semisilo.common.data.readers import kind_of, listing_of, parse_source
+from semisilo.common.data.readers import kind_of, listing_of, parse_source, patient_of
 from semisilo.common.errors import BadData
 
 __all__ = ["Batch", "Source", "open_source"]
@@ -46,6 +46,8 @@ class Batch:
     """Of the source that has been read."""
     rows_BK: NDArray[np.int8] | None = None
     """Where images may have several labels, of the model's classes: 1 shown, 0 not shown, -1 not known. Else None."""
+    patients: list[str] = field(default_factory=list)
+    """A key of each image's patient, "" where it is not known; [] where nobody asks, or it is known of none."""
 
 
 class Source:
@@ -66,12 +68,14 @@ class Source:
         held: list[NDArray[np.uint8]] = []
         rows: list[NDArray[np.int8]] = []
         files: list[str] = []
+        patients: list[str] = []
         labels: list[int] = []
         share = 0.0
         for part in self._parts:
             held.append(part.images_BCHW)
             rows += [] if part.rows_BK is None else [part.rows_BK]
             files, labels, share = files + part.files, labels + part.labels, part.share
+            patients += part.patients
             if len(files) < self._batch_size:
                 continue
             whole, rows_NK = np.concatenate(held), np.concatenate(rows) if rows else None
@@ -79,12 +83,12 @@ class Source:
             while len(whole) - cut >= self._batch_size:
                 end = cut + self._batch_size
                 yield Batch(whole[cut:end], files[cut:end], labels[cut:end], share,
-                            None if rows_NK is None else rows_NK[cut:end])
+                            None if rows_NK is None else rows_NK[cut:end], patients[cut:end])
                 cut = end
-            held, files, labels = [whole[cut:]], files[cut:], labels[cut:]
+            held, files, labels, patients = [whole[cut:]], files[cut:], labels[cut:], patients[cut:]
             rows = [] if rows_NK is None else [rows_NK[cut:]]
         if files:
-            yield Batch(np.concatenate(held), files, labels, share, np.concatenate(rows) if rows else None)
+            yield Batch(np.concatenate(held), files, labels, share, np.concatenate(rows) if rows else None, patients)
 
 
 def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_error: OnError, batch_size: int,
@@ -211,7 +215,9 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
         names = [file.name if each.part is None else f"{file.name}[{each.part}]" for each in found]
         yield Batch(np.stack([each.square for each in found]), names, [index.get(file.class_name, -1)] * len(found),
                     min(1.0, done / max(1, number)),
-                    None if rows is None else np.tile(rows.of(file), (len(found), 1)))
+                    None if rows is None else np.tile(rows.of(file), (len(found), 1)),
+                    [] if rows is None else [patient_of(file, each.patient, "auto", in_class=False,
+                                                        has_several=len(found) > 1) for each in found])
 
 
 def _npz_of_findings(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str,

@@ -28,6 +28,7 @@ from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.measures.finding_calibration import finding_probabilities
 from semisilo.common.measures.findings import FindingsMeasures, measure_findings
+from semisilo.common.measures.independent_images import independent_images
 from semisilo.common.measures.multi_label import AVERAGE_CUT
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingPoint, facts_from_json
 from semisilo.common.models.own.given import GIVEN, Network, give
@@ -295,6 +296,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     files: list[str] = []
     true: list[int] = []
     rows: list[NDArray[np.int8]] = []
+    patients: list[str] = []
     for batch in images:
         answer_BK = opened.logits(batch.images_BCHW)
         if answer_BK.shape != (len(batch.files), len(facts.model.classes)) or not bool(np.isfinite(answer_BK).all()):
@@ -303,6 +305,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         files += batch.files
         true += batch.labels
         rows += [] if batch.rows_BK is None else [batch.rows_BK]
+        patients += batch.patients
         if progress is not None:
             progress(batch.share, f"{len(files)} images")
     if not files:
@@ -314,7 +317,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     classes = facts.model.classes
     if facts.task == "multi_label":
         unknown_NK = np.full(logits_NK.shape, -1, dtype=np.int8)
-        return _of_findings(logits_NK, np.concatenate(rows) if rows else unknown_NK, facts, tuple(files), images)
+        return _of_findings(logits_NK, np.concatenate(rows) if rows else unknown_NK, facts, tuple(files), images,
+                            patients=tuple(patients))
     plain_NK = p_NK = probabilities(logits_NK, temperature=facts.temperature)
     predicted_N, brought_to = logits_NK.argmax(axis=1), None
     if prevalence:
@@ -356,15 +360,21 @@ def _check_options_of_findings(*, operating_point: bool, prevalence: str) -> Non
 
 
 def _of_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], facts: ModelFacts, files: tuple[str, ...],
-                 images: Source) -> Predictions:
-    """Predictions of a model whose images may show several classes or none, compared with what the source knows."""
+                 images: Source, *, patients: tuple[str, ...]) -> Predictions:
+    """Predictions of a model whose images may show several classes or none, compared with what the source knows.
+
+    Args:
+        patients: whom each image is of, "" where it is not known; () of none.
+    """
     classes = facts.model.classes
     p_NK = finding_probabilities(logits_NK, facts.scaling)
     cuts = facts.thresholds or (AVERAGE_CUT,) * len(classes)
     known_N = (rows_NK >= 0).any(axis=1)
+    compared = [patients[image] for image in np.flatnonzero(known_N).tolist()] if patients else []
+    worth = independent_images(compared, rows_NK[known_N], len(classes)) if compared else None
     measures = None if not known_N.any() else measure_findings(
         logits_NK[known_N], rows_NK[known_N], classes=classes, thresholds=cuts, scaling=facts.scaling,
-        thresholds_from="those of the model")
+        thresholds_from="those of the model", independent=worth, patients=() if worth is None else compared)
     return Predictions(classes=classes, files=files, predicted=(p_NK - np.array(cuts)).argmax(axis=1),
                        probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64),
                        skipped=tuple(images.skipped), thresholds=cuts, truth=rows_NK, measures=measures,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semisilo.common.measures.findings import FindingsMeasures
+from semisilo.common.measures.independent_images import by_what
 from semisilo.common.measures.intervals import Interval
 from semisilo.common.text.describe import describe_metric, describe_percentage
 
@@ -37,8 +38,9 @@ def show_measures(measures: FindingsMeasures, console: Console) -> None:
                   _share(micro.f1, micro.f1_interval), _share(micro.sensitivity, micro.sensitivity_interval),
                   _share(micro.specificity, micro.specificity_interval))
     console.print(table)
-    console.print(Text("Below each number its 95 % interval. F1, sensitivity and specificity are at the thresholds."
-                       f" Exact match {describe_percentage(measures.exact_match)}, calibration error"
+    by = by_what(measures.independent)
+    console.print(Text(f"Below each number its 95 % interval, {by}. F1, sensitivity and specificity are at the"
+                       f" thresholds. Exact match {describe_percentage(measures.exact_match)}, calibration error"
                        f" {describe_percentage(_error(measures))} (mean over classes).", "dim"), soft_wrap=True)
 
 

@@ -151,7 +151,7 @@ class SiteEvaluator:
             self._tell(f"study {study}: the global model is not evaluated on this site's test images: {found.why_not}")
             return
         entry = RecordedEvaluation(
-            unix=self._clock(), class_names=class_names, measure=measure,
+            unix=self._clock(), class_names=class_names, measure=measure, independent=found.independent,
             evaluation=SiteEvaluation(study=study, round=round, labels_alone=labels_alone,
                                       model_digest=model_digest, classes=found.classes))
         await asyncio.to_thread(self._record.add, entry)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.identity.certificates import utc_text
+from semisilo.common.measures.independent_images import by_what
 from semisilo.common.measures.site_evaluation import ClassResult, Estimate
 from semisilo.common.text.describe import counted, describe_bytes, describe_progress, describe_seconds
 from semisilo.common.text.logs import printable
@@ -94,6 +95,8 @@ class Score:
     """What the study compares rounds by."""
     measured: Estimate | None
     """That measure; None where it cannot be measured on these images."""
+    intervals_by: str
+    """What the intervals go by: "by image", or "by patient (20 patients)"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +215,7 @@ def score_of(entry: RecordedEvaluation) -> Score:
     return Score(
         study=found.study, round=found.round, labels_alone=found.labels_alone, unix=entry.unix, count=scores.count,
         accuracy=scores.accuracy, balanced_accuracy=scores.balanced_accuracy, measure=str(entry.study_measure),
-        measured=scores.measure)
+        measured=scores.measure, intervals_by=by_what(entry.independent))
 
 
 def evaluation_of(entry: RecordedEvaluation) -> EvaluationFacts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.methods.numerics import NumericsRecord
@@ -133,6 +134,8 @@ class Evaluated:
     """By label; empty where it was not evaluated."""
     why_not: str = ""
     """Why it was not, for a person here; empty where it was."""
+    independent: IndependentImages | None = None
+    """What the test images are worth where several are of one patient; None where every image counts. Stays here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

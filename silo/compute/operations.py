@@ -23,9 +23,10 @@ from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.data.image_set import ImageSet, Skipped
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.evaluation import AnyEvaluation, MultiLabelEvaluation, evaluation_steps
+from semisilo.common.learning.evaluation import AnyEvaluation, Evaluation, MultiLabelEvaluation, evaluation_steps
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.learning.training import loaded_model
+from semisilo.common.measures.independent_images import independent_images
 from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared, silos_have_labels
 from semisilo.common.methods.contract import (
@@ -262,7 +263,8 @@ class Operations:
         if test is None:
             raise BadData("There are no test images.", remedy="Name some: silo join --test FOLDER.")
         found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
-        return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
+        return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes,
+                             independent=found.independent)
 
     def _until(self, stop_file: Path) -> Callable[[float, str], None]:
         """The progress of reading images. It raises _StopRead once the stop file is there."""
@@ -349,13 +351,17 @@ def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file
         found: AnyEvaluation = end.value
     finally:
         steps.close()
+    independent = None
+    if test.labels_N is not None and test.patients:
+        independent = independent_images(test.patients, test.labels_N.numpy(), len(found.per_class_recall)
+                                         if isinstance(found, Evaluation) else len(found.class_counts))
     if isinstance(found, MultiLabelEvaluation):
-        return Evaluated(classes=tuple(
+        return Evaluated(independent=independent, classes=tuple(
             ClassResult(images=counts.with_class, correct=counts.true_positives, auroc=area,
                         others=counts.without_class, correct_others=counts.true_negatives, average_precision=precision)
             for counts, area, precision in zip(found.class_counts, found.areas.per_class,
                                                found.average_precisions.per_class, strict=True)))
-    return Evaluated(classes=tuple(
+    return Evaluated(independent=independent, classes=tuple(
         ClassResult(images=sum(row), correct=row[label], auroc=area)
         for label, (row, area) in enumerate(zip(found.confusion, found.per_class_auroc, strict=True))))
 

@@ -6,11 +6,12 @@ It is written durably before anything of it is sent, and stays here whatever the
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from semisilo.common.config import from_dict, to_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.measures.independent_images import IndependentImages, by_what
 from semisilo.common.measures.site_evaluation import SiteEvaluation, SiteScores, estimate_text, site_scores
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.storage.durable import write_durably
@@ -33,6 +34,9 @@ class RecordedEvaluation:
     """In label order."""
     measure: str = ""
     """What the study compares rounds by, as `parse_measure` reads it; empty: accuracy."""
+    independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
+    """What the images are worth where several are of one patient; None where every image counts, and in what an earlier
+    version recorded. It is not sent."""
 
     def __post_init__(self) -> None:
         self.scores()  # a record that cannot be shown is none
@@ -44,7 +48,7 @@ class RecordedEvaluation:
 
     def scores(self) -> SiteScores:
         """Accuracy, balanced accuracy and the study's measure with intervals. Raises: ValueError for what cannot be."""
-        return site_scores(self.evaluation, self.study_measure, self.class_names)
+        return site_scores(self.evaluation, self.study_measure, self.class_names, self.independent)
 
     def is_of(self, study: str, round: int, *, labels_alone: bool = False, model_digest: str = "") -> bool:
         """Whether it is about that model; without a digest, about any of that round."""
@@ -100,4 +104,4 @@ def scores_text(entry: RecordedEvaluation) -> str:
     named = scores.by_measure(measure)
     which = "labels alone" if found.labels_alone else f"model of round {found.round}"
     numbers = ", ".join(f"{each.title} {estimate_text(value, each)}" for each, value in named.items())
-    return f"study {found.study}, {which}: {numbers}; {counted(scores.count, 'image')}"
+    return f"study {found.study}, {which}: {numbers}; {counted(scores.count, 'image')}, {by_what(entry.independent)}"

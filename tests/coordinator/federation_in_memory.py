@@ -16,6 +16,7 @@ import numpy as np
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TaskSpec, TensorSpec
 from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.manifest import GroupManifest
@@ -31,6 +32,8 @@ from semisilo.coordinator.compute.messages import (
     BaselineProgress,
     CheckedUpdate,
     CheckUpdate,
+    Compare,
+    Compared,
     Evaluate,
     Evaluated,
     Export,
@@ -104,7 +107,8 @@ class ArithmeticCompute:
         return (OpenStudy.handled_by(self._open_study), Baseline.handled_by(self._baseline),
                 Prepare.handled_by(self._prepare), Phases.handled_by(self._phases), Tasks.handled_by(self._tasks),
                 CheckUpdate.handled_by(self._check_update), Aggregate.handled_by(self._aggregate),
-                Evaluate.handled_by(self._evaluate), Export.handled_by(self._export))
+                Evaluate.handled_by(self._evaluate), Compare.handled_by(self._compare),
+                Export.handled_by(self._export))
 
     def _open_study(self, request: OpenStudy) -> OpenedStudy:
         return OpenedStudy(
@@ -171,6 +175,9 @@ class ArithmeticCompute:
 
     def _evaluate(self, request: Evaluate) -> Evaluated:
         return Evaluated(metrics={"accuracy": int(request.state[:4], 16) / 65535})
+
+    def _compare(self, request: Compare) -> Compared:
+        return Compared(patients=0, intervals={"accuracy": Interval(-0.25, 0.25)})
 
     def _export(self, request: Export) -> Exported:
         request.path.write_text(self._read(request.state))

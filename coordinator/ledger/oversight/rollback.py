@@ -164,6 +164,7 @@ def _put_aside(ledger: Ledger, study: str, to_round: int, *, operator: str, reas
                               ("confusion", "round")):
             db.execute(f"DELETE FROM {table} WHERE study = ? AND {column} > ?", (study, to_round))
         _total_again(ledger, study)
+        db.execute("UPDATE study SET paired_json = NULL WHERE name = ?", (study,))  # of a round that may be done again
         db.execute("UPDATE tracking SET round = min(round, ?), complete = 0 WHERE study = ?", (to_round, study))
         found = rollbacks_of(ledger, study)[-1]
         ledger.event("study_rolled_back", study=study, round=to_round, operator=operator, reason=reason,

@@ -27,7 +27,7 @@ _UNKNOWN = None
 """What events of earlier versions do not tell."""
 _STUDY_EVENTS = {f"study_{state}": str(state) for state in StudyState}
 _ROUND_EVENTS = {f"round_{state}": str(state) for state in RoundState}
-_FACTS = ("frozen", "numerics", "baseline")
+_FACTS = ("frozen", "numerics", "baseline", "paired")
 
 
 @dataclass(slots=True)
@@ -159,6 +159,7 @@ class _Told:
                 str(detail["identity"]), str(detail["signature"]))
 
     def _go_back(self, study: str, to_round: int) -> None:
+        self.studies[study].facts.pop("paired", None)
         self.rounds = {key: row for key, row in self.rounds.items() if key[0] != study or key[1] <= to_round}
         self.updates = {key: row for key, row in self.updates.items() if row.study != study or row.round <= to_round}
         for gone in [key for key in self.abstentions if key[0] == study and key[1] > to_round]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.measures.class_counts import ClassCounts
-from semisilo.common.measures.independent_images import IndependentImages
+from semisilo.common.measures.independent_images import IndependentImages, by_what
 from semisilo.common.measures.intervals import Interval, area_interval, precision_interval, share_interval
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import confusion_of
@@ -95,6 +95,8 @@ class ByClass:
     """Test images, where they may have several labels or none; None where an image has one class."""
     labels_alone: bool = False
     """Whether it is no round but labels alone."""
+    intervals_by: str = "by image"
+    """What the intervals go by, for a person: "by image", or "by patient (20 patients)"."""
 
 
 def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Sequence[int],
@@ -126,7 +128,7 @@ def by_class(classes: Sequence[str], metrics: Mapping[str, float], *, images: Se
     if all(line.recall is None for line in lines):
         return None
     return ByClass(round=round, handed_over=handed_over, classes=tuple(lines), confusion=tuple(rows),
-                   mistakes=_mistakes(classes, rows))
+                   mistakes=_mistakes(classes, rows), intervals_by=by_what(independent))
 
 
 def _by_finding(classes: Sequence[str], metrics: Mapping[str, float], *, confusion: Sequence[Sequence[int]], round: int,
@@ -141,7 +143,7 @@ def _by_finding(classes: Sequence[str], metrics: Mapping[str, float], *, confusi
     lines = tuple(ClassLine(name=line.name, images=line.images, recall=line.sensitivity,
                             interval=line.sensitivity_interval) for line in found)
     return ByClass(round=round, handed_over=handed_over, classes=lines, confusion=(), mistakes=(),
-                   findings=tuple(found), images=images)
+                   findings=tuple(found), images=images, intervals_by=by_what(independent))
 
 
 def _finding_line(name: str, metrics: Mapping[str, float], row: ClassCounts | None, inside: float | None,

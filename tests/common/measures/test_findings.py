@@ -15,6 +15,8 @@ from semisilo.common.measures.findings import (
     scaling_for,
     thresholds_for,
 )
+from semisilo.common.measures.independent_images import independent_images
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.multi_label import sigmoid
 from semisilo.common.measures.study_measure import parse_measure
 
@@ -107,3 +109,26 @@ def test_scaling_of_validation_images_changes_probabilities_and_not_what_is_foun
     assert first.calibration is not None
     assert again.calibration_with_scaling.expected_error < first.calibration.expected_error / 3
     assert scaled.classes[1].scaling is None
+
+
+def test_three_alike_images_of_every_patient_say_as_much_as_one_of_each() -> None:
+    """Of shares, F1 and micro numbers; by image their intervals would be narrower."""
+    generator = np.random.default_rng(4)
+    rows_NK = generator.integers(-1, 2, (40, 2)).astype(np.int8)
+    logits_NK = (rows_NK + generator.normal(size=(40, 2))).astype(np.float32)
+    patients = [str(image // 3) for image in range(120)]
+
+    def of(times: int, patients: list[str]) -> list[Interval]:
+        rows = np.repeat(rows_NK, times, axis=0)
+        found = measure_findings(np.repeat(logits_NK, times, axis=0), rows, classes=("a", "b"), thresholds=(),
+                                 thresholds_from=NOT_CHOSEN, patients=patients, independent=independent_images(
+                                     patients, rows, 2) if patients else None)
+        a, micro = found.classes[0], found.micro
+        intervals = [a.precision_interval, a.f1_interval, a.sensitivity_interval, found.exact_match_interval,
+                     micro.auroc_interval, micro.average_precision_interval, micro.f1_interval,
+                     micro.precision_interval, micro.sensitivity_interval, micro.specificity_interval]
+        assert None not in intervals
+        return [each for each in intervals if each is not None]
+    for once, thrice, by_image in zip(of(1, []), of(3, patients), of(3, []), strict=True):
+        assert (thrice.low, thrice.high) == (pytest.approx(once.low), pytest.approx(once.high))
+        assert by_image.high - by_image.low < 0.7 * (once.high - once.low)

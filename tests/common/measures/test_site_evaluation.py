@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.measures.gain import ImageCounts, interval_of
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.intervals import around, wilson
 from semisilo.common.measures.site_evaluation import (
     MAX_IMAGES,
@@ -156,3 +157,16 @@ def test_counts_of_other_images_that_cannot_be_are_refused(wrong: dict[str, Any]
     with pytest.raises(ValueError, match="all classes"):
         SiteEvaluation(study="s", round=1, classes=(ClassResult(images=1, correct=1, others=3),
                                                     ClassResult(images=1, correct=1)))
+
+
+def test_where_the_site_knows_its_patients_all_intervals_go_by_them() -> None:
+    worth = IndependentImages(patients=10, total=10.0, by_class=(8.0, 2.0, 0.0), without=(2.0, 8.0, 10.0))
+    for measure in ("accuracy", "balanced_accuracy", "recall:malignant", "auroc"):
+        wide, narrow = (site_scores(FOUND, parse_measure(measure), CLASSES, each).measure for each in (worth, None))
+        assert wide is not None
+        assert narrow is not None
+        assert wide.value == narrow.value
+        assert wide.high - wide.low > 1.4 * (narrow.high - narrow.low)
+    accuracy = site_scores(FOUND, ACCURACY, CLASSES, worth).accuracy
+    assert accuracy is not None
+    assert accuracy.high - accuracy.low > 0.4

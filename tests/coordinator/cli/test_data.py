@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -198,9 +199,48 @@ def test_classes_that_validation_or_test_images_lack_are_said_where_the_measure_
         "study": {"measure": measure}, "data": {"labelled": "labelled", "test": "test", "on_error": "skip",
                                                 "classes": ["cat", "cow", "dog", "pig"],
                                                 "image": {"size": 8, "channels": 1}},
-        "model": {"name": "small_cnn"}, "method": {"name": "semifl"}}, where="study.toml"), folder=deep, frozen=None)
+        "model": {"name": "small_cnn"}, "method": {
+            "name": "fedavg", "scenario": "labels-at-silo"}}, where="study.toml"),
+        folder=deep, frozen=None)
     more = "" if measure.startswith("recall") else " and 1 more of the study's classes"
     assert (f"the test images, which are what the model is judged by, have none of 'cow'{more}" in caplog.text) == said
+
+
+ODD = "naevus: atypisch 斑"
+
+
+@each_of(("parts", "refused"), [
+    ({"labelled": "ab"}, "of the 6 labelled images none is of 'naevus: atypisch 斑', so no model can learn it"),
+    ({"labelled": "abo", "validation": "ab"}, "of the 6 validation images none is of"),
+    ({"labelled": "abo", "validation": "o"}, "of the 3 validation images every one is of"),
+    ({"labelled": "abo", "test": "ab"}, ""), ({"labelled": "abo", "validation": "abo", "test": "abo"}, ""),
+    ({"validation": "abo"}, "")])
+def test_the_recall_of_a_class_that_cannot_be_learnt_or_chosen_by_is_refused_before_anything_is_done(
+        tmp_path, caplog, parts, refused):
+    """A class may be called with a colon, spaces and letters of any script."""
+    caplog.clear()
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    pixels = np.random.default_rng(0)
+    for part, kinds in parts.items():
+        for kind in kinds:
+            folder = tmp_path / part / {"a": "a", "b": "b", "o": ODD}[kind]
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(pixels.integers(0, 256, (8, 8), dtype=np.uint8)).save(folder / f"{number}.png")
+    method = {"name": "semifl"} if "labelled" in parts else {
+        "name": "fedavg", "scenario": "labels-at-silo"}
+    study = config_from_dict({
+        "study": {"measure": f"recall:{ODD}"}, "model": {"name": "small_cnn"}, "method": method,
+        "data": {**{part: part for part in parts}, "classes": ["a", "b", ODD], "image": {
+            "size": 8, "channels": 1, "mean": [0.5], "std": [0.5]}}}, where="study.toml")
+    if refused:
+        with pytest.raises(BadConfiguration, match=f"\\[study\\] measure = \"recall:{ODD}\": {refused}"):
+            read_study_data(study, folder=tmp_path, frozen=None)
+        return
+    frozen = read_study_data(study, folder=tmp_path, frozen=None).frozen
+    assert frozen.study_measure.class_name == ODD
+    said = f"have none of '{ODD}': the study's recall of {ODD} is not measured there"
+    assert (said in caplog.text) == (parts.get("test") == "ab")
 
 
 @each_of(("reading", "said"), [

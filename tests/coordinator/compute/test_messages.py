@@ -9,6 +9,7 @@ from pathlib import Path
 
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TensorSpec, UpdateHeader
 from semisilo.common.methods.numerics import NumericsRecord
@@ -101,6 +102,8 @@ def test_the_settings_of_every_method_arrive_as_what_they_are(method: str) -> No
     messages.Aggregate(state="ab", round=1, phase=Phase("train"), updates=(UPDATE, UPDATE)),
     messages.Aggregated(state="ab", kept={"ä": None, "b": "cd"}, metrics={}),
     messages.Evaluate(state="ab", round=1), messages.Evaluated(metrics={"accuracy": 0.1 + 0.2}),
+    messages.Compare(state="ab", labels_alone="cd"),
+    messages.Compared(patients=3, intervals={"recall:a:b c": Interval(-0.25, 1.0)}),
     messages.Export(state="ab", path=Path("model.safetensors")), messages.Exported(path=Path("model.safetensors"))],
     ids=lambda message: type(message).__name__)
 def test_requests_and_answers_arrive_as_they_were_sent(message: object) -> None:

@@ -200,7 +200,7 @@ def test_where_the_study_is_about_accuracy_labels_alone_are_trained_for_accuracy
     ("recall:rare", [1 / 4] * 4 + [1 / 2] * 2)])
 def test_rates_are_compared_by_the_measure_of_the_study(measure: str, weights: list[float]) -> None:
     validation = ImageSet(_halves(6, 2).images_NCHW, torch.tensor([0] * 4 + [1] * 2), tuple("abcdef"))
-    environment = _environment(measured_class=1, data=CoordinatorData(
+    environment = _environment(data=CoordinatorData(
         labelled=_rare(60, 3, 0), test=_halves(4, 1), validation=validation))
     alone = StrongLabelsAlone(environment, StrongRecipe(num_classes=2, measure=measure))
     assert alone._weights == [pytest.approx(weights)]

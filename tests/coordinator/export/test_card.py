@@ -184,7 +184,7 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
     (replace(COMPLETE, model=replace(COMPLETE.model, chosen="best-on-test")),
      "Measure it on other images: --test SOURCE"),
     (replace(COMPLETE, test=replace(TEST, independent=IndependentImages(30, 30.0, (10.0,) * 3, (20.0,) * 3))),
-     "Intervals count the 120 test images as the 30 patients that they are of"),
+     "Intervals are by patient: they count the 120 test images as the 30 patients that they are of"),
     (replace(COMPLETE, test=FEW), "No test image is of these classes, so nothing is known of them: b."),
     (replace(COMPLETE, test=FEW), "Fewer than 30 test images each are of: a; their intervals are wide."),
     (replace(COMPLETE, test=replace(TEST, auroc_macro=None)), "No AUROC was measured"),
@@ -204,7 +204,7 @@ def test_a_limit_is_said_where_it_holds_and_only_there(card: ModelCard, said: st
 
 
 @pytest.mark.parametrize("said", ["Measure it on other images: --test SOURCE", "was shown while the study ran",
-                                  "Intervals treat every test image as independent."])
+                                  "Intervals are by image: they treat every test image as independent."])
 def test_what_holds_of_any_test_images_is_said_with_several_labels_as_well(said: str) -> None:
     measures = measure_findings(np.array([[2.0, -1], [-1, 2], [1, 1]], dtype=np.float32),
                                 np.array([[1, 0], [0, 1], [1, 1]], dtype=np.int8), classes=("a", "b"),

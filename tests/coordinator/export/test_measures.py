@@ -11,6 +11,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.measures.calibration import fit_temperature
 from semisilo.common.measures.gain import ImageCounts, interval_of
+from semisilo.common.measures.independent_images import independent_images
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.measures.study_measure import parse_measure
 from semisilo.coordinator.export.measures import measure, temperature_for
@@ -91,3 +92,17 @@ def test_answers_that_are_not_finite_are_not_measured() -> None:
             measure(logits, LABELS, classes=CLASSES)
         with pytest.raises(ComputeFailed, match="not finite"):
             temperature_for(logits, LABELS)
+
+
+def test_precisions_go_by_patient_as_the_other_intervals_do() -> None:
+    logits, labels = np.repeat(LOGITS, 3, axis=0), np.repeat(LABELS, 3)
+    patients = [str(image // 3) for image in range(15)]
+    once = measure(LOGITS, LABELS, classes=CLASSES)
+    thrice = measure(logits, labels, classes=CLASSES, independent=independent_images(patients, labels, 3),
+                     patients=patients)
+    for one, other in zip(once.classes, thrice.classes, strict=True):
+        for found, wanted in ((other.precision_interval, one.precision_interval),
+                              (other.recall_interval, one.recall_interval)):
+            assert (found is None) == (wanted is None)
+            if found is not None and wanted is not None:
+                assert (found.low, found.high) == (pytest.approx(wanted.low), pytest.approx(wanted.high))

@@ -90,3 +90,14 @@ def test_certain_mistakes_leave_no_threshold() -> None:
     with pytest.raises(UsageError, match="No threshold gives specificity 100 %"):
         operating_point_for(WantedPoint(measure="specificity", level=1.0, label="a"), probabilities,
                             np.array([0, 1, 1]), ("a", "b"))
+
+
+def test_three_alike_images_of_every_patient_say_as_much_as_one_of_each() -> None:
+    once, thrice = rates_at(P, OWN, 0.55), rates_at(np.repeat(P, 3), np.repeat(OWN, 3), 0.55,
+                                                    patients=[str(image // 3) for image in range(30)])
+    assert (once.patients, thrice.patients, thrice.of_class) == (0, 10, 12)
+    for name in ("sensitivity", "specificity"):
+        one, other = getattr(once, f"{name}_interval"), getattr(thrice, f"{name}_interval")
+        assert (other.low, other.high) == (pytest.approx(one.low), pytest.approx(one.high))
+        by_image = getattr(rates_at(np.repeat(P, 3), np.repeat(OWN, 3), 0.55), f"{name}_interval")
+        assert by_image.high - by_image.low < one.high - one.low

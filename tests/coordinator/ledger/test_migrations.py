@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
+from semisilo.coordinator.ledger.records import study_row
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 
@@ -46,6 +47,21 @@ def test_a_ledger_of_version_1_becomes_what_a_new_one_is(db: sqlite3.Connection)
     for table in tables:
         assert old.execute(f"PRAGMA table_info({table})").fetchall() == \
             db.execute(f"PRAGMA table_info({table})").fetchall()
+    old.close()
+
+
+def test_a_study_that_an_earlier_version_ended_has_no_paired_interval() -> None:
+    before = next(number for number, text in enumerate(MIGRATIONS) if "paired_json" in text)
+    old = sqlite3.connect(":memory:", isolation_level=None)
+    for migration in MIGRATIONS[:before]:
+        old.executescript(migration)
+    old.execute("INSERT INTO study (name, position, state, config_json, queued_unix) VALUES ('s', 1, 'completed', '{}',"
+                " 0)")
+    for migration in MIGRATIONS[before:]:
+        old.executescript(migration)
+    old.row_factory = sqlite3.Row
+    row = study_row(old.execute("SELECT * FROM study").fetchone())
+    assert (row.name, row.paired) == ("s", None)
     old.close()
 
 

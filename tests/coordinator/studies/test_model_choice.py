@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from semisilo.common.data.form import ImageForm
+from semisilo.common.measures.gain import PairedGain
+from semisilo.common.measures.intervals import Interval
 from semisilo.coordinator.ledger.progress import handed_over_beside
 from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult, RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
@@ -53,6 +55,18 @@ def test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval(accur
     found = choice(accuracy, alone).conclusion
     assert found.replace(" ", "").endswith(said.replace(" ", ""))
     assert found.startswith("The model handed over is that of round 1, the last one: accuracy 80.0 % on 50 validation")
+
+
+def test_once_both_models_answers_were_compared_the_interval_is_theirs() -> None:
+    row, rounds = row_with(0.8), [round_of(1, {"accuracy": 0.83, "selection_score": 0.8, "selection_error": 0.05})]
+    paired = PairedGain(round=1, patients=0, intervals={"accuracy": Interval(0.011, 0.049)})
+
+    def said(paired: PairedGain | None) -> str:
+        return choice_of(replace(row, paired=paired), rounds, first_update=1).conclusion
+    assert "+3.0 points, 95 % interval +1.1 to +4.9, paired by image, the silos have helped" in said(paired)
+    assert "to +4.9, paired by 40 patients, the silos" in said(replace(paired, patients=40))
+    assert "+8.4, no difference shown" in said(None)
+    assert said(replace(paired, round=2)) == said(None) == said(replace(paired, intervals={})), "those of another round"
 
 
 def test_images_of_few_patients_show_no_difference_that_as_many_patients_would() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.finding_calibration import PlattScaling
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.exported import ModelFacts
 from semisilo.prediction.predictor import predict
@@ -133,3 +134,21 @@ def test_the_probabilities_are_those_of_the_fitted_scaling(folder: Path) -> None
     for option in ({"operating_point": False}, {"prevalence": "edema=0.1"}):
         with pytest.raises(UsageError, match="one class; here"):
             predict(ByBrightness(), PICTURES, **option)  # type: ignore[arg-type]
+
+
+def test_where_the_source_tells_patients_apart_intervals_go_by_them_and_it_is_said(folder: Path) -> None:
+    def said(*patients: str) -> tuple[str, Interval | None]:
+        path = table(folder / "of.csv", ("image", "finding", "patient_id"), *(
+            (f"{index}.png", "|".join(shown) or "No Finding", patient)
+            for index, (shown, patient) in enumerate(zip(SHOWN, patients, strict=True))))
+        found = predict(ByBrightness(), path, batch_size=3)
+        assert found.measures is not None
+        console = Console(record=True, width=200)
+        show_measures(found.measures, console)
+        return console.export_text(), found.measures.micro.specificity_interval
+    by_image, by_patient = said("p", "q", "r", "s"), said("p", "q", "q", "p")
+    assert "95 % interval, by image." in by_image[0]
+    assert "95 % interval, by patient (2 patients)." in by_patient[0]
+    assert by_image[1] is not None
+    assert by_patient[1] is not None
+    assert by_patient[1].high - by_patient[1].low > by_image[1].high - by_image[1].low

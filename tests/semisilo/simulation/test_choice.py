@@ -15,8 +15,11 @@ import pytest
 import tomli_w
 from safetensors.numpy import load_file
 
+from semisilo.api.results import read_run
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, SemisiloError
+from semisilo.common.measures.gain import gain_of
+from semisilo.common.measures.study_measure import parse_measure
 from semisilo.common.models.exported import read_facts
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState
@@ -184,6 +187,38 @@ def test_without_test_images_validation_images_choose_between_the_rounds_and_lab
     found = export_run(result.folder, out=tmp_path / "out", formats=("safetensors",))
     assert (found.facts.model.chosen, found.facts.test) == ("labels-alone", None)
     assert read_facts(result.model).method == "labels-alone"
+
+
+def test_the_gain_of_a_study_that_is_over_is_of_both_models_answers_to_each_test_image(tmp_path: Path) -> None:
+    """Log, table in Python and card have the same interval; it is narrower than one of the two models' own numbers."""
+    settings = {"labelled_only_baseline": True, "baseline_recipe": "paper", "baseline_epochs": 1}
+    result = run(study("semifl", rounds=1, silos=2, split={"num_validation": 0}, study=settings),
+                 out=tmp_path / "run", device="cpu")
+    ledger = Ledger(result.folder / "ledger.sqlite", waits=False)
+    row = ledger.study(result.study)
+    ran = read_run(ledger, result.study, result.folder)
+    ledger.close()
+    assert row.paired is not None
+    assert row.frozen is not None
+    assert row.baseline is not None
+    assert (row.paired.round, row.paired.patients) == (result.choice.round, 0)
+    assert set(row.paired.intervals) == {"accuracy", "balanced_accuracy", "auroc"}
+    last = result.rounds[-1].metrics
+    for measure, interval in row.paired.intervals.items():
+        value = last[measure] - row.baseline.metrics[measure]
+        assert interval.low < value < interval.high
+        alone = gain_of(parse_measure(measure), classes=row.classes, images=row.frozen.test_counts, federated=last,
+                        labels_alone=row.baseline.metrics)
+        assert alone is not None
+        assert alone.interval is not None
+        assert interval.high - interval.low < alone.interval.high - alone.interval.low
+    assert ", paired by image, " in result.choice.conclusion
+    assert "paired by image, " in str(ran)
+    card = export_run(result.folder, out=tmp_path / "out", formats=("safetensors",)).facts
+    assert card.gain is not None
+    assert (card.gain.interval, card.gain.paired) == (row.paired.intervals["accuracy"], True)
+    other = export_run(result.folder, out=tmp_path / "other", round="0", formats=("safetensors",)).facts
+    assert other.paired is None, "of another round nothing was compared"
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.silo.site import evaluations
 from semisilo.silo.site.evaluations import EvaluationRecord, RecordedEvaluation, read_evaluations, scores_text
@@ -66,6 +68,15 @@ def test_a_damaged_record_is_none_and_is_written_anew(tmp_path: Path, content: b
 
 def test_a_person_reads_accuracy_balanced_accuracy_and_the_study_s_measure_with_intervals() -> None:
     assert scores_text(entry(3)) == ("study lung, model of round 3: accuracy 70.0 % (56.2 to 80.9 %), balanced accuracy"
-                                     " 62.5 % (47.3 to 76.7 %); 50 images")
-    assert "recall of b 50.0 % (23.7 to 76.3 %); 50 images" in scores_text(entry(3, measure="recall:b"))
+                                     " 62.5 % (47.3 to 76.7 %); 50 images, by image")
+    assert "recall of b 50.0 % (23.7 to 76.3 %); 50 images, by image" in scores_text(entry(3, measure="recall:b"))
     assert scores_text(entry(3, measure="accuracy")) == scores_text(entry(3))
+
+
+def test_where_patients_are_known_intervals_go_by_them_and_the_record_keeps_that(tmp_path: Path) -> None:
+    worth = IndependentImages(patients=10, total=10.0, by_class=(8.0, 2.0), without=(2.0, 8.0))
+    found = replace(entry(3), independent=worth)
+    assert scores_text(found).endswith("; 50 images, by patient (10 patients)")
+    assert "accuracy 70.0 % (39.7 to 89.2 %)" in scores_text(found)
+    EvaluationRecord(tmp_path / "evaluations.json").add(found)
+    assert read_evaluations(tmp_path / "evaluations.json") == (found,)

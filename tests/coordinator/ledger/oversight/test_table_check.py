@@ -10,6 +10,8 @@ import pytest
 from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import StorageDamaged
+from semisilo.common.measures.gain import PairedGain
+from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import roll_back
@@ -77,14 +79,32 @@ def test_a_round_0_that_an_earlier_version_went_on_with_is_no_difference(tmp_pat
     ledger.close()
 
 
+PAIRED = PairedGain(round=6, patients=0, intervals={"recall:a b:c": Interval(-0.25, 0.5)})
+
+
+def test_what_a_study_was_better_by_is_told_and_is_gone_where_it_goes_back(filled: Filled) -> None:
+    ledger = filled.ledger
+    ledger.set_study_facts("first", paired=PAIRED)
+    assert ledger.study("first").paired == PAIRED
+    assert compared(ledger) == []
+    ledger.query("UPDATE study SET paired_json = replace(paired_json, '0.5', '0.9')")
+    assert [line.partition(" is ")[0] for line in compared(ledger)] == ["study first: its paired"]
+    ledger.set_study_facts("first", paired=PAIRED)
+    ledger.set_study_state("first", StudyState.PAUSED)
+    roll_back(ledger, "first", 5, operator="", reason="")
+    assert ledger.study("first").paired is None
+    assert compared(ledger) == []
+
+
 def test_what_other_settings_had_measured_is_gone_where_a_study_begins_anew_and_told_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
     ledger.queue_study("a", study_config(rounds=3))
     ledger.move_study("a", StudyState.QUEUED, StudyState.PREPARING)
-    ledger.set_study_facts("a", baseline=labelled_only(0.5))
+    ledger.set_study_facts("a", baseline=labelled_only(0.5), paired=PAIRED)
     ledger.set_study_state("a", StudyState.FAILED)
     ledger.requeue_study("a", study_config(rounds=4))
     assert ledger.study("a").baseline is None
+    assert ledger.study("a").paired is None
     assert compared(ledger) == []
     ledger.set_study_facts("a", baseline=labelled_only(0.6))
     assert compared(ledger) == []

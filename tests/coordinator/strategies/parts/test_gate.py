@@ -163,8 +163,7 @@ def test_what_answers_one_class_to_all_is_not_taken_over_in_a_study_about_its_re
     w = {"1.weight": torch.stack([torch.zeros(16), torch.ones(16)]), "1.bias": torch.zeros(2)}
     after = {"1.weight": torch.zeros(2, 16), "1.bias": torch.tensor([-1e6, 1e6])}
     environment = Environment(seed=1, rounds=1, num_silos=1, data=data, build_model=net, image=FORM, num_classes=2,
-                              augmentation=AugmentationSettings(policy="none"), measure=parse_measure("recall:rare"),
-                              measured_class=1)
+                              augmentation=AugmentationSettings(policy="none"), measure=parse_measure("recall:rare"))
     assert Gate(environment).accepted(w, after, round=1) == 0.0
 
 

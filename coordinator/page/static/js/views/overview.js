@@ -291,7 +291,7 @@ function sites(study) {
     { name: "Test images", class: "digits", cell: ({ scores }) => scores ? format.count(scores.count) : format.DASH },
     ...titles.map((title) => ({ name: capital(title), class: "digits", cell: ({ texts }) => texts[title] ?? format.DASH })),
   ];
-  return card("At the sites", { id: "sites", note: "The model on each silo’s own test images, as the silo says, with 95 % intervals." },
+  return card("At the sites", { id: "sites", note: "The model on each silo’s own test images, as the silo says, with 95 % intervals by image." },
     table("The model at each site", columns, study.sites, { key: ({ silo }) => silo }));
 }
 
@@ -349,7 +349,7 @@ function charts(study) {
   const last = rounds.at(-1);
   const said = `${score(rounds[0].test_score)} in round ${rounds[0].number}, ${score(last.test_score)} in round ${last.number}${alone === null ? "" : `; labels alone ${score(alone)}`}`;
   const interval = format.interval(last.test_interval, study.choice.measure);
-  const newest = `round ${last.number}: ${score(last.test_score)}${interval ? `, 95 % interval ${interval}` : ""}`;
+  const newest = `round ${last.number}: ${score(last.test_score)}${interval ? `, 95 % interval ${interval} ${study.intervals_by}` : ""}`;
   const keyOfRounds = accuracy.length ? [...key, ["accuracy", "second"]] : key;
   const columns = [
     { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
