@@ -31,8 +31,8 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
     a_i and b_i being what image i adds to the measure of either (`shares_of_images`). What both models get right, or
     wrong, adds nothing; images of one patient may hang on one another in any way. The squares are not taken from the
     mean: the error is the one under which there is no difference, as in McNemar's test, so that an only image of a
-    class, or three patients who all speak for one model, show nothing. Of shares e is what one patient adds who speaks
-    for one model: where both give the same answers to a few images, they need not to the next ones.
+    class, or three patients who all speak for one model, show nothing. Of shares e is what the images of one patient
+    add, each for itself right by one model alone: where both answer a few images alike, they need not the next ones.
 
     Args:
         first_NK: logits, (N, K).
@@ -57,10 +57,11 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
 
 def _of_one_patient(measure: StudyMeasure, labels_N: NDArray[np.integer], *, classes: Sequence[str],
                     patients: Sequence[str]) -> float:
-    """What one patient adds to a share at most, of as many as the images are worth; 0 of areas, of which two models
-    hardly ever have the same."""
+    """What the images of one patient add to a share if each is right by one model alone, whichever: 1 / sqrt(n n*) of n
+    images that are worth n* patients; 0 of areas, of which two models hardly ever have the same."""
     def of(chosen_N: NDArray[np.bool_]) -> float:
-        return 1 / (worth_of(patients, chosen_N) or float(chosen_N.sum()))
+        images = float(chosen_N.sum())
+        return 1 / math.sqrt(images * (worth_of(patients, chosen_N) or images))
     if measure.is_area:
         return 0.0
     if measure.kind == "accuracy":
