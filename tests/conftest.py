@@ -46,6 +46,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Of what tests have started, nothing is left."""
+    preloaded = sys.modules.get("tests.preloaded")
+    if preloaded is not None:
+        preloaded.close()
+
+
 @pytest.fixture(autouse=True)
 def _errors_are_in_the_log() -> Iterator[None]:
     """Of an error that comes again and again the log of a process has one line an hour, and tests share a process."""
