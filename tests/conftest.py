@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+from tests.compiled_tests import compile_share
+
 if TYPE_CHECKING:
     from tests.processes import Undisturbed
 
@@ -39,6 +41,10 @@ with contextlib.suppress(ImportError):
 # Libraries and thousands of tests stay until the end: there is no use in looking at them again and again, as Python's
 # collector does by default. Cycles that tests leave behind are still freed, only later.
 gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    compile_share(config)
 
 
 def pytest_collection_finish() -> None:
