@@ -63,10 +63,11 @@ _OURS = ("semisilo.coordinator.serve", "semisilo.silo.join", "semisilo.coordinat
 _BARE, _FULL = "bare", "full"
 _REPLACES_FUNCTIONS = ("SEMISILO_TEST_CRASH", "SEMISILO_TEST_LIE")
 
-_READ_EARLY = ("CUDA_", "GLIBC_", "GRPC_ENABLE_FORK_SUPPORT", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_",
+_READ_EARLY = ("CUDA_", "GLIBC_", "GRPC_ENABLE_FORK_SUPPORT", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_",
                "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_")
 """How variables begin that are read while an interpreter starts or a library is imported. gRPC reads its others when
-it is first used, and the program sets one of them before."""
+it is first used, and the program sets one of them before. scikit-learn sets some of KMP_, which torch's OpenMP does not
+read."""
 _READ_EARLY_BY_TORCH = ("CUBLAS_", "THP_")
 _FOR_TORCH = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
               "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "THP_MEM_ALLOC_ENABLE": "1"}
@@ -75,7 +76,7 @@ _MESSAGE_BYTES = 2**17
 _HIGH = 500
 """Descriptors from here on are ours; no process of a test has as many."""
 _READY_SECONDS = 300.0
-_BORN_SECONDS = 60.0
+_BORN_SECONDS = 120.0
 _SET_CHILD_SUBREAPER = 36
 
 

@@ -96,10 +96,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 SURROUNDINGS = """
-import json, resource
+import json, resource, subprocess
 print(json.dumps({
     "words": sys.argv, "line": sys.orig_argv, "shown": open("/proc/self/cmdline").read().strip("\\0").split("\\0"),
-    "environment": sorted(os.environ.items()), "of the C library": os.popen("printf %s \\"$OF_THIS_TEST\\"").read(),
+    "environment": sorted(os.environ.items()),
+    "inherited": subprocess.run(["sh", "-c", "printf %s $OF_THIS_TEST"], capture_output=True).stdout.decode(),
     "folder": os.getcwd(), "paths": sys.path, "flags": list(sys.flags), "name": __name__, "spec": __spec__.name,
     "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(), "input": sys.stdin.read(),
     "own session": os.getsid(0) == os.getpid(), "own group": os.getpgid(0) == os.getpid(), "parent": os.getppid(),
@@ -158,7 +159,8 @@ def test_the_copy_of_these_tests_is_one_and_their_interpreter_is_not(start: Star
     ("os._exit(5)", 5, "", ""),
     ("1 / 0", 1, "", "ZeroDivisionError: division by zero\n"),
     ("raise KeyboardInterrupt", -signal.SIGINT, "", "KeyboardInterrupt\n"),
-    ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT, "", "KeyboardInterrupt\n"),
+    ("signal.signal(signal.SIGINT, signal.default_int_handler); os.kill(os.getpid(), signal.SIGINT); time.sleep(60)",
+     -signal.SIGINT, "", "KeyboardInterrupt\n"),  # a shell's job in the background ignores it
     ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM, "", ""),
     ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "", ""),
     ("os.abort()", -signal.SIGABRT, "", ""),
