@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+from tests.compiled_tests import compile_share
+
 if TYPE_CHECKING:
     from tests.processes import Undisturbed
 
@@ -41,9 +43,20 @@ with contextlib.suppress(ImportError):
 gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    compile_share(config)
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Of what tests have started, nothing is left."""
+    preloaded = sys.modules.get("tests.preloaded")
+    if preloaded is not None:
+        preloaded.close()
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from semisilo.common.text.cli_errors import run_cli
+from tests import preloaded
 from tests.proxy import Proxy
 
 PATIENCE_SECONDS = 300.0
@@ -102,7 +103,10 @@ class FederationOfProcesses:
 
     def __init__(self, folder: Path, *, silos: tuple[str, ...] = ("alpha", "beta"), timeout: str = "5m",
                  study: str = STUDY, images: int = 60, public_port: int = 0,
-                 page: bool = False) -> None:
+                 page: bool = False, copies: bool = True) -> None:
+        """`copies`: whether processes may begin as copies of one that has imported what they need
+        (`tests/preloaded.py`); tests of how they start, and of what the system refuses them, need fresh ones.
+        """
         self.folder = folder
         self.hub = folder / "hub"
         self.silos = silos
@@ -114,6 +118,7 @@ class FederationOfProcesses:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.surroundings: dict[str, dict[str, str]] = {}
         """Process -> variables that its environment has besides."""
+        self.copies = copies
         self._command("semisilo.coordinator.cli.main", "init", "testing", "--address", f"127.0.0.1:{self.port}",
                       "--folder", str(self.hub))
         configuration = self.hub / "federation.toml"
@@ -154,9 +159,11 @@ class FederationOfProcesses:
 
     def _start(self, name: str, module: str, *words: str, crash: str, lie: str = "") -> None:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 - the process keeps it
-        self.running[name] = subprocess.Popen([sys.executable, "-P", "-m", module, *words], stdout=log, stderr=log,
-                                              stdin=subprocess.DEVNULL, start_new_session=True,
-                                              env=self._environment(crash, lie) | self.surroundings.get(name, {}))
+        environment = self._environment(crash, lie) | self.surroundings.get(name, {})
+        if not self.copies:
+            environment[preloaded.OFF] = "1"
+        self.running[name] = preloaded.Popen([sys.executable, "-P", "-m", module, *words], stdout=log, stderr=log,
+                                             stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
 
     def coordinator(self, *words: str) -> str:
         """Runs a coordinator command; returns what it prints."""

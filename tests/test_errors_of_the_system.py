@@ -52,7 +52,7 @@ def _collects(processes: FederationOfProcesses, number: int) -> bool:
     ("alpha", False, "Too many open files"), ("alpha", True, "put off: ")])
 def test_too_many_open_files_make_a_study_wait_and_change_no_bits(
         side: str, compute: bool, says: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    with federation(tmp_path) as processes:
+    with federation(tmp_path, copies=False) as processes:
         processes.start()
         processes.wait_for(lambda: _collects(processes, 1))
         light, *others = _tree(processes.running[side].pid)

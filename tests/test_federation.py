@@ -120,8 +120,9 @@ def in_round(processes: FederationOfProcesses, number: int) -> bool:
 
 @pytest.fixture(scope="session")
 def raw_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[int, int]]]:
-    """Final digest and payload bytes of the study with raw payloads."""
-    with federation(tmp_path_factory.mktemp("raw"), study=with_wire(STUDY, "raw")) as processes:
+    """Final digest and payload bytes of the study with raw payloads. All its processes are fresh interpreters, while
+    those whose bits are compared with these may be copies (`tests/preloaded.py`)."""
+    with federation(tmp_path_factory.mktemp("raw"), study=with_wire(STUDY, "raw"), copies=False) as processes:
         processes.start()
         return processes.finish(), payload_bytes(processes)
 
