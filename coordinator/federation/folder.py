@@ -445,8 +445,8 @@ def _is_unfinished(folder: Path) -> bool:
 
 
 def _left_by_init(path: Path, name: str) -> bool:
-    """Whether `new_federation` and the commands around it make such a file or folder. The file of the first study is one
-    as long as nobody has edited it."""
+    """Whether `coordinator init` makes such a file or folder. The file of the first study is one as long as nobody has
+    edited it."""
     if name == "studies/first/study.toml":
         return path.read_bytes() in [study_template(scenario).encode() for scenario in _DATA]
     return name in (_UNFINISHED, *_FOLDERS, "studies/first", "studies/first/data") or name.startswith(

@@ -417,8 +417,8 @@ def test_weights_of_zero_leave_their_terms_out() -> None:
 def test_a_batch_that_cannot_fit_is_refused_before_its_pass_and_one_that_does_is_only_told(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], helpers: Any,
         passes: int) -> None:
-    """Ten labels, one step: all 23 other images are a batch. It was begun, and the system killed the process, or another
-    one, in the middle of it."""
+    """Ten labels, one step: all 23 other images are a batch. It was begun, and the system killed the process or
+    another one in the middle of it."""
     task = _task(helpers=helpers, steps_by="labelled", unlabelled_batch=5, confidence_threshold=0.0, **settings)
     data = SiloData(labelled=_images(10, 0), unlabelled=UNLABELLED)
     needed = passes * 23 * batch_room.kept_bytes_per_image(task)
