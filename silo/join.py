@@ -79,8 +79,9 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         if found.rank:
             return look_after_follower(found)
     home = SiloHome(folder)
-    identity = load_identity(folder)
+    load_identity(folder)  # before a lock is made in a folder that is no silo's
     with home.lock():
+        identity = load_identity(folder)  # `silo enroll` or `silo move` may have ended only now
         policy = load_policy(home.policy)
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, no_labels=no_labels,
                              on_error=on_error)

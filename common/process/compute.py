@@ -93,6 +93,8 @@ class ProcessCompute:
         self._lock = asyncio.Lock()
         self._child: Child | None = None
         self._reopen: Request[Any] | None = None
+        self._crashed: Request[Any] | None = None
+        """The last request, where it ended with an error that nobody foresaw."""
         self._calls = 0
         self._running = False
         self._abort_wanted = False
@@ -107,9 +109,18 @@ class ProcessCompute:
             await self._ready_child("start")
 
     async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
-        """See `Compute.call`. Cancelling the call kills the process."""
+        """See `Compute.call`. Cancelling the call kills the process.
+
+        The very request that has just ended with an error that nobody foresaw is tried again in a fresh process: a
+        library may be in a state in which it fails for ever. Others go on with the old one, for to open a study again
+        may take minutes, and what a silo sends must not bring that about.
+        """
         async with self._lock:
             self._running, self._abort_wanted = True, False
+            if request is self._crashed and self._child is not None:
+                _LOGGER.warning("'%s' is tried again in a fresh compute process", request.operation())
+                self._discard()
+            self._crashed = None
             try:
                 child = await self._ready_child(request.operation())
                 if self._reopen is not None and not child.opened and type(self._reopen) is not type(request):
@@ -195,7 +206,9 @@ class ProcessCompute:
         if reply.error is not None:
             if reply.exits:
                 self._discard()
-            raise _rebuilt(reply.error, operation)
+            error = _rebuilt(reply.error, operation)
+            self._crashed = request if isinstance(error, ComputeCrashed) else None
+            raise error
         answer = (await asyncio.to_thread(answer_from_json, request, reply.answer) if request.is_long
                   else answer_from_json(request, reply.answer))
         self._reopen = request.reopening(answer) or self._reopen

@@ -58,7 +58,11 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
     """
     import time
 
-    from semisilo.coordinator.federation.authority import create_authority, ensure_coordinator_certificate
+    from semisilo.coordinator.federation.authority import (
+        create_authority,
+        ensure_coordinator_certificate,
+        read_authority_file,
+    )
     from semisilo.coordinator.federation.folder import new_federation, open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
     from semisilo.coordinator.studies.queue import create_study
@@ -67,6 +71,7 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
     if if_missing and (federation_folder / "federation.toml").exists():
         if (known := open_federation(federation_folder).name) != name:
             raise UsageError(f"{federation_folder} is the federation '{known}'.", remedy="Name another folder.")
+        read_authority_file(federation_folder / "authority" / "ca.pem")  # half of one is none
         facts = {"federation": name, "folder": str(federation_folder), "made": False}
         tell(as_json, facts, f"Federation {name} is in {federation_folder} already.")
         return

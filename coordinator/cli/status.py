@@ -178,6 +178,8 @@ def _serve_line(facts: StatusFacts) -> Text:
     if doing:
         progress = f" {describe_progress(live.fraction)}" if live.activity and live.fraction > 0 else ""
         line.append(f": {printable(doing, limit=200)}{progress}")
+    if live.remedy:
+        line.append(f"\n{live.study} waits for silos. {printable(live.remedy, limit=500)}", "yellow")
     if live.trouble:
         line.append(f"\nstudy {live.study} waits: {printable(live.trouble, limit=500)} It continues automatically.",
                     "red")

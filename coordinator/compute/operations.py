@@ -194,7 +194,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
     check_class_weights(config.method.settings, data.frozen.classes)
     check_network(config.privacy.dp, data.build_model, seed=config.study.seed)
     environment = Environment(
-        seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
+        seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.to_build_with,
         build_model=data.build_model, image=data.frozen.image,
         augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,

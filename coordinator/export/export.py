@@ -280,7 +280,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
                             device=device)
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell, may_have_changed=True)
     environment = Environment(
-        seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
+        seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.to_build_with,
         build_model=data.build_model, image=data.frozen.image,
         augmentation=config.augmentation.decided(data.frozen.left_out_views),
         num_classes=len(frozen.classes), device=device, trained_before=bool(frozen.weights_digest))

@@ -19,6 +19,7 @@ from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.common.process.folder_owner import refuse_for_root
+from semisilo.common.storage.durable import sync_file, sync_folder, write_durably
 from semisilo.common.storage.lock_file import is_locked, lock_soon
 from semisilo.common.text.names import nearest_name
 from semisilo.common.text.system_errors import explained
@@ -34,6 +35,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FOLDERS = ("authority", "payloads", "spool", "studies")
+_UNFINISHED = ".unfinished"
+"""Is there while `coordinator init` is at work, and locked; and after one that was killed."""
 GIB = 2**30
 _LONGEST_INVITATION_SECONDS = 30 * 86400.0
 
@@ -304,6 +307,9 @@ def open_federation(folder: Path) -> Federation:
     refuse_for_root(folder)
     path = folder / "federation.toml"
     if not path.is_file():
+        if _is_unfinished(folder):
+            raise UsageError(f"{folder.resolve()} is not a federation folder yet: `coordinator init` has not finished "
+                             "there.", remedy="Give the same `coordinator init` again: it begins anew there.")
         raise UsageError(f"{folder.resolve()} is not a federation folder: there is no federation.toml.",
                          remedy="Go there with cd, name it with --folder, or make one: coordinator init NAME.")
     data = load_toml(path)
@@ -380,54 +386,106 @@ def with_page_at(federation: Federation, listen: str) -> Federation:
 
 @contextlib.contextmanager
 def new_federation(folder: Path, *, name: str, address: str) -> Iterator[Federation]:
-    """A federation in the making: `create_federation`, around a block that makes the rest. Where either fails, what was
-    made goes again, so that the same command can be repeated.
+    """A federation in the making: folder, configuration and what the block makes. Where either fails, what was made
+    goes again, so that the same command can be repeated.
 
-    Raises: as `create_federation`.
+    `federation.toml`, without which no command takes the folder for a federation, comes last and when all else is on
+    disk: one that was killed, or whose machine stopped, leaves nothing that could be taken for a whole one, and the
+    same command clears it away and begins anew.
+    Raises: UsageError when the folder is in use or another account's, or a value is wrong; nothing is written then.
     """
+    refuse_for_root(folder)
+    config = FederationConfig(federation=from_dict(FederationSettings, {"name": name}, where="NAME"),
+                              address=from_dict(AddressSettings, {"public": address}, where="--address"))
     was_there = folder.is_dir()
-    _check_new(folder, name=name, address=address)
-    try:
-        yield _written(folder, name=name, address=address)
-    except BaseException:
-        for part in _FOLDERS:
-            shutil.rmtree(folder / part, ignore_errors=True)
-        for file in (folder / "federation.toml", *folder.glob("ledger.sqlite*")):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
-        if not was_there:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
+    _check_free(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    with _in_the_making(folder):
+        try:
+            for part in _FOLDERS:
+                (folder / part).mkdir(mode=0o700 if part == "authority" else 0o777)
+            yield Federation(folder.resolve(), config)
+            for part in (*_FOLDERS, "."):
+                sync_folder(folder / part)
+            write_durably(folder / "federation.toml", _commented(name, address).encode())
+        except BaseException:
+            for part in _FOLDERS:
+                shutil.rmtree(folder / part, ignore_errors=True)
+            for file in (folder / "federation.toml", *folder.glob("ledger.sqlite*"), folder / _UNFINISHED):
+                with contextlib.suppress(OSError):
+                    file.unlink(missing_ok=True)
+            if not was_there:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
 
 
 def create_federation(folder: Path, *, name: str, address: str) -> Federation:
-    """Makes the folder with its configuration and a first study; the authority is made by the caller.
+    """Makes the folder with its configuration; the authority is made by the caller.
 
-    Raises: UsageError when the folder is in use or another account's, or a value is wrong; nothing is written then.
+    Raises: as `new_federation`.
     """
-    _check_new(folder, name=name, address=address)
-    return _written(folder, name=name, address=address)
+    with new_federation(folder, name=name, address=address) as made:
+        pass
+    return made
 
 
-def _check_new(folder: Path, *, name: str, address: str) -> None:
-    refuse_for_root(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another name, or remove it.")
-    from_dict(FederationSettings, {"name": name}, where="NAME")
-    from_dict(AddressSettings, {"public": address}, where="--address")
+def _check_free(folder: Path) -> None:
+    """Raises: UsageError when anything is there but what a killed `new_federation` has left, or one is at work."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not _is_unfinished(folder) or (others := _not_left_by_init(folder)):
+        found = f": it holds {others[0]}" if _is_unfinished(folder) else ""
+        raise UsageError(f"{folder} exists and is not empty{found}.", remedy="Choose another name, or remove it.")
 
 
-def _written(folder: Path, *, name: str, address: str) -> Federation:
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    for part in _FOLDERS:
-        (folder / part).mkdir(exist_ok=True)
-    (folder / "authority").chmod(0o700)
-    (folder / "federation.toml").write_text(
+def _is_unfinished(folder: Path) -> bool:
+    return (folder / _UNFINISHED).exists() and not (folder / "federation.toml").exists()
+
+
+def _left_by_init(path: Path, name: str) -> bool:
+    """Whether `coordinator init` makes such a file or folder. The file of the first study is one as long as nobody has
+    edited it."""
+    if name == "studies/first/study.toml":
+        return path.read_bytes() in [study_template(scenario).encode() for scenario in _DATA]
+    return name in (_UNFINISHED, *_FOLDERS, "studies/first", "studies/first/data") or name.startswith(
+        ("authority/", "ledger.sqlite", ".federation.toml.", "studies/first/.study.toml."))
+
+
+def _not_left_by_init(folder: Path) -> list[str]:
+    names = [(path, path.relative_to(folder).as_posix()) for path in sorted(folder.rglob("*"))]
+    return [name for path, name in names if not _left_by_init(path, name)]
+
+
+@contextlib.contextmanager
+def _in_the_making(folder: Path) -> Iterator[None]:
+    """Marks the folder as unfinished for the time of the block, after clearing what a killed one has left.
+
+    Raises: UsageError while another process makes a federation there.
+    """
+    marker = folder / _UNFINISHED
+    with open(marker, "ab", buffering=0) as file:
+        if not lock_soon(file.fileno()):
+            raise UsageError(f"Another 'coordinator init' is at work in {folder}.", remedy="Wait for it.")
+        _check_free(folder)  # the one that had the lock until now may have finished
+        for path in folder.iterdir():
+            if path.name != _UNFINISHED:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync_file(file.fileno())
+        sync_folder(folder)
+        yield
+        with contextlib.suppress(OSError):  # beside a `federation.toml` it means nothing
+            marker.unlink()
+            sync_folder(folder)
+
+
+def _commented(name: str, address: str) -> str:
+    """The first `federation.toml`."""
+    host, _, port = address.rpartition(":")
+    return (
         f'[federation]\nname = "{name}"\n\n[address]\n# What silos connect to; goes into every invitation.\n'
-        f'public = "{address}"\n# enrollment = "{address.rpartition(":")[0]}:'
-        f'{int(address.rpartition(":")[2]) + 1}"\n'
+        f'public = "{address}"\n# enrollment = "{host}:{int(port) + 1}"\n'
         '# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
         f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n'
         '# images_on_disk = true     # false: decoded images that are too many for memory are refused\n'
@@ -440,9 +498,7 @@ def _written(folder: Path, *, name: str, address: str) -> Federation:
         '[tracking]\n# tensorboard = true   # studies/NAME/tensorboard\n# mlflow = "https://mlflow.example"\n'
         '# mlflow_experiment = "lung"   # left out: the name of the federation\n'
         '# wandb = "lung"               # a project of Weights & Biases\n'
-        '# wandb_mode = "offline"       # or "online"\n',
-        encoding="utf-8")
-    return open_federation(folder)
+        '# wandb_mode = "offline"       # or "online"\n')
 
 
 WHERE_KEYS_ARE_EXPLAINED = """\

@@ -219,7 +219,7 @@ def set_aside(ledger: Ledger, silo: str, *, reason: str = "", origin: Origin) ->
 
     Args:
         reason: for the silo and the audit trail; one line.
-    Raises: UnknownName; UsageError when it is set aside already, revoked, or has left.
+    Raises: UnknownName; UsageError when it is set aside already.
     """
     with ledger.acting(origin):
         LedgerRoster(ledger).set_aside(silo, reason=_line(reason))

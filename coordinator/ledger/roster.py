@@ -286,18 +286,16 @@ class LedgerRoster:
 
     def set_aside(self, silo: str, *, reason: str) -> None:
         """Leaves a silo out until `take_back`: it keeps its certificate and may call, but is asked nothing. Its open
-        tasks are closed.
+        tasks are closed. One that is revoked or has left is asked nothing as it is, but a stated quorum goes on
+        counting it until then.
 
-        Raises: UnknownName; UsageError when it is set aside already, revoked, or has left.
+        Raises: UnknownName; UsageError when it is set aside already.
         """
         with self._changing() as db:
             row = self._row(silo)
             if row["set_aside_unix"] is not None:
                 raise UsageError(f"Silo '{silo}' is set aside already.",
                                  remedy=f"Let it take part again: coordinator take-back {silo}.")
-            if row["revoked_unix"] is not None or row["left_unix"] is not None:
-                raise UsageError(f"Silo '{silo}' {'is revoked' if row['revoked_unix'] is not None else 'has left'}: it"
-                                 " is asked nothing.")
             db.execute("UPDATE silo SET set_aside_unix = ?, set_aside_reason = ? WHERE name = ?",
                        (time.time(), reason, silo))
             self._ledger.cancel_tasks(silo, reason=set_aside_text(reason))
@@ -340,9 +338,10 @@ class LedgerRoster:
                                       " AND left_unix IS NULL")[0][0])
 
     def count_aside(self) -> int:
-        """Silos that would be members if they were taken back."""
-        return int(self._ledger.query("SELECT count(*) FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL"
-                                      " AND left_unix IS NULL AND set_aside_unix IS NOT NULL")[0][0])
+        """Silos that are set aside and would be members, or have been: leaving the federation beyond that does not put
+        them back into a stated quorum."""
+        return int(self._ledger.query("SELECT count(*) FROM silo WHERE set_aside_unix IS NOT NULL"
+                                      " AND (joined_unix IS NOT NULL OR left_unix IS NOT NULL)")[0][0])
 
     def gone(self) -> tuple[str, ...]:
         """Silos that are asked nothing any more: set aside, revoked, or gone by themselves; by name."""

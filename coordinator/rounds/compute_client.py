@@ -27,7 +27,7 @@ AnswerT = TypeVar("AnswerT")
 
 _LOG = logging.getLogger("semisilo.coordinator")
 ATTEMPTS = 3
-"""How often a step is tried whose process dies."""
+"""How often a step is tried that fails, or whose process dies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,14 @@ class ComputeSteps:
 
     async def call(self, request: Request[AnswerT], *, activity: str | None,
                    attempts: int = ATTEMPTS) -> AnswerT:
-        """One step of the compute process; a step that died is tried again, since it gives the same bits.
+        """One step of the compute process; a step that died or failed is tried again, since it gives the same bits.
 
-        The fresh process opens the study again by itself (`semisilo.common.process.compute`).
+        After a death, and after an error that nobody foresaw, it is tried in a fresh process, which opens the study
+        again by itself (`semisilo.common.process.compute`).
         Args:
             activity: what the operator reads meanwhile; None leaves what is there.
             attempts: how often it is tried.
-        Raises: ComputeFailed when it died each time; what the step itself raises, at once.
+        Raises: ComputeFailed when it failed each time; other errors that the step raises, at once.
         """
         if activity is not None:
             self._runtime.set(activity=activity)

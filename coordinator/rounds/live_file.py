@@ -60,6 +60,8 @@ class LiveStatus:
     """What the compute process is doing."""
     fraction: float = 0.0
     text: str = ""
+    remedy: str = ""
+    """What an operator can do while the study waits for silos; empty while it does not."""
     labels_alone: str = ""
     """How far the line of labels alone is, and how long it will take; empty when nothing is to be said."""
     connected: tuple[str, ...] = ()
@@ -81,11 +83,14 @@ class LiveStatus:
     def from_runtime(cls, runtime: RuntimeState, *, deadline_unix: float | None = None, pid: int | None = None,
                      now_unix: float | None = None) -> LiveStatus:
         """A copy of the runtime state, of this process and moment unless told otherwise."""
+        from semisilo.coordinator.rounds.runtime import StandbyReason
+
         return cls(
             pid=os.getpid() if pid is None else pid, unix=time.time() if now_unix is None else now_unix,
             study=runtime.study, round=runtime.round, rounds=runtime.rounds, phase=runtime.phase,
             reason=str(runtime.reason), activity=runtime.activity, fraction=_share(runtime.fraction),
-            text=runtime.text, labels_alone=runtime.labels_alone, trouble=runtime.trouble,
+            text=runtime.text, remedy=runtime.remedy if runtime.reason is StandbyReason.WAITING_FOR_SILOS else "",
+            labels_alone=runtime.labels_alone, trouble=runtime.trouble,
             connected=tuple(sorted(runtime.connected, key=str.encode)), deadline_unix=deadline_unix, page=runtime.page,
             enrollment=runtime.enrollment,
             called={silo: round(unix, 1) for silo, unix in sorted(runtime.called.items())},

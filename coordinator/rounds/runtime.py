@@ -81,6 +81,8 @@ class RuntimeState:
     reason: StandbyReason = StandbyReason.NO_STUDY
     """Never NOT_SAMPLED or SET_ASIDE: those are for one silo."""
     text: str = ""
+    remedy: str = ""
+    """What an operator can do while the reason is WAITING_FOR_SILOS. It names silos, so silos do not read it."""
     activity: str = ""
     """What the compute process is doing, for a person."""
     fraction: float = 0.0

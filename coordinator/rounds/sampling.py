@@ -21,6 +21,7 @@ _LOG = logging.getLogger("semisilo.coordinator")
 _LOOK_SECONDS = 5.0
 """Silos that join, call or go away are noticed at once; this is for working hours, which begin without a word, and for
 silos that fall silent."""
+_NAMED = 5
 
 
 class Availability:
@@ -63,7 +64,8 @@ class Availability:
                     told = ", ".join(unable)
                     _LOG.warning("%s would refuse every round: the method %s is not permitted there. Its silo.toml"
                                  " lists permitted methods in [permit] methods", told, method)
-            self._say(text)
+            self._say(text, remedy="Let more silos join: coordinator invite NAME."
+                      if len(members) < wanted else "Ask these sites to permit the method in silo.toml.")
             await self._wait(_LOOK_SECONDS)
         return False
 
@@ -75,7 +77,7 @@ class Availability:
         are not asked: a round in which they are missed would only wait for its deadline. Nobody, when the operator
         stops the study before.
         """
-        participation, told = study.config.participation, False
+        participation, told = study.config.participation, ""
         while await self._may_go_on(study):
             members = self._roster.members()
             away, silent = self._roster.away_until(self._clock()), self._hearing.look()
@@ -89,11 +91,13 @@ class Availability:
                 return there, min(wanted, len(there))
             why = self._why_few(members, away=away, silent=silent, wanted=wanted, needed=needed,
                                 of_quorum=bool(participation.quorum) and needed == quorum)
-            if not told:
-                _LOG.info("too few silos to open a round, which needs %d: %s", needed,
-                          _whom(members, away=away, silent=silent) or why)
-                told = True
-            self._say(why)
+            remedy = self._remedy(study, members, there, needed=needed, of_quorum=bool(participation.quorum))
+            if told != (told := f"{needed} {remedy}"):
+                # Those who are there again by themselves, as after working hours, need nobody.
+                _LOG.log(logging.INFO if len(members) >= needed else logging.WARNING,
+                         "study %s waits: too few silos to open a round, which needs %d: %s. %s", study.name, needed,
+                         _whom(members, away=away, silent=silent) or why, remedy)
+            self._say(why, remedy=remedy)
             await self._wait(_LOOK_SECONDS)
         self._runtime.text = ""
         return [], 0
@@ -103,9 +107,34 @@ class Availability:
         await self._operator.wait_while_paused(study.name)
         return not self._operator.is_stopped(study.name)
 
-    def _say(self, text: str) -> None:
-        """What the study waits for. Every silo reads it: no other silo's name is in it."""
+    def _remedy(self, study: RunningStudy, members: Collection[str], there: Collection[str], *, needed: int,
+                of_quorum: bool) -> str:
+        """How an operator can end the wait; names silos.
+
+        Args:
+            there: members that can be asked.
+            of_quorum: whether the study states a quorum: then it counts silos that are gone until they are set aside.
+        """
+        if not self._operated:
+            return ""
+        left_out = [silo for silo in members if silo not in there]
+        if of_quorum:
+            left_out += [silo for silo in self._roster.gone() if silo not in self._roster.aside()]
+        ways = []
+        if len(members) < needed:
+            ways.append("Let another silo join: coordinator invite NAME.")
+        if left_out and there and len(there) >= study.config.privacy.fewest_silos:
+            ways.append(f"To go on without {', '.join(left_out[:_NAMED])}: coordinator set-aside {left_out[0]}.")
+        elif aside := sorted(self._roster.aside()):
+            ways.append(f"To ask one again that is set aside: coordinator take-back {aside[0]}.")
+        ways.append(f"To end the study with the model so far: coordinator stop {study.name}.")
+        return " ".join(ways)
+
+    def _say(self, text: str, *, remedy: str) -> None:
+        """What the study waits for, which every silo reads: no other silo's name is in it; and what an operator can
+        do."""
         self._on_wait()
+        self._runtime.remedy = remedy
         self._runtime.reason, self._runtime.activity, self._runtime.text = StandbyReason.WAITING_FOR_SILOS, "", text
 
     def _why_few(self, members: Collection[str], *, away: Mapping[str, float], silent: Collection[str],

@@ -22,7 +22,7 @@ from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
-from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, SystemTrouble
 from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.tensors import digest
 from semisilo.common.measures.independent_images import IndependentImages, independent_images
@@ -69,11 +69,22 @@ class StudyData:
     """Group `frozen`; None when all of the network is trained."""
     changes: Mapping[str, str] = field(default_factory=dict)
     """How each set differs from the one with which the study was started, for a person; without those that do not."""
+    unread: frozenset[str] = frozenset()
+    """Sets that could not be read now, and so are None in `images`; only where they may have changed."""
 
     @property
     def labelled_of_study(self) -> ImageSet | None:
         """The labelled images, where they are those of the study still: others say nothing of what its models know."""
         return None if "labelled" in self.changes else self.images.labelled
+
+    @property
+    def to_build_with(self) -> CoordinatorData:
+        """`images`, for a strategy that is asked for a model and trains nothing: one blank image of each class stands
+        for a set that could not be read, since strategies are not built without what they would train on."""
+        if not self.unread:
+            return self.images
+        blank = _blank(self.frozen)
+        return replace(self.images, **{name: blank for name in ("labelled", "validation") if name in self.unread})
 
 
 def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
@@ -86,8 +97,9 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         folder: the study's folder; relative paths start here.
         frozen: from the first opening; None at the first. Never measured again.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not.
-        may_have_changed: whether sets that are not those of the first opening are told and not refused: by whoever
-            trains nothing with them. Test images of which one stands in another set now are left out as a whole.
+        may_have_changed: whether sets that are not those of the first opening, or cannot be read any more, are told
+            and not refused: by whoever trains nothing with them. Test images of which one stands in another set now are
+            left out as a whole.
     Raises: BadData, naming the file, for images in two sets, and for sets that have changed; BadConfiguration when the
         settings do not fit the images or what is frozen.
     """
@@ -101,15 +113,25 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     broken: list[Skipped] = []
     ranges: Ranges = () if frozen is None else frozen.ranges
     is_first = frozen is None
+    tells = may_have_changed and frozen is not None
+    unread: dict[str, str] = {}
 
     def read(source: str, part: str) -> ImageSet | None:
         nonlocal classes, ranges, is_first
         if not source:
             return None
-        found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
-                            classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report" else
-                            data.on_error, progress=progress, reading=image.reading, disk=disk,
-                            selection=data.selection, multi_label=multi_label, ranges=dict(ranges))
+        try:
+            found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
+                                classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report"
+                                else data.on_error, progress=progress, reading=image.reading, disk=disk,
+                                selection=data.selection, multi_label=multi_label, ranges=dict(ranges))
+        except SystemTrouble:
+            raise  # it passes
+        except SemisiloError as error:
+            if not tells:
+                raise
+            unread[part] = error.text
+            return None
         classes = classes or found.classes
         if is_first:
             ranges, is_first = tuple(sorted(found.ranges.items())), False
@@ -123,7 +145,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
 
     images = CoordinatorData(labelled=read(data.labelled, "labelled"), validation=read(data.validation, "validation"),
                              test=read(data.test, "test"))
-    if data.on_error == "report":
+    if data.on_error == "report" and not tells:
         refuse_broken(str(folder), broken)
     if frozen is not None and not frozen.by_file:
         images = CoordinatorData(labelled=_without_files(images.labelled), test=_without_files(images.test),
@@ -180,6 +202,9 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     elif (comparable := _comparable(now, frozen)) != frozen or shared:
         _check_same_network(config, now, frozen)
         changes = _changes(now, frozen)
+        for name, why in unread.items():
+            _LOG.warning("the %s images cannot be read: %s", name, why)
+            changes[name] = f"the {name} images cannot be read any more"  # a card tells no paths
         for each in shared:
             changes[each.of] = "; ".join(filter(None, (changes.get(each.of), each.text)))
         if changes and not may_have_changed:
@@ -196,7 +221,18 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
             changes["test"] += ", so nothing is measured on them"
             images = replace(images, test=None)
     return StudyData(images=images, build_model=start.builder, frozen=frozen or now, frozen_group=group,
-                     changes=changes)
+                     changes=changes, unread=frozenset(unread) | (
+                         {"validation"} if "labelled" in unread and frozen is not None and frozen.num_held_out
+                         else frozenset()))
+
+
+def _blank(frozen: FrozenStudy) -> ImageSet:
+    import torch
+
+    form, num = frozen.image, len(frozen.classes)
+    labels = torch.eye(num, dtype=torch.int8) if frozen.task == "multi_label" else torch.arange(num)
+    return ImageSet(torch.zeros((num, form.channels, form.size, form.size), dtype=torch.uint8), labels,
+                    tuple(f"a blank image in the place of one of {name}" for name in frozen.classes))
 
 
 def warn_of_ranges(ranges: Ranges, found: Mapping[str, float], *, part: str) -> None:

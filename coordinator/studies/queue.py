@@ -9,6 +9,7 @@ from pathlib import Path
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import UnknownName, UsageError
 from semisilo.common.methods import Scenario
+from semisilo.common.storage.durable import sync_folder, write_durably
 from semisilo.common.text.names import nearest_name
 from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -32,7 +33,8 @@ def create_study(federation: Federation, name: str, *, scenario: Scenario = "lab
     if path.exists():
         raise UsageError(f"Study '{name}' exists already: {path}.", remedy="Edit that file, or choose another name.")
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    path.write_text(study_template(scenario), encoding="utf-8")
+    write_durably(path, study_template(scenario).encode())
+    sync_folder(federation.studies)
     return path
 
 

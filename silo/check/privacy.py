@@ -5,13 +5,15 @@ Tests: tests/silo/check/test_privacy.py.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 from semisilo.common.config import from_dict
-from semisilo.common.errors import SemisiloError
+from semisilo.common.errors import NotPermitted, SemisiloError
 from semisilo.common.methods import find_method, silos_have_labels
-from semisilo.common.methods.parts.privacy import spends_at_site, trained_with
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.privacy import refused_dp, spends_at_site, trained_with
 from semisilo.common.text.describe import counted
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
@@ -24,7 +26,8 @@ __all__ = ["look_at_privacy"]
 
 def look_at_privacy(home: SiloHome, policy: Policy, needs: StudyNeeds | None, *, labelled: int,
                     unlabelled: int, authority: str = "") -> list[Finding]:
-    """One finding, where the study has differential privacy of single images, or something was spent before.
+    """One finding, where the study has differential privacy of single images, or something was spent before. What a
+    task of the study would be refused for, as far as it can be known here, is said in the words of that refusal.
 
     Args:
         labelled, unlabelled: images of this silo, as they were counted.
@@ -47,15 +50,22 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
     """Raises: SemisiloError."""
     from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of, within_target
     from semisilo.silo.objectives.steps import noisy_steps_of
+    from semisilo.silo.site.private_images import check_apart, check_delta
 
     task, dp = needs.task, needs.task.dp
     assert dp is not None
     spec = find_method(task.method)
-    settings: Any = trained_with(from_dict(spec.settings, task.settings, where=f"settings of {task.method}"))
+    stated: Any = from_dict(spec.settings, task.settings, where=f"settings of {task.method}")
+    settings: Any = trained_with(stated)
+    if why := refused_dp(dp, method=task.method, allowed=spec.dp_units, settings=stated):
+        raise NotPermitted(f"The study's [privacy.dp]: {why}")
+    if dp.unit == "example" and needs.begun:
+        check_apart(dp, _tied(home, policy, task))
     has_labels = silos_have_labels(settings.scenario)
     numbers = (labelled if has_labels else 0, unlabelled if has_labels else labelled + unlabelled)
-    each = noisy_steps_of(settings, dp, rounds=task.rounds, num_labelled=numbers[0],
-                          num_unlabelled=0 if settings.objective == "sl" else numbers[1])
+    numbers = (numbers[0], 0 if settings.objective == "sl" else numbers[1])
+    check_delta(dp, policy.privacy, sum(numbers))
+    each = noisy_steps_of(settings, dp, rounds=task.rounds, num_labelled=numbers[0], num_unlabelled=numbers[1])
     if not each.steps:
         return Finding(what="privacy", state="ok", text="nothing is spent: there are no images that the study uses")
     ledger = PrivacyLedger(home.privacy).lines()
@@ -99,6 +109,24 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
         text=f"{text}; silo.toml permits {limit:g}: {counted(fit, 'round')} of them",
         remedy="This silo refuses the others: raise [privacy] max_epsilon in silo.toml, or ask for more noise or fewer"
                " rounds.")
+
+
+def _tied(home: SiloHome, policy: Policy, task: TaskSpec) -> tuple[str, ...]:
+    """Kinds of values of which a sample of this site's images has black and white in common; () where the images cannot
+    be looked at, which another finding says."""
+    from semisilo.common.data.formats.pixels import Geometry
+    from semisilo.common.data.preview.preview import tied_in_sample
+    from semisilo.silo.site.images_choice import choose_data
+
+    geometry = Geometry(size=task.image.size, channels=task.image.channels, resize=task.image.resize)
+    found: set[str] = set()
+    with contextlib.suppress(SemisiloError, OSError, ValueError):
+        choice = choose_data(home, policy.data, data=None, on_error=None)
+        for source in (choice.source, choice.labelled):
+            if source:
+                found |= set(tied_in_sample(source, form=geometry, reading=task.image.reading,
+                                            selection=choice.selection))
+    return tuple(sorted(found))
 
 
 def _most(upper: int, fits: Any) -> int:

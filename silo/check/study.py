@@ -20,7 +20,7 @@ from semisilo.silo.site.working_hours import DAYS, closes_at, next_day_at, opens
 if TYPE_CHECKING:
     from semisilo.silo.check.forecast import Forecast
 
-__all__ = ["look_at_hours", "look_at_study"]
+__all__ = ["look_at_card", "look_at_hours", "look_at_study"]
 
 
 def look_at_study(policy: Policy, needs: StudyNeeds) -> list[Finding]:
@@ -44,6 +44,28 @@ def look_at_study(policy: Policy, needs: StudyNeeds) -> list[Finding]:
                                                      f"{name} allows {describe_bytes(limit)}.",
                 remedy=f"Tasks may be refused: raise {name} in silo.toml."))
     return findings
+
+
+def look_at_card(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[Finding]:
+    """What a person here has said of the study, or has still to say; [] where its card is signed, or a signature needs
+    nobody."""
+    from semisilo.silo.study_cards.agreement import declined, not_approved
+    from semisilo.silo.study_cards.book import CardBook
+
+    try:
+        entry = CardBook(home.cards).find(needs.task.study)
+    except SemisiloError as error:
+        return [bad("study card", error)]
+    if entry is not None and entry.state == "declined":
+        return [bad("study card", declined(entry))]
+    if not policy.require.approval or (entry is not None and entry.state != "waiting"):
+        return []
+    if entry is None:
+        return [Finding(what="study card", state="warning",
+                        text=f"A person here must approve study '{needs.task.study}': [require] approval of silo.toml.",
+                        remedy="Its card comes with its first task, which waits for that: then silo studies, silo"
+                               " approve.")]
+    return [bad("study card", not_approved(entry))]
 
 
 def _form(needs: StudyNeeds) -> str:

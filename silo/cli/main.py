@@ -63,7 +63,8 @@ def enroll(
     """Makes this silo's key and gets its certificate.
 
     The private key is made here and never leaves. The line can be used once; the same command may be repeated if the
-    connection broke. A silo.toml with the defaults is written if there is none: read it.
+    connection broke. Stop `silo join` first if it runs here. A silo.toml with the defaults is written if there is none:
+    read it.
 
     \b
     Examples:

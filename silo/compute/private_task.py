@@ -45,6 +45,7 @@ from semisilo.silo.objectives import usable_data
 from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, may_be_of, now_text, spent, steps_of_study
+from semisilo.silo.site.private_images import check_apart, check_delta
 
 __all__ = ["Requested", "admitted"]
 
@@ -100,16 +101,11 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
                            " a batch changes what all others contribute.",
                            remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
-    if dp.unit == "example" and tied:
-        raise NotPermitted(
-            "Differential privacy of single images is not defined where black and white were found in the values of"
-            f" several images together ({', '.join(tied)}): one bright image changes what all others become.",
-            remedy='The study needs [data.image.reading] window = [centre, width], or "image"; or convert the images'
-                   " to 8-bit grey.")
+    check_apart(dp, tied)
     settings = trained_with(asked.settings)
     labelled, unlabelled, _ = usable_data(settings, data)
     labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))
-    _check_delta(dp, policy, labelled_count + unlabelled_count)
+    check_delta(dp, policy, labelled_count + unlabelled_count)
     each = noisy_steps_of(settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
                           num_unlabelled=unlabelled_count)
     ledger = PrivacyLedger(folder)
@@ -125,13 +121,6 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         ledger.keep()
     return PrivateTask(noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm, epsilon=known.study_epsilon,
                        key=key, shared=shared)
-
-
-def _check_delta(dp: DifferentialPrivacy, policy: PrivacyPolicy, images: int) -> None:
-    for name, delta in (("[privacy.dp] delta of the study", dp.delta), ("[privacy] delta of silo.toml", policy.delta)):
-        if images * delta >= 1:
-            raise NotPermitted(f"{name} = {delta:g} says little with {images} images: it must be below one over their"
-                               " number.", remedy="Lower it, for example to a tenth of that.")
 
 
 def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before: tuple[Spending, ...], *,

@@ -41,7 +41,7 @@ from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 from semisilo.silo.link.diagnosis import diagnose_connection
 from semisilo.silo.link.dialling import goes_around_proxy
 from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
-from semisilo.silo.site.home import SiloHome, StatusFile
+from semisilo.silo.site.home import SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import (
     FederationFile,
     Identity,
@@ -74,7 +74,8 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
         patience_seconds: how long it tries again where the coordinator takes no calls for the moment.
         on_trouble: told so before each of these pauses.
     Raises: InvitationInvalid, InvitationExpired, InvitationUsed, ClockSkew, WrongAuthority, Unreachable; TooManyCalls
-        after `patience_seconds`; UsageError when the home folder belongs to another silo.
+        after `patience_seconds`; UsageError when the home folder belongs to another silo; AlreadyRunning while
+        `silo join` runs there: the line is not spent then.
     """
     invitation = decode_invitation(line)
     hashed = token_hash(invitation.token).hex()
@@ -82,6 +83,19 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
     if kept is not None and kept.about.invitation == hashed and now < kept.not_after_unix:
         return kept
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # An agent would go on as the silo that it has begun as, until its certificate ends, and a renewal that is under way
+    # would put that silo's next certificate over the new one.
+    with SiloHome(home).stopped(f"silo enroll LINE{home_option(home)}{' --force' if force else ''}"):
+        _kept(home, invitation, force=force)
+        return await _exchanged(invitation, home, now=now, use_http_proxy=use_http_proxy,
+                                timeout_seconds=timeout_seconds, patience_seconds=patience_seconds,
+                                on_trouble=on_trouble)
+
+
+async def _exchanged(invitation: InvitationLine, home: Path, *, now: float, use_http_proxy: bool,
+                     timeout_seconds: float, patience_seconds: float,
+                     on_trouble: Callable[[SemisiloError], None]) -> Identity:
+    hashed = token_hash(invitation.token).hex()
     key = pending_key(home, hashed[:32])
     request = pb.EnrollRequest(token=invitation.token, certificate_request_der=make_request(key))
     request.silo_time.seconds, request.silo_time.nanos = int(now), int(now % 1 * 1e9)

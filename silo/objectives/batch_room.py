@@ -21,7 +21,7 @@ from semisilo.common.methods.contract import SiloTask
 from semisilo.common.numerics import process_group
 from semisilo.common.text.describe import describe_bytes
 
-__all__ = ["check_batch_fits", "kept_bytes_per_image", "large_batch_text", "warn_of_large_batch"]
+__all__ = ["check_batch_fits", "check_images_fit", "kept_bytes_per_image", "large_batch_text", "warn_of_large_batch"]
 
 _LOG = logging.getLogger("semisilo.silo")
 
@@ -51,11 +51,19 @@ def check_batch_fits(task: SiloTask, batch: int, usual: int, *, remedy: str) -> 
     Raises: ComputeFailed where what is kept for the way back alone is more than `free_bytes` finds, which counts no
             swap.
     """
-    if not warn_of_large_batch(task, batch, usual, remedy=remedy):
-        return
+    if warn_of_large_batch(task, batch, usual, remedy=remedy):
+        check_images_fit(task, batch, usual, per_image=kept_bytes_per_image(task), remedy=remedy)
+
+
+def check_images_fit(task: SiloTask, batch: int, usual: int, *, per_image: int, remedy: str) -> None:
+    """The same right before a pass with gradients, by a method that knows only then of how many images it is.
+
+    Args:
+        per_image: `kept_bytes_per_image`.
+    """
     if process_group.present() is not None or (free := _free_bytes(task.device)) is None:
         return  # of several processes each has its part of a batch
-    needed = batch * kept_bytes_per_image(task)
+    needed = batch * per_image
     if needed > free:
         raise ComputeFailed(
             f"A step takes {batch} unlabelled images at once (unlabelled_batch = {usual}), of which the network keeps"
@@ -63,7 +71,7 @@ def check_batch_fits(task: SiloTask, batch: int, usual: int, *, remedy: str) -> 
 
 
 def warn_of_large_batch(task: SiloTask, batch: int, usual: int, *, remedy: str) -> bool:
-    """The same for a method of whose images only some have gradients: whether it is far above, which the log says."""
+    """Whether a batch is far above the usual, which the log says."""
     if text := large_batch_text(batch, usual):
         _LOG.warning("round %d: %s; it may not fit into memory. %s", task.round, text, remedy)
     return bool(text)

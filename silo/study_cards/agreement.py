@@ -18,7 +18,7 @@ from semisilo.common.text.describe import describe_moment
 from semisilo.common.text.logs import printable
 from semisilo.silo.study_cards.book import CardBook, CardEntry
 
-__all__ = ["Agreement", "CardCalls"]
+__all__ = ["Agreement", "CardCalls", "declined", "not_approved"]
 
 _LOG = logging.getLogger("semisilo.silo")
 
@@ -76,7 +76,7 @@ class Agreement:
         _not_declined(entry)
         if entry.state == "waiting":
             self._waiting = task.study
-            raise _not_approved(entry)
+            raise not_approved(entry)
         if wrong := contradictions(entry.card, task, spec):
             raise NotPermitted(f"The task says something else than the card of study '{task.study}' that this site has"
                                f" signed: {printable(wrong[0], limit=300)}.")
@@ -106,7 +106,7 @@ class Agreement:
         if entry is None or entry.state != "waiting":
             self._waiting = ""
             return None
-        return _not_approved(entry)
+        return not_approved(entry)
 
     @property
     def waiting(self) -> str:
@@ -156,11 +156,17 @@ class Agreement:
 
 def _not_declined(entry: CardEntry) -> None:
     if entry.state == "declined":
-        raise NotPermitted(f"This site has declined study '{entry.study}' on {describe_moment(entry.unix)}.",
-                           remedy=f"To take part after all: silo approve {entry.study}")
+        raise declined(entry)
 
 
-def _not_approved(entry: CardEntry) -> StudyNotApproved:
+def declined(entry: CardEntry) -> NotPermitted:
+    """What keeps this silo from the tasks of a study that a person here has declined."""
+    return NotPermitted(f"This site has declined study '{entry.study}' on {describe_moment(entry.unix)}.",
+                        remedy=f"To take part after all: silo approve {entry.study}")
+
+
+def not_approved(entry: CardEntry) -> StudyNotApproved:
+    """What keeps this silo from the tasks of a study that nobody here has decided."""
     changed = f" It has changed since it was signed: {printable(entry.changed, limit=500)}." if entry.changed else ""
     return StudyNotApproved(f"Nobody at this site has approved study '{entry.study}' yet.{changed}",
                             remedy=f"A person at the silo looks at it and decides: silo approve {entry.study}")

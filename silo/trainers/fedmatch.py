@@ -42,7 +42,7 @@ from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.sparse_transfer import sparse_delta
 from semisilo.common.learning.training import check_finite, named_randomness, unloaded_model
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
-from semisilo.silo.objectives.batch_room import warn_of_large_batch
+from semisilo.silo.objectives.batch_room import check_images_fit, kept_bytes_per_image, warn_of_large_batch
 from semisilo.silo.objectives.labelling import alignment_of, balance_of, threshold_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
@@ -106,7 +106,7 @@ class FedMatchTrainer:
         Abstains with "no_data"; with "no_confident_example" where the settings say so; with "no_usable_batch" when
         batch-norm could use no batch. Memory then stays as it is.
         Raises: BadPayload for another phase; LayoutMismatch when the tensors are not the task's model's; ComputeFailed
-            when training diverges.
+            when training diverges, or a batch that is far larger than usual does not fit into memory.
         """
         if (measured := outside_training(task, data, "FedMatch")) is not None:
             return measured, memory
@@ -200,6 +200,8 @@ class _Work:
             for purpose in ("local_views", "labelled_views", "local_order", "labelled_order"))
         self._means: dict[str, RunningMean] = {}
         self.steps = self._skipped = self._num_kept = 0
+        self._kept_bytes = 0
+        """What a pass with gradients keeps of an image; 0 where no batch is far larger than usual."""
         self.kept_any = False
 
     def _answers(self, views_BCHW: Tensor) -> Tensor:
@@ -214,8 +216,9 @@ class _Work:
         num_labelled, num_unlabelled = (len(each) if each is not None else 0
                                         for each in (self._labelled, self._unlabelled))
         plan = epoch_plan(settings, num_labelled, num_unlabelled)
-        if num_unlabelled:
-            warn_of_large_batch(task, plan.unlabelled_batch, settings.unlabelled_batch, remedy=MORE_STEPS)
+        if num_unlabelled and warn_of_large_batch(task, plan.unlabelled_batch, settings.unlabelled_batch,
+                                                  remedy=MORE_STEPS):
+            self._kept_bytes = kept_bytes_per_image(task)
         with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
             for epoch in range(settings.local_epochs):
                 with_labels = _cycle(num_labelled, settings.labelled_batch, self._labelled_order, self._balance_N)
@@ -326,8 +329,14 @@ class _Work:
         Args:
             inputs_BCHW, helper_probs: of the images of the inter-client term, and what the helpers say of them.
             strong_BCHW, label_B: of the kept images, perhaps none.
+        Raises: ComputeFailed where what the passes keep cannot fit into memory.
         """
         settings, network = self._settings, self.network
+        if self._kept_bytes:  # the system would kill this process, or another one, in the middle of the pass
+            passes = len(label_B) * bool(settings.lambda_a) + len(inputs_BCHW) * bool(settings.lambda_i
+                                                                                      and helper_probs)
+            check_images_fit(self._task, passes, settings.unlabelled_batch, per_image=self._kept_bytes,
+                             remedy=MORE_STEPS)
         loss = torch.zeros((), device=label_B.device)
         if settings.lambda_a and len(label_B):
             logits_BK = network.forward(augment.to_input(strong_BCHW, self._task.image), weights)

@@ -62,14 +62,15 @@ from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome
-from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.policy import Policy, Require
+from semisilo.silo.study_cards.book import CardBook
 from tests.simulator import disk as disk_module
 from tests.simulator.database import Database, databases
 from tests.simulator.identity import AUTHORITY, audit_key
 from tests.simulator.loop import BEGINNING, Killed, SeededLoop, TooLong
 from tests.simulator.machine import Life, Machine, PointOfDeath, Relapse
 from tests.simulator.network import Channel, Network, Server
-from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Stretch
+from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Stretch, StudyRollback
 from tests.simulator.system import simulated, use_small_pieces
 from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute, use_vector_files
 
@@ -86,7 +87,9 @@ _MOST_REQUEUED = 12
 _ENOUGH = 5
 """Violations: a process that ends again and again would fill the rest of the run."""
 _FOLDER = Path(f"/~{COORDINATOR}")
-_POLICY = Policy()
+_POLICY, _ASKING = Policy(), Policy(require=Require(approval=True))
+_AGAIN_SECONDS = 7.0
+"""Until an operator whose command has failed gives it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +260,7 @@ class SimulatedFederation:
         self.requeued = 0
         """How often an operator has queued a study again."""
         self.coordinator_deaths = 0
+        self._clocks_at_start: dict[str, float | None] = {}
         self.studies = {name: _study_config(schedule, number)
                         for number, name in enumerate(_STUDIES[:schedule.studies])}
         self.database: Database
@@ -283,6 +287,11 @@ class SimulatedFederation:
         self.trace.append(f"{self.loop.time():.6f} {machine.name} starts")
         if relapse is not None:
             self.machines[relapse.machine].expect_death(relapse.death)
+        if machine.name in self._clocks_at_start and machine.life is not None:
+            seconds = self._clocks_at_start.pop(machine.name)
+            machine.clock_ahead = 0.0 if seconds is None else machine.clock_ahead + seconds
+            self.trace.append(f"{self.loop.time():.6f} the clock of {machine.name} is set, to"
+                              f" {machine.clock_ahead:.0f} s ahead")
         life = machine.begin()
         work = self._coordinator(life) if machine.name == COORDINATOR else self._silo(machine.name, life)
         task = life.start(work)
@@ -385,10 +394,11 @@ class SimulatedFederation:
         async def renew() -> None:
             pass
 
-        agent = Agent(home=home, silo=name, address="hub:1", federation="f", policy=_POLICY,
+        agent = Agent(home=home, silo=name, address="hub:1", federation="f",
+                      policy=_ASKING if name in self.schedule.approvals else _POLICY,
                       heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
-                      renew=renew, exit_when_finished=self.schedule.studies == 1, poll_seconds=50.0,
+                      renew=renew, exit_when_finished=not self.schedule.lasts, poll_seconds=50.0,
                       clock=lambda: time.time())
         self._watch_memory(name, link, agent)
         life.serves = True
@@ -411,7 +421,7 @@ class SimulatedFederation:
                                            f" {kept.pending.task_id} has left")
             unwanted.clear()
             answer = await await_task(hello)
-            if self.schedule.studies > 1 and self.completed_at is not None and not answer.HasField("task"):
+            if self.schedule.lasts and self.completed_at is not None and not answer.HasField("task"):
                 self.ended.add(silo)  # it has heard of it, and calls on and on: another study might come
             return answer
 
@@ -446,6 +456,8 @@ class SimulatedFederation:
             self.machines[error.machine].expect(error)
         for machine in self.machines.values():
             self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
+        for silo, seconds in self.schedule.approvals.items():
+            self.loop.call_later(seconds, self._approve, silo, seconds)
         self._begin_stretch(self.schedule.stretches[0])
         try:
             for number in range(1, len(self.schedule.stretches)):
@@ -529,6 +541,9 @@ class SimulatedFederation:
         hub.compute_failures |= {hub.counted["operation"] + number for number in stretch.failures}
         for stop in stretch.stops:
             self.loop.call_later(stop.at_seconds, self._stop_study)
+        for back in stretch.rollbacks:
+            self.loop.call_later(back.at_seconds, self._pause_study, back)
+        self._clocks_at_start |= {each.machine: each.by_seconds for each in stretch.clocks_at_start}
         for step in stretch.clock_steps:
             self.loop.call_later(step.at_seconds, set_clock, self.machines[step.machine], step.by_seconds)
         for disk in stretch.full_disks:
@@ -548,6 +563,69 @@ class SimulatedFederation:
 
         with contextlib.suppress(Killed):
             hub.life.context.copy().run(stop)
+
+    def _as_process(self, name: str, work: Callable[[], None]) -> bool:
+        """Does work in a process of its own on a machine that is up; whether it came to its end."""
+        machine = self.machines[name]
+        if machine.life is None or not machine.life.alive:
+            return False
+        try:
+            machine.life.context.copy().run(work)
+        except (Killed, SystemTrouble, OSError):  # it died with the machine; or the system refuses something there
+            return False
+        return True
+
+    def _pause_study(self, back: StudyRollback) -> None:
+        """`coordinator pause`, where the study runs; then `_roll_back`."""
+        def pause() -> None:
+            ledger = Ledger(_FOLDER / "ledger.sqlite")
+            over = ledger.study_state("s") is StudyState.COMPLETED
+            with contextlib.suppress(UsageError):
+                if not over:
+                    operate.pause(ledger, "s", origin="command")
+                self.trace.append(f"{self.loop.time():.6f} an operator {'looks at' if over else 'pauses'} the study")
+                self.loop.call_later(back.looks_seconds, self._roll_back, back, context=self._outside)
+
+        self._as_process(COORDINATOR, pause)
+
+    def _roll_back(self, back: StudyRollback) -> None:
+        """`coordinator rollback`, or `resume` where the study cannot go back; until one of them has worked."""
+        done = False
+
+        def go_back() -> None:
+            nonlocal done
+            ledger, folder = Ledger(_FOLDER / "ledger.sqlite"), _FOLDER / "studies" / "s"
+            if ledger.study_state("s") not in (StudyState.PAUSED, StudyState.COMPLETED):
+                done = True  # the command before this one has worked, and its process died behind it
+                return
+            rounds = operate.returnable_rounds(ledger, "s", study_folder=folder)
+            if rounds:
+                to_round = rounds[min(len(rounds) - 1, int(back.share * len(rounds)))]
+                self.completed_at = None
+                self.ended.clear()
+                operate.rollback(ledger, "s", to_round, study_folder=folder, origin="command")
+                self.trace.append(f"{self.loop.time():.6f} an operator has the study go back to round {to_round}")
+            elif ledger.study_state("s") is StudyState.PAUSED:
+                operate.resume(ledger, "s", origin="command")
+            done = True
+
+        self._as_process(COORDINATOR, go_back)
+        if not done:
+            self.loop.call_later(_AGAIN_SECONDS, self._roll_back, back, context=self._outside)
+
+    def _approve(self, silo: str, seconds: float) -> None:
+        """`silo approve`, where the card waits for it; and again, as long as the run lasts."""
+        def approve() -> None:
+            import time
+
+            book = CardBook(SiloHome(Path(f"/~{silo}")).cards)
+            entry = book.find("s")
+            if entry is not None and entry.state == "waiting":
+                book.decide(entry, approved=True, by="mona", now_unix=time.time())
+                self.trace.append(f"{self.loop.time():.6f} a person at {silo} approves the study")
+
+        self._as_process(silo, approve)
+        self.loop.call_later(seconds, self._approve, silo, seconds, context=self._outside)
 
     def _is_over(self) -> bool:
         if self.violations and (len(self.violations) >= _ENOUGH or self.requeued >= _MOST_REQUEUED):

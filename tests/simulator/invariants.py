@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
+from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.silo.site.audit_heads import SeenHead, read_heads
@@ -73,11 +76,16 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
     kept: dict[str, Numbers | None] = dict.fromkeys(silos)
     last: dict[str, int] = dict.fromkeys(silos, 0)
     f = frozen_vector()
+    doubtful = set[str]()
+    """Silos that were sent back: what they remember may be of a round that is gone, and is dropped then."""
+    gone = [each for each in rollbacks_of(ledger, study) if each.origin != "coordinator"]
     for row in ledger.rounds(study):
         if row.number == 0:
             if row.state_digest != digest_of(w):
                 found.append("round 0 has another state")
             continue
+        if any(each.number == row.number for back in gone for each in back.rounds):
+            doubtful |= {silo for silo in silos if memory[silo].any()}
         if row.state is RoundState.FAILED:
             found.append(f"round {row.number} has failed: {row.reason}")
             continue
@@ -86,8 +94,50 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
         if row.state is not RoundState.COMPLETED:
             found.append(f"round {row.number} is {row.state}")
             continue
-        now, pending, pending_kept = w, dict[str, Numbers](), dict[str, Numbers]()
-        incomplete, folded_now = set[str](), set[str]()
+        answered = {silo for number in range(len(row.phases))
+                    for silo, state in ledger.task_states(study, row.number, number).items()
+                    if state in (TaskState.UPDATED, TaskState.ABSTAINED)}
+        asked_again = sorted(doubtful & answered)
+        tries = [_Played(federation, ledger, row, w, f, memory | dict.fromkeys(dropped, ZEROS), kept)
+                 for number in range(len(asked_again) + 1)
+                 for dropped in itertools.combinations(asked_again, number)] if asked_again else [
+            _Played(federation, ledger, row, w, f, memory, kept)]
+        played = next((each for each in tries if digest_of(each.w) == row.state_digest), tries[0])
+        doubtful -= answered
+        memory = dict(played.memory)
+        found += played.found
+        for silo in played.folded - played.incomplete:
+            memory[silo], kept[silo] = played.pending[silo], played.pending_kept.get(silo)
+            last[silo] = row.number
+        w = played.w
+        if row.state_digest != digest_of(w):
+            found.append(f"round {row.number} has other bits than an undisturbed run")
+            break
+    for silo in silos:
+        have, digest = ledger.silo_state(study, silo)
+        if have != last[silo]:
+            found.append(f"{silo}: round {have} counts as folded last, but it was {last[silo]}")
+        want = kept[silo]
+        if digest != (None if want is None else digest_of(np.asarray(want, dtype=np.float32))):
+            found.append(f"{silo}: what the strategy keeps is not what follows from its updates")
+    return found
+
+
+class _Played:
+    """A round as its accepted updates make it."""
+
+    def __init__(self, federation: SimulatedFederation, ledger: Ledger, row: RoundRow, w: Numbers, f: Numbers,
+                 memory: Mapping[str, Numbers], kept: Mapping[str, Numbers | None]) -> None:
+        schedule, silos, study = federation.schedule, federation.schedule.silos, row.study
+        self.memory = memory
+        self.pending: dict[str, Numbers] = {}
+        self.pending_kept: dict[str, Numbers] = {}
+        self.folded: set[str] = set()
+        self.incomplete: set[str] = set()
+        """Silos of which a phase has no answer."""
+        self.found: list[str] = []
+        now, pending, pending_kept = w, self.pending, self.pending_kept
+        incomplete, folded_now = self.incomplete, self.folded
         for number, phase in enumerate(row.phases):
             states = ledger.task_states(study, row.number, number)
             if phase.step not in ("", "mask"):  # whoever drops out here may be in the sum all the same
@@ -117,37 +167,24 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
                 elif state is TaskState.ABSTAINED and quiet:
                     pending[silo] = memory_after(memory[silo], delta)
                 elif state in (TaskState.UPDATED, TaskState.ABSTAINED):
-                    found.append(f"round {row.number}: {silo} has {state}, which it does not do there")
+                    self.found.append(f"round {row.number}: {silo} has {state}, which it does not do there")
                 else:
                     incomplete.add(silo)
                     if form is not None and too_few and state is TaskState.REFUSED:
                         continue  # left out
-                    if federation.schedule.quorum == len(silos) and state is not TaskState.EXPIRED:
-                        found.append(f"round {row.number}: {silo} has {state}")
+                    if schedule.quorum == len(silos) and state is not TaskState.EXPIRED:
+                        self.found.append(f"round {row.number}: {silo} has {state}")
             answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED) for state in states.values())
-            if not phase.step and answered < federation.schedule.quorum:
-                found.append(f"round {row.number} has {answered} answers and a quorum of {federation.schedule.quorum}")
-            if federation.schedule.quorum == len(silos) and len(states) != len(silos):
-                found.append(f"round {row.number} asked {sorted(states)}")
+            if not phase.step and answered < schedule.quorum:
+                self.found.append(f"round {row.number} has {answered} answers and a quorum of {schedule.quorum}")
+            if schedule.quorum == len(silos) and len(states) != len(silos):
+                self.found.append(f"round {row.number} asked {sorted(states)}")
             if form is not None and plain_sum is not None:
                 mean, _ = mean_of_words(plain_sum, form, silos=len(updates))
                 now = (now + mean).astype(np.float32)
             elif updates:
                 now = folded(now, updates)
-        for silo in folded_now - incomplete:
-            memory[silo], kept[silo], last[silo] = pending[silo], pending_kept.get(silo), row.number
-        w = now
-        if row.state_digest != digest_of(w):
-            found.append(f"round {row.number} has other bits than an undisturbed run")
-            break
-    for silo in silos:
-        have, digest = ledger.silo_state(study, silo)
-        if have != last[silo]:
-            found.append(f"{silo}: round {have} counts as folded last, but it was {last[silo]}")
-        want = kept[silo]
-        if digest != (None if want is None else digest_of(np.asarray(want, dtype=np.float32))):
-            found.append(f"{silo}: what the strategy keeps is not what follows from its updates")
-    return found
+        self.w = now
 
 
 def _once(ledger: Ledger, study: str) -> list[str]:
@@ -158,6 +195,8 @@ def _once(ledger: Ledger, study: str) -> list[str]:
     import json
 
     completed = Counter(json.loads(row["detail_json"])["round"] for row in rows if row["kind"] == "round_completed")
+    completed.subtract(each.number for gone in rollbacks_of(ledger, study) for each in gone.rounds
+                       if each.state is RoundState.COMPLETED)
     found += [f"round {number} was committed {count} times" for number, count in completed.items() if count != 1]
     answers = Counter((each["round"], each["silo"], each["update_id"]) for row in rows if row["kind"] == "task_updated"
                       for each in [json.loads(row["detail_json"])])

@@ -31,9 +31,11 @@ _WORTH_A_RUN = 16
 
 
 def main() -> int:
+    from tests.simulator.schedule import OPERATED_FROM
+
     options = _options()
     if options.new:
-        first = secrets.randbelow(_NEW_SEEDS)
+        first = secrets.randbelow(_NEW_SEEDS) + OPERATED_FROM * options.operators
         print(f"new seeds, from {first} on", flush=True)
         options.seeds = [f"{first}-"]
     if options.fail_every_operation and not options.first:
@@ -148,6 +150,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first operation; by default one of the first few")
     parser.add_argument("--stride", type=int, default=1, help="only every so-manieth operation")
     parser.add_argument("--new", action="store_true", help="seeds that nobody has run before")
+    parser.add_argument("--operators", action="store_true",
+                        help="of these such as have people who go back to earlier rounds and approve studies")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many failures")

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from tests.simulator.machine import AimedDeath, FileError, PointOfDeath, Relapse
 from tests.simulator.network import LineFault
 
-__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "MESSAGES", "NAMES", "SILOS", "STATEMENTS", "ClockStep",
-           "ComputeDeath", "FullDisk", "Mark", "Schedule", "Stretch", "StudyStop", "draw_schedule", "family_of",
-           "path_of"]
+__all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "MESSAGES", "NAMES", "OPERATED_FROM", "SILOS", "STATEMENTS",
+           "ClockAtStart", "ClockStep", "ComputeDeath", "FullDisk", "Mark", "Schedule", "Stretch", "StudyRollback",
+           "StudyStop", "draw_schedule", "family_of", "path_of"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")
@@ -37,6 +37,11 @@ _MASKED_EVERY = 10
 _TWO_STUDIES_EVERY, _TWO_STUDIES = 10, 4
 """Every so-manieth family runs two studies: one fails or is stopped in a round, the other runs meanwhile, and an
 operator queues the first again."""
+OPERATED_FROM = 10**12
+"""Seeds from here on have people as well: an operator who goes back to an earlier round, persons at hospitals who must
+approve the study, and clocks that are set right while a machine starts. What smaller seeds draw stays what it was."""
+_ROLLBACK_SHARE, _APPROVAL_SHARE, _BOOT_CLOCK_SHARE = 0.45, 0.3, 0.35
+"""Of the stretches, the silos, and the stretches."""
 _SHARE_OF_TWO_PHASES = 0.12
 """Such a run takes twice as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
@@ -83,6 +88,26 @@ class StudyStop:
     """An operator stops the study that runs."""
 
     at_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRollback:
+    """An operator pauses the study, looks at it for a while, and has it go back to an earlier round; where there is
+    none, it goes on."""
+
+    at_seconds: float
+    looks_seconds: float
+    share: float
+    """Which of the rounds that it can go back to, from the first, 0, to the last, 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockAtStart:
+    """The wall clock of a machine is set right, or wrong, before its process starts again the next time."""
+
+    machine: str
+    by_seconds: float | None
+    """None: right."""
 
 
 _TURNS = {(1, False): 2800, (2, False): 5200, (1, True): 4600, (2, True): 9000}
@@ -183,13 +208,15 @@ class Stretch:
     failures: tuple[int, ...] = ()
     """Numbers of the calls of the coordinator's compute process that fail, and a study with each."""
     stops: tuple[StudyStop, ...] = ()
+    rollbacks: tuple[StudyRollback, ...] = ()
+    clocks_at_start: tuple[ClockAtStart, ...] = ()
 
     @property
     def num_faults(self) -> int:
         deaths = [death for each in (self.deaths, self.aims) for of_one in each.values() for death in of_one]
         return (len(self.line_faults) + len(deaths) + sum(death.then is not None for death in deaths)
                 + len(self.clock_steps) + len(self.full_disks) + len(self.compute_deaths) + len(self.failures)
-                + len(self.stops))
+                + len(self.stops) + len(self.rollbacks) + len(self.clocks_at_start))
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -198,7 +225,7 @@ class Stretch:
                   for death in deaths),
                 *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths),
                 *(f"call {number} of the coordinator's compute process fails" for number in self.failures),
-                *map(str, self.stops)]
+                *map(str, self.stops), *map(str, self.rollbacks), *map(str, self.clocks_at_start)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +243,10 @@ class Schedule:
     """In the queue; where there are several, each has a round less."""
     requeue_seconds: float = 5.0
     """How often an operator looks for studies that have failed or were stopped, and queues them again."""
+    operated: bool = False
+    """Whether people do something meanwhile, as from seed `OPERATED_FROM` on."""
+    approvals: Mapping[str, float] = field(default_factory=dict)
+    """Silos at which a person must approve the study -> how often that person looks, seconds."""
     quorum: int = len(SILOS)
     """Answers that a phase must have; below all it also closes without the late ones, at its deadline."""
     chunk_bytes: int = 4096
@@ -226,6 +257,11 @@ class Schedule:
     stretches: tuple[Stretch, ...] = (Stretch(),)
     """The first begins with the run."""
     file_error: FileError | None = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a study that is over may begin again, or another come: then silos call on."""
+        return self.studies > 1 or self.operated
 
     @property
     def num_faults(self) -> int:
@@ -252,6 +288,8 @@ class Schedule:
         several = f"{self.studies} studies, " if self.studies > 1 else ""
         found = [f"{several}{self.phases} phases{masks}, quorum {self.quorum}, chunks of {self.chunk_bytes} bytes,"
                  f" work of up to {self.slow_seconds:.1f} s"]
+        found += [f"a person at {silo} approves the study, and looks every {seconds:.0f} s"
+                  for silo, seconds in self.approvals.items()]
         for stretch in self.stretches:
             found += [f"from callback {stretch.at_turn} on:"] if stretch.at_turn else []
             found += stretch.lines()
@@ -288,6 +326,9 @@ def draw_schedule(seed: int) -> Schedule:
     bounds = (0.0, *_moments(draw, part), 1.0)
     if path[0] % _TWO_STUDIES_EVERY == _TWO_STUDIES:
         plain = replace(plain, studies=2, rounds=2, phases=1, requeue_seconds=draw.choice((1.0, 10.0, 60.0)))
+    if seed >= OPERATED_FROM:
+        plain = replace(plain, operated=True, studies=1, rounds=3, masked=False, approvals={
+            silo: draw.choice((5.0, 60.0, 300.0)) for silo in SILOS if draw.random() < _APPROVAL_SHARE})
     return replace(plain, stretches=tuple(
         _Stretches(plain, begin, end, f"stretch {path[:number]}", last=number == len(path)).draw()
         for number, (begin, end) in enumerate(itertools.pairwise(bounds), start=1)))
@@ -372,11 +413,13 @@ class _Stretches:
             else:
                 lines.append(self._line_fault(what if what in ("outage", "late") else draw.choice(kinds_of_line)))
         failures, stops = self._ends_of_studies(seconds) if schedule.studies > 1 else ((), ())
+        rollbacks, clocks = self._of_people(seconds, deaths, steps) if schedule.operated else ((), ())
         turns = _TURNS[schedule.phases, schedule.masked] * (4 / 3 if schedule.studies > 1 else 1)
         return Stretch(seed=self._seed, at_turn=max(int(self._begin > 0), int(self._begin * turns)),
                        line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
                        aims={name: tuple(each) for name, each in aims.items()}, clock_steps=tuple(steps),
-                       full_disks=tuple(full), compute_deaths=tuple(computes.values()), failures=failures, stops=stops)
+                       full_disks=tuple(full), compute_deaths=tuple(computes.values()), failures=failures, stops=stops,
+                       rollbacks=rollbacks, clocks_at_start=clocks)
 
     def _line_fault(self, kind: str) -> LineFault:
         draw = self._draw
@@ -402,6 +445,25 @@ class _Stretches:
         if draw.random() < 0.4:
             return (), (StudyStop(at_seconds=draw.uniform(0, seconds)),)
         return (_moment(draw, self._share * _OPERATIONS[COORDINATOR]),), ()
+
+    def _of_people(self, seconds: float, deaths: dict[str, list[PointOfDeath]], steps: list[ClockStep]
+                   ) -> tuple[tuple[StudyRollback, ...], tuple[ClockAtStart, ...]]:
+        """What people do; a clock that is set right at a start has been wrong before, and its process has died."""
+        draw = self._draw
+        rollbacks, clocks = list[StudyRollback](), list[ClockAtStart]()
+        if draw.random() < _ROLLBACK_SHARE:
+            rollbacks.append(StudyRollback(at_seconds=draw.uniform(0, seconds), share=draw.random(),
+                                           looks_seconds=draw.choice((0.0, 0.5, 5.0, 60.0)) * (0.5 + draw.random())))
+        if draw.random() < _BOOT_CLOCK_SHARE:
+            name = COORDINATOR if draw.random() < 0.6 else draw.choice(self._schedule.silos)
+            step = self._steps(name, seconds)[0]
+            deaths.setdefault(name, []).append(self._death(name))
+            if draw.random() < 0.6:
+                steps.append(step)
+                clocks.append(ClockAtStart(machine=name, by_seconds=None))
+            else:
+                clocks.append(ClockAtStart(machine=name, by_seconds=step.by_seconds))
+        return tuple(rollbacks), tuple(clocks)
 
     def _messages(self) -> float:
         schedule = self._schedule

@@ -30,7 +30,7 @@ from semisilo.common.data.layout import Layout, layout_of
 from semisilo.common.data.multi_hot import findings_of
 from semisilo.common.errors import BadData
 
-__all__ = ["Preview", "Tile", "look_at", "sample_of"]
+__all__ = ["Preview", "Tile", "look_at", "sample_of", "tied_in_sample"]
 
 _TILES = 64
 _PER_CLASS = 8
@@ -202,18 +202,41 @@ def sample_of(source: str, *, form: Geometry, reading: Reading = Reading(), sele
 
     Raises: BadData when the source as a whole cannot be used.
     """
+    if (files := _files_of_sample(source, selection)) is None:
+        return tuple(tile.square for tile in look_at(source, form=form, reading=reading).tiles)
+    return tuple(tile.square for tile in _tiles(files, form, reading, {}))
+
+
+def tied_in_sample(source: str, *, form: Geometry, reading: Reading = Reading(), selection: Selection = Selection()
+                   ) -> tuple[str, ...]:
+    """Kinds of values of which black and white are found in several images together, as
+    `semisilo.common.data.image_set.ReadResult` has them, of such a sample. None of an array, which is read as it is.
+
+    Raises: BadData when the source as a whole cannot be used.
+    """
+    found = set()
+    with closing(decoding.decoded(_files_of_sample(source, selection) or [], form, reading, {})) as results:
+        for _, result in results:
+            for picture in () if isinstance(result, decoding.Trouble) else result:
+                if picture.of_volume:
+                    found.add("slices of a volume")
+                if picture.divided is not None:
+                    found.add(picture.divided[0])
+    return tuple(sorted(found))
+
+
+def _files_of_sample(source: str, selection: Selection) -> list[ImageFile] | None:
+    """Files spread evenly, or of Parquet the first rows; None of an array."""
     path, split = readers.parse_source(source)
     kind = readers.kind_of(path)
     if kind in ("npz", "digits"):
-        return tuple(tile.square for tile in look_at(source, form=form, reading=reading).tiles)
+        return None
     assert path is not None
     if kind == "parquet":
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
-        files = list(itertools.islice(parquet.files_of(rows), _TILES))
-    else:
-        images = readers.listing_of(path, split, source=source, selection=selection).images
-        files = list(images[::max(1, -(-len(images) // _TILES))])
-    return tuple(tile.square for tile in _tiles(files, form, reading, {}))
+        return list(itertools.islice(parquet.files_of(rows), _TILES))
+    images = readers.listing_of(path, split, source=source, selection=selection).images
+    return list(images[::max(1, -(-len(images) // _TILES))])
 
 
 _KINDS = {"table": "table", "parquet": "Parquet"}

@@ -162,7 +162,8 @@ def _waits(ledger: Ledger, row: StudyRow, rounds: list[RoundHead], live: LiveSta
         number = rounds[-1].number if rounds else 0
         yield Alert(id=f"study_waits/{row.name}/{number}", kind=AlertKind.STUDY_WAITS, severity=Severity.WARNING,
                     title=f"{row.name} waits for silos", text=_line(live.text) if says and live is not None else "",
-                    remedy="It goes on as soon as enough take part; coordinator status says who is missing.",
+                    remedy=" ".join(("It goes on as soon as enough take part.", live.remedy if says and live is not None
+                                     else "")).strip(),
                     study=row.name)
     open_round = open_round_facts(ledger, row, rounds[-1] if rounds else None)
     if open_round is None or open_round.deadline_unix is None or open_round.deadline_unix > now:

@@ -72,6 +72,13 @@ class FailBy(Request[Whatever]):
 
 
 @dataclass(frozen=True, slots=True)
+class FailIn(Request[Echoed]):
+    """Fails in one process, as a library does whose state is spoilt there."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Die(Request[Nothing]):
     signal: int
 
@@ -88,7 +95,8 @@ class Operations:
 
     def handlers(self) -> tuple[Handler, ...]:
         return (Open.handled_by(self.open), WhatIsOpen.handled_by(self.what_is_open), Echo.handled_by(self.echo),
-                Steps.handled_by(self.steps), FailBy.handled_by(self.fail_by), Die.handled_by(self.die))
+                Steps.handled_by(self.steps), FailBy.handled_by(self.fail_by), FailIn.handled_by(self.fail_in),
+                Die.handled_by(self.die))
 
     def open(self, request: Open) -> Nothing:
         self.opened = IsOpen(request.name, request.again)
@@ -109,6 +117,11 @@ class Operations:
             self.progress((step + 1) / request.count, f"step {step + 1}")
             time.sleep(request.seconds)
         return Nothing()
+
+    def fail_in(self, request: FailIn) -> Echoed:
+        if os.getpid() == request.pid:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")
+        return Echoed(None, os.getpid(), os.environ["OMP_NUM_THREADS"])
 
     def die(self, request: Die) -> NoReturn:
         os.kill(os.getpid(), request.signal)

@@ -26,6 +26,7 @@ from tests.common.process.compute_operations import (
     Die,
     Echo,
     FailBy,
+    FailIn,
     Failing,
     IsOpen,
     Nothing,
@@ -199,6 +200,29 @@ def test_after_lack_of_memory_or_a_device_fault_the_next_call_gets_a_fresh_proce
         assert (await compute.call(Echo(1))).pid != before
 
     with_process(target, body)
+
+
+def test_the_request_that_ended_with_an_error_that_nobody_foresaw_is_tried_again_in_a_fresh_process(
+        target: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It was tried three times in the process whose library had failed, and then the study failed."""
+    async def body(compute: ProcessCompute) -> None:
+        await compute.call(Open("first"))
+        before = (await compute.call(Echo(1))).pid
+        failing, refused = FailIn(before), FailBy("refuse")
+        for _ in range(2):
+            with pytest.raises(BadData):  # an error that was foreseen is none of the process
+                await compute.call(refused)
+        with pytest.raises(ComputeFailed, match="RuntimeError: cuDNN"):
+            await compute.call(failing)
+        assert (await compute.call(Echo(1))).pid == before, "another request stays where it is"
+        with pytest.raises(ComputeFailed, match="RuntimeError: cuDNN"):
+            await compute.call(failing)
+        assert compute.pid == before
+        assert (await compute.call(failing)).pid == compute.pid != before
+        assert await compute.call(WhatIsOpen()) == IsOpen("first", True)
+
+    with_process(target, body)
+    assert "'fail_in' is tried again in a fresh compute process" in caplog.text
 
 
 def test_too_many_open_files_are_an_error_of_the_system_and_the_next_call_gets_a_fresh_process(

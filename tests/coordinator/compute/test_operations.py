@@ -36,7 +36,15 @@ from semisilo.common.errors import (
     WrongBase,
 )
 from semisilo.common.learning import averaged_training, batch_norm, tensors
-from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, Phase, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import (
+    CoordinatorData,
+    Meaning,
+    ModelSettings,
+    PayloadRef,
+    Phase,
+    TensorGroup,
+    UpdateHeader,
+)
 from semisilo.common.models.exported import read_facts
 from semisilo.common.models.factory import build_model
 from semisilo.common.numerics.thread_count import TrainingStep
@@ -82,6 +90,7 @@ from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
+from tests.method_studies import STUDIES, MethodStudy
 
 AnswerT = TypeVar("AnswerT")
 
@@ -1005,6 +1014,41 @@ def test_a_model_is_written_of_a_study_whose_images_have_changed_since_without_w
     assert read_facts(path).training_prior == (), "of other labels it would be another one"
     after = load_file(path)
     assert all(torch.equal(before[name], after[name]) for name in before | after)
+
+
+_AT_COORDINATOR = {each.method: each for each in STUDIES if each.scenario != "labels-at-silo"}
+
+
+@pytest.mark.parametrize(("study", "how"), [*((each, "gone") for each in _AT_COORDINATOR.values()),
+                                            (_AT_COORDINATOR["semifl"], "broken")],
+                         ids=[*_AT_COORDINATOR, "broken"])
+def test_a_model_is_written_of_a_study_whose_images_cannot_be_read_any_more(federation: Path, study: MethodStudy,
+                                                                           how: str) -> None:
+    """A study that was stopped while nobody served lost its model for a share that was not mounted any more."""
+    tables = {**config(), "method": {"name": study.method, "scenario": study.scenario, **study.settings}}
+    tables["data"] = {**tables["data"], "validation_share": "25%"}
+    first = replace(opening(federation), config=config_from_dict(tables, where="test"))
+    operations = Operations(lambda fraction, text: None)
+    frozen = answered(operations, first).frozen
+    state, path = prepare(operations).state, federation / "model.safetensors"
+    operations.export(Export(state=state, path=path))
+    before = load_file(path)
+    path.unlink()
+    folder = federation / "studies/first"
+    for each in (folder / "test.npz", *(folder / "labelled").rglob("*.png")):
+        each.unlink() if how == "gone" else each.write_bytes(b"no picture")
+    again = Operations(lambda fraction, text: None)
+    with pytest.raises(BadData):
+        answered(again, replace(first, frozen=frozen))
+    assert answered(again, replace(first, frozen=frozen, may_have_changed=True)).frozen == frozen
+    again.export(Export(state=state, path=path))
+    after = load_file(path)
+    assert all(torch.equal(before[name], after[name]) for name in before | after)
+    assert read_facts(path).training_prior == ()
+    found = again._opened().data
+    assert found.unread == {"labelled", "validation", "test"} == found.changes.keys()
+    assert "cannot be read" in found.changes["labelled"]
+    assert found.images == CoordinatorData(), "nothing is measured on what stands in its place"
 
 
 # No one silo in command -----------------------------------------------------------------------------------------------

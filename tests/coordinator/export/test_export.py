@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -310,6 +311,30 @@ def test_test_images_that_stand_among_others_by_now_measure_nothing_and_the_card
         ledger.close()
     assert found.card["test"] is None
     assert any("test images have the pixels of validation ones" in each for each in found.card["limits"])
+
+
+@pytest.mark.parametrize("name", ["labelled", "validation", "test"])
+def test_a_model_is_handed_over_though_images_cannot_be_read_any_more_and_the_card_says_so(
+        simulated: SimulationResult, tmp_path: Path, name: str) -> None:
+    """Of a study that is over, whose images are archived elsewhere by then."""
+    folder = tmp_path / "study"
+    shutil.copytree(simulated.folder / "studies" / simulated.study, folder)
+    (folder / "data" / f"{name}.npz").unlink()
+    ledger = Ledger(simulated.folder / "ledger.sqlite")
+    try:
+        found = export_study(ledger, simulated.study, study_folder=folder, out=tmp_path / "out", choice=ExportChoice(
+            device="cpu", round="last", formats=("safetensors",)))
+        with pytest.raises(UsageError) if name != "test" else contextlib.nullcontext():
+            export_study(ledger, simulated.study, study_folder=folder, out=tmp_path / "fitted", choice=ExportChoice(
+                device="cpu", round="last", formats=("safetensors",), calibrate=True))
+    finally:
+        ledger.close()
+    (said,) = [each for each in found.card["limits"] if f"the {name} images cannot be read" in each]
+    assert str(tmp_path) not in said
+    if name == "test":
+        assert found.card["test"] is None
+    else:
+        check_what_is_exported(simulated, found)
 
 
 def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, hand_over: Exported) -> None:

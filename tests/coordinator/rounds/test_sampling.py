@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.audit.chain import ChainWalk
 from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.states import RoundState, StudyState
+from semisilo.coordinator.monitoring.alerts.open_alerts import AlertKind, open_alerts
 from semisilo.coordinator.rounds import sampling
+from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator
 from tests.coordinator.rounds.test_engine import behind_masks, until
@@ -243,3 +247,72 @@ def test_a_begun_study_waits_for_the_number_that_a_round_asks_where_its_quorum_i
         await call(coordinator, *THREE[1:])
         assert len(await is_open(coordinator, 1)) == 2
     scenario(coordinator, work)
+
+
+@pytest.mark.parametrize("ends", ["left", "revoked"])
+def test_a_study_whose_quorum_counts_a_silo_that_is_gone_says_how_to_go_on_and_does_once_it_is_set_aside(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: str) -> None:
+    """It waited for a hospital that would never come back, and no command let it go on: a silo that had left could not
+    be set aside."""
+    coordinator = open_study(tmp_path, *THREE, quorum=3)
+    coordinator.compute.num_labelled = 0
+
+    async def work() -> None:
+        await call(coordinator, *THREE)
+        assert await is_open(coordinator, 1) == THREE
+        await abstain(coordinator, *THREE)
+        await is_open(coordinator, 2)
+        coordinator.roster.leave("gamma") if ends == "left" else coordinator.roster.revoke("gamma")
+        await abstain(coordinator, *THREE[:2])
+        await waits_for(coordinator, "2 of 3 silos have joined, and the quorum needs so many")
+        assert "gamma" not in coordinator.runtime.text, "every silo reads it"
+        live = LiveStatus.from_runtime(coordinator.runtime)
+        assert live.remedy == ("Let another silo join: coordinator invite NAME. To go on without gamma: coordinator"
+                               " set-aside gamma. To end the study with the model so far: coordinator stop s.")
+        (waits,) = [alert for alert in open_alerts(coordinator.ledger, live, folder=None, now_unix=time.time())
+                    if alert.kind is AlertKind.STUDY_WAITS]
+        assert live.remedy in waits.remedy
+        (said,) = [entry for entry in caplog.records if "study s waits" in entry.message]
+        assert said.levelname == "WARNING"
+        assert "2 of 3 silos have joined" in said.message
+        assert live.remedy in said.message
+        operate.set_aside(coordinator.ledger, "gamma", origin="command")
+        coordinator.runtime.notify()
+        assert await is_open(coordinator, 3) == THREE[:2]
+        assert LiveStatus.from_runtime(coordinator.runtime).remedy == ""
+        assert compare_tables(coordinator.ledger, ChainWalk()) == []
+    with caplog.at_level("INFO"):
+        scenario(coordinator, work)
+
+
+def test_a_silo_that_is_set_aside_and_then_leaves_is_not_waited_for_again(tmp_path: Path) -> None:
+    coordinator = open_study(tmp_path, *THREE, quorum=3)
+    coordinator.compute.num_labelled = 0
+
+    async def work() -> None:
+        await call(coordinator, *THREE)
+        assert await is_open(coordinator, 1) == THREE
+        operate.set_aside(coordinator.ledger, "gamma", origin="command")
+        coordinator.roster.leave("gamma")
+        await abstain(coordinator, *THREE[:2])
+        assert await is_open(coordinator, 2) == THREE[:2]
+    scenario(coordinator, work)
+
+
+def test_a_study_that_waits_for_a_silent_silo_names_it_to_the_operator_and_does_not_call_it_a_warning(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = open_study(tmp_path, *THREE, quorum=3)
+    coordinator.compute.num_labelled = 0
+
+    async def work() -> None:
+        await call(coordinator, *THREE)
+        assert await is_open(coordinator, 1) == THREE
+        await call(coordinator, "gamma", away_seconds=3600.0)
+        await abstain(coordinator, *THREE)
+        await waits_for(coordinator, "1 of 3 silos are away by their own policy")
+        assert coordinator.runtime.remedy == ("To go on without gamma: coordinator set-aside gamma. To end the study"
+                                              " with the model so far: coordinator stop s.")
+    with caplog.at_level("INFO"):
+        scenario(coordinator, work)
+    (said,) = [entry for entry in caplog.records if "study s waits" in entry.message]
+    assert said.levelname == "INFO"

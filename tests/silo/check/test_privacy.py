@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
+from semisilo.common.errors import NotPermitted
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.methods.numerics import Numerics
@@ -16,8 +19,9 @@ from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.check.privacy import look_at_privacy
 from semisilo.silo.site.home import SiloHome
-from semisilo.silo.site.policy import Policy, PrivacyPolicy
+from semisilo.silo.site.policy import DataPolicy, Policy, PrivacyPolicy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+from semisilo.silo.site.private_images import check_apart
 
 DP = DifferentialPrivacy(noise_multiplier=1.0)
 LINE = Spending(time="2026-01-01T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1/0-train/a",
@@ -92,7 +96,7 @@ def test_images_that_the_study_does_not_use_cost_nothing(tmp_path: Path) -> None
 
 def test_noise_behind_masks_counts_one_step_a_round_of_half_the_noise(tmp_path: Path) -> None:
     """An image that is replaced moves a contribution of the clip's length by at most twice that."""
-    silos = needs(replace(DP, unit="silo"))
+    silos = needs(replace(DP, unit="silo"), weighting="uniform")
     assert look_at_privacy(SiloHome(tmp_path), policy(0.0), silos, labelled=40, unlabelled=60) == []
     found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), replace(silos, task=replace(silos.task, secure=b"x")),
                              labelled=40, unlabelled=60)
@@ -113,3 +117,44 @@ def test_a_damaged_ledger_is_a_finding(tmp_path: Path) -> None:
     PrivacyLedger(tmp_path / "privacy").path.write_text("{}\n")
     found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), needs(), labelled=40, unlabelled=60)
     assert found.state == "bad"
+
+
+@pytest.mark.parametrize(("bits", "window", "state"), [(16, False, "bad"), (8, False, "ok"), (16, True, "ok")])
+def test_images_whose_black_and_white_are_found_together_are_refused_as_the_first_task_would(
+        tmp_path: Path, bits: int, window: bool, state: str) -> None:
+    """It promised sixteen noisy steps, and every task was refused."""
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for number in range(3):
+        pixels = np.full((8, 8), 40 * (number + 1), np.uint8) if bits == 8 else np.full((8, 8), 900 * (number + 1),
+                                                                                        np.uint16)
+        Image.fromarray(pixels).save(scans / f"{number}.png")
+    asked = needs()
+    if window:
+        asked = replace(asked, task=replace(asked.task, image=replace(asked.task.image, reading=Reading(
+            window=(1000.0, 2000.0)))))
+    site = Policy(data=DataPolicy(source=str(scans)))
+    found, = look_at_privacy(SiloHome(tmp_path / "home"), site, asked, labelled=0, unlabelled=3)
+    assert found.state == state
+    if state == "bad":
+        with pytest.raises(NotPermitted) as refused:
+            check_apart(DP, ("16 bits",))
+        assert (found.text, found.remedy) == (refused.value.text, refused.value.remedy)
+        assert found.facts["code"] == NotPermitted.code
+
+
+@pytest.mark.parametrize(("dp", "site", "said"), [
+    (replace(DP, delta=0.5), Policy(), "[privacy.dp] delta of the study = 0.5 says little with 100 images"),
+    (DP, Policy(privacy=PrivacyPolicy(delta=0.02)), "[privacy] delta of silo.toml = 0.02 says little with 100 images")])
+def test_a_delta_that_says_little_is_told_before_the_first_task(tmp_path: Path, dp: DifferentialPrivacy, site: Policy,
+                                                                said: str) -> None:
+    found, = look_at_privacy(SiloHome(tmp_path), site, needs(dp), labelled=40, unlabelled=60)
+    assert (found.state, found.text.startswith(said)) == ("bad", True)
+
+
+def test_a_method_without_such_privacy_is_told_before_the_first_task(tmp_path: Path) -> None:
+    asked = needs()
+    found, = look_at_privacy(SiloHome(tmp_path), Policy(), replace(asked, task=replace(asked.task, method="scaffold")),
+                             labelled=40, unlabelled=60)
+    assert found.state == "bad"
+    assert found.text.startswith("The study's [privacy.dp]: ")

@@ -16,6 +16,7 @@ import pytest
 from semisilo.common.errors import BadConfiguration, ClockSkew, InvitationInvalid, StorageDamaged, UsageError
 from semisilo.common.identity.certificates import certificate_pem, key_from_pem, key_to_pem, load_certificate, make_key
 from semisilo.silo.membership.enrollment import enroll, renew_if_due
+from semisilo.silo.site.home import AlreadyRunning, SiloHome
 from semisilo.silo.site.identity_store import (
     FederationFile,
     drop_pending_keys,
@@ -24,7 +25,7 @@ from semisilo.silo.site.identity_store import (
     load_identity,
     pending_key,
 )
-from tests.identity_kit import Federation, make_federation
+from tests.identity_kit import Federation, make_federation, serving
 from tests.synced_paths import synced_paths
 
 NOW = 1_800_000_000.0
@@ -234,6 +235,29 @@ def test_a_home_of_another_silo_is_not_enrolled_over(tmp_path, federation):
             asyncio.run(enroll(line, tmp_path, now=NOW))
         assert "--force" in caught.value.remedy
     assert load_identity(tmp_path) == kept
+
+
+@pytest.mark.parametrize(("silo", "force"), [("hospital-a", False), ("hospital-b", True)])
+def test_nobody_enrols_over_a_running_agent_and_the_line_stays_good(tmp_path, silo, force):
+    """The agent went on as the silo before until its certificate ended, and a renewal that was under way put that
+    silo's certificate over the one that the line had been spent for."""
+    federation, home = make_federation(tmp_path / "hub"), tmp_path / "home"
+
+    async def run() -> None:
+        async with serving(federation):
+            kept = await enroll(federation.invite(), home, now=time.time(), use_http_proxy=False)
+            line = federation.invite(silo)
+            with SiloHome(home).lock():
+                with pytest.raises(AlreadyRunning, match=f"process {os.getpid()}") as caught:
+                    await enroll(line, home, now=time.time(), force=force, use_http_proxy=False)
+                assert "then: silo enroll LINE --home" in caught.value.remedy
+                assert caught.value.remedy.endswith("--force") == force
+                assert load_identity(home) == kept
+            await enroll(line, home, now=time.time(), force=force, use_http_proxy=False)
+            with SiloHome(home).lock():  # the same line again changes nothing
+                await enroll(line, home, now=time.time(), force=force, use_http_proxy=False)
+    asyncio.run(run())
+    assert load_identity(home).silo == silo
 
 
 def test_a_damaged_line_touches_nothing(tmp_path, federation):

@@ -25,6 +25,7 @@ from semisilo.common.methods import METHODS, check_metrics
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.fedmatch import FedMatchSettings
 from semisilo.common.storage import checkpoint
+from semisilo.silo.objectives import batch_room
 from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers.fedmatch import EpochPlan, FedMatchMemory, FedMatchTrainer, epoch_plan
 from tests.each_of import each_of
@@ -409,6 +410,27 @@ def test_weights_of_zero_leave_their_terms_out() -> None:
     update, _ = _train(_task(helpers=HELPERS, lambda_a=0.0, lambda_i=0.0, lambda_l2=0.0))
     assert {"agreement_loss", "consistency_loss"}.isdisjoint(update.metrics)
     assert _same(update.groups["psi"].tensors, PSI)
+
+
+@pytest.mark.parametrize(("settings", "helpers", "passes"), [
+    ({}, (), 1), ({}, HELPERS, 2), ({"lambda_a": 0.0}, HELPERS, 1), ({"icc_images": "all"}, HELPERS, 2)])
+def test_a_batch_that_cannot_fit_is_refused_before_its_pass_and_one_that_does_is_only_told(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], helpers: Any,
+        passes: int) -> None:
+    """Ten labels, one step: all 23 other images are a batch. It was begun, and the system killed the process or
+    another one in the middle of it."""
+    task = _task(helpers=helpers, steps_by="labelled", unlabelled_batch=5, confidence_threshold=0.0, **settings)
+    data = SiloData(labelled=_images(10, 0), unlabelled=UNLABELLED)
+    needed = passes * 23 * batch_room.kept_bytes_per_image(task)
+    monkeypatch.setattr(batch_room, "free_bytes", lambda: needed)
+    assert _train(task, data)[0].metrics["steps"] == 1
+    assert "a step takes 23 unlabelled images at once" in caplog.text
+    monkeypatch.setattr(batch_room, "free_bytes", lambda: needed - 1)
+    with pytest.raises(ComputeFailed, match=rf"A step takes {passes * 23} unlabelled images at once") as caught:
+        _train(task, data)
+    assert 'steps_by = "unlabelled"' in caught.value.remedy
+    usual = _task(helpers=helpers, steps_by="unlabelled", unlabelled_batch=5, confidence_threshold=0.0, **settings)
+    assert _train(usual, data)[0].metrics["steps"] == 5, "only batches far above the usual are looked at"
 
 
 def test_training_that_diverges_says_so() -> None:
