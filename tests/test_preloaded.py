@@ -261,7 +261,7 @@ def test_a_crash_point_kills_a_copy_at_its_call_wherever_the_function_was_import
 
 
 @each_of("environment", [
-    {"OMP_NUM_THREADS": "2"}, {"MALLOC_ARENA_MAX": "1"}, {"LD_PRELOAD": ""}, {"GRPC_VERBOSITY": "debug"},
+    {"OMP_NUM_THREADS": "2"}, {"MALLOC_ARENA_MAX": "1"}, {"LD_PRELOAD": ""}, {"GRPC_ENABLE_FORK_SUPPORT": "1"},
     {"PYTHONHASHSEED": "7"}, {"PYTHONUNBUFFERED": ""}, {"LC_ALL": "C"}, {preloaded.OFF: "1"}])
 def test_what_is_read_while_an_interpreter_starts_or_imports_has_one_start(
         start: Start, environment: dict[str, str]) -> None:
