@@ -553,6 +553,17 @@ _CHOICE = _mutants(
      "sum(counts) ** 2 / sum(each * each for each in counts)", "float(sum(counts))",
      "tests/common/measures/test_independent_images.py"
      "::test_two_equally_good_models_look_different_no_more_often_than_is_said"),
+    ("pairs-of-one-patient-are-independent", "common/measures/paired.py",
+     "summed_by_patient(patients, ", "summed_by_patient((), ",
+     "tests/common/measures/test_paired.py"
+     "::test_of_accuracy_it_is_mcnemars_and_by_patients_that_of_matched_pairs_in_clusters"),
+    ("few-equal-answers-prove-equal-models", "common/measures/paired.py", "max(least, ", "max(0.0, ",
+     "tests/common/measures/test_paired.py"
+     "::test_the_same_answers_to_few_images_do_not_prove_the_same_models"),
+    ("a-paired-interval-outlives-a-rollback", "coordinator/ledger/oversight/rollback.py",
+     "UPDATE study SET paired_json = NULL", "UPDATE study SET paired_json = paired_json",
+     "tests/coordinator/ledger/oversight/test_table_check.py"
+     "::test_what_a_study_was_better_by_is_told_and_is_gone_where_it_goes_back"),
     ("a-difference-within-its-interval-is-claimed", "common/measures/gain.py",
      "not self.interval.low <= 0 <= self.interval.high", "True",
      f"{_MODEL_CHOICE}::test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval"),
