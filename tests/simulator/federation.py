@@ -584,9 +584,9 @@ class SimulatedFederation:
                 if not over:
                     operate.pause(ledger, "s", origin="command")
                 self.trace.append(f"{self.loop.time():.6f} an operator {'looks at' if over else 'pauses'} the study")
-                self.loop.call_later(back.looks_seconds, self._roll_back, back, context=self._outside)
 
-        self._as_process(COORDINATOR, pause)
+        self._as_process(COORDINATOR, pause)  # may have worked though its process died
+        self.loop.call_later(back.looks_seconds, self._roll_back, back, context=self._outside)
 
     def _roll_back(self, back: StudyRollback) -> None:
         """`coordinator rollback`, or `resume` where the study cannot go back; until one of them has worked."""
@@ -596,7 +596,7 @@ class SimulatedFederation:
             nonlocal done
             ledger, folder = Ledger(_FOLDER / "ledger.sqlite"), _FOLDER / "studies" / "s"
             if ledger.study_state("s") not in (StudyState.PAUSED, StudyState.COMPLETED):
-                done = True  # the command before this one has worked, and its process died behind it
+                done = True  # it was not paused; or the command before this one has worked, and died behind it
                 return
             rounds = operate.returnable_rounds(ledger, "s", study_folder=folder)
             if rounds:

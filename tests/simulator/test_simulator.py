@@ -5,6 +5,7 @@ are run by `make simulate-faults`, in processes of their own: there the simulato
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import os
 import random
@@ -25,7 +26,16 @@ from tests.simulator.loop import Killed, SeededLoop, TooLong
 from tests.simulator.machine import BEFALLS, AimedDeath, FileError, Machine, PointOfDeath, Relapse
 from tests.simulator.network import Channel, LineFault, Network, Server
 from tests.simulator.planted import FILE_ERROR_BUGS, PLANTED, PlantedBug
-from tests.simulator.schedule import BRANCHES, COORDINATOR, MESSAGES, NAMES, STATEMENTS, draw_schedule, path_of
+from tests.simulator.schedule import (
+    BRANCHES,
+    COORDINATOR,
+    MESSAGES,
+    NAMES,
+    OPERATED_FROM,
+    STATEMENTS,
+    draw_schedule,
+    path_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,6 +135,31 @@ def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
 def test_every_schedule_has_at_least_two_faults_and_follows_from_its_seed() -> None:
     assert all(draw_schedule(seed).num_faults >= 2 for seed in range(500))
     assert draw_schedule(7) == draw_schedule(7) != draw_schedule(8)
+
+
+def test_people_come_with_seeds_from_some_number_on_and_change_nothing_that_smaller_ones_draw() -> None:
+    """The digest is of what was drawn before there were people."""
+    before = [draw_schedule(seed) for seed in range(0, 6400, 61)]
+    assert not any(each.operated or each.approvals or stretch.rollbacks or stretch.clocks_at_start
+                   for each in before for stretch in each.stretches)
+    drawn = "\n".join(line for each in before for line in each.lines())
+    assert hashlib.sha256(drawn.encode()).hexdigest() == (
+        "93560a3a0d7a7e6ac8b525eeccf024bf3c006cc898bb306b8051aab4b5814df3")
+    after = [draw_schedule(seed) for seed in range(OPERATED_FROM, OPERATED_FROM + 6400, 61)]
+    stretches = [stretch for each in after for stretch in each.stretches]
+    assert all(each.operated and not each.masked and each.studies == 1 for each in after)
+    assert any(each.approvals for each in after)
+    assert any(stretch.rollbacks for stretch in stretches)
+    assert {clock.by_seconds is None for stretch in stretches for clock in stretch.clocks_at_start} == {True, False}
+
+
+@pytest.mark.slow
+def test_a_study_that_people_send_back_and_approve_ends_with_the_bits_of_its_answers() -> None:
+    told = _run(str(OPERATED_FROM + 64), str(OPERATED_FROM + 192), "--trace")
+    assert told.returncode == 0, told.stdout[-2000:] + told.stderr
+    for what in ("an operator pauses the study", "an operator has the study go back to round 0",
+                 "approves the study", "the clock of coordinator is set, to 0 s ahead"):
+        assert what in told.stdout
 
 
 def test_schedules_of_a_family_share_their_stretches_until_they_part_and_none_after() -> None:
