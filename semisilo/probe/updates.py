@@ -41,7 +41,7 @@ from semisilo.coordinator.strategies.parts.weights import size_weights, uniform_
 from semisilo.silo.compute.images import SiloImages
 from semisilo.silo.compute.messages import Train
 from semisilo.silo.compute.received import receive
-from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.privacy.ledger import PrivacyLedger
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.simulation.engines.one_process import SimulatedOperations
 

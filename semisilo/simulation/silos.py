@@ -34,7 +34,7 @@ from semisilo.silo.site.disclosures import DisclosureLog
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.privacy.ledger import PrivacyLedger
 from semisilo.silo.site.stores import collect_tensors, open_cache
 
 __all__ = ["SimulatedSilo", "Workplace", "link_or_copy"]

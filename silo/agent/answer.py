@@ -31,7 +31,7 @@ from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.memory import PendingUpdate, SiloMemory, update_id_of
 from semisilo.silo.site.policy import Policy, check_task, check_update
-from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.privacy.ledger import PrivacyLedger
 
 __all__ = ["ReadyAnswer", "Site", "TaskSteps", "abstention_request", "answer_task"]
 
@@ -58,7 +58,7 @@ class Site:
     threads_file: Path | None = None
     """See `semisilo.silo.compute.messages.Train`."""
     privacy_folder: Path
-    """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`."""
+    """Of the site's `semisilo.silo.site.privacy.ledger.PrivacyLedger`."""
     authority: str = ""
     """Of the federation whose tasks these are; see `semisilo.silo.compute.messages.Train`."""
     images_folder: Path | None = None

@@ -27,7 +27,7 @@ from semisilo.silo.agent.terminal import Display
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.privacy.ledger import PrivacyLedger
 from semisilo.silo.site.working_hours import closes_at
 
 __all__ = ["ObservedDisplay", "SiteMetrics", "serving_metrics"]

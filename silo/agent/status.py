@@ -23,7 +23,7 @@ from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations,
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy, load_policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
 from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 

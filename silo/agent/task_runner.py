@@ -103,7 +103,7 @@ class TaskRunner:
             secure: answers steps of secure sums; None where they are refused.
             threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
-            privacy_folder: of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`.
+            privacy_folder: of the site's `semisilo.silo.site.privacy.ledger.PrivacyLedger`.
             authority: of the federation (`authority_id`), as `Site` has it.
             images_folder: where decoded images lie that are too many for memory, if the policy permits.
             model_files: where the files lie that may build networks.

@@ -19,7 +19,7 @@ from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, spent, steps_of_study
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, spent, steps_of_study
 
 __all__ = ["look_at_privacy"]
 
@@ -50,7 +50,7 @@ def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: in
     """Raises: SemisiloError."""
     from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of, within_target
     from semisilo.silo.objectives.steps import noisy_steps_of
-    from semisilo.silo.site.private_images import check_apart, check_delta
+    from semisilo.silo.site.privacy.images import check_apart, check_delta
 
     task, dp = needs.task, needs.task.dp
     assert dp is not None

@@ -113,7 +113,7 @@ class Train(Request[Trained]):
     privacy: PrivacyPolicy = field(default_factory=PrivacyPolicy)
     """Table [privacy] of silo.toml."""
     privacy_folder: Path | None = None
-    """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`; without one no task with differential privacy
+    """Of the site's `semisilo.silo.site.privacy.ledger.PrivacyLedger`; without one no task with differential privacy
     can be done."""
     authority: str = ""
     """Of the task's federation (`semisilo.common.audit.signature.authority_id`); empty in a simulation."""

@@ -44,8 +44,8 @@ from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.objectives import usable_data
 from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, may_be_of, now_text, spent, steps_of_study
-from semisilo.silo.site.private_images import check_apart, check_delta
+from semisilo.silo.site.privacy.images import check_apart, check_delta
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, may_be_of, now_text, spent, steps_of_study
 
 __all__ = ["Requested", "admitted"]
 

@@ -59,7 +59,7 @@ from semisilo.silo.site.home import AgentStatus, SiloHome, home_option
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 from semisilo.silo.site.peers import peers_of
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
 from semisilo.silo.site.trail_check import TrailFacts, check_trail, trail_facts
 from semisilo.silo.study_cards.book import BY_POLICY, CardBook, CardEntry
 from semisilo.silo.study_cards.decision import find_card

@@ -30,7 +30,7 @@ from semisilo.silo.link.traffic import Carried
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import FederationFile, install_identity
 from semisilo.silo.site.policy import Limits, MetricsSettings, Policy, load_policy, policy_text
-from semisilo.silo.site.privacy_ledger import PrivacyLedger
+from semisilo.silo.site.privacy.ledger import PrivacyLedger
 from semisilo.silo.site.working_hours import Hours
 from tests.identity_kit import make_federation
 

@@ -20,8 +20,8 @@ from semisilo.silo.check.needs import StudyNeeds
 from semisilo.silo.check.privacy import look_at_privacy
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import DataPolicy, Policy, PrivacyPolicy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
-from semisilo.silo.site.private_images import check_apart
+from semisilo.silo.site.privacy.images import check_apart
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
 
 DP = DifferentialPrivacy(noise_multiplier=1.0)
 LINE = Spending(time="2026-01-01T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1/0-train/a",

@@ -29,7 +29,7 @@ from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.policy import PrivacyPolicy
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from tests.silo.compute.test_operations import CLASSES, all_digits
 from tests.synced_paths import synced_paths

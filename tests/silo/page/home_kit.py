@@ -39,7 +39,7 @@ from semisilo.silo.site.evaluations import EvaluationRecord, RecordedEvaluation
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import FederationFile, install_identity
 from semisilo.silo.site.policy import policy_text
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
 from semisilo.silo.site.working_hours import Hours
 from semisilo.silo.study_cards.book import CardBook
 from tests.audit_kit import signed

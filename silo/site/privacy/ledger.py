@@ -9,7 +9,7 @@ What the site has spent is counted over all lines; what a study has spent, over 
 
 The noise follows from `<home>/privacy/noise.key`, which never leaves the site: with it the noise could be subtracted.
 
-Tests: tests/silo/site/test_privacy_ledger.py.
+Tests: tests/silo/site/privacy/test_ledger.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import StorageDamaged
-from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, spent, steps_of_study
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, spent, steps_of_study
 
 LINE = Spending(time="2026-01-01T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1/0-train/a",
                 fingerprint="f1", images=100, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.1, steps=10,
@@ -93,7 +93,7 @@ def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("semisilo.silo.site.privacy_ledger.sync_file", full)
+    monkeypatch.setattr("semisilo.silo.site.privacy.ledger.sync_file", full)
     with pytest.raises(OSError, match="No space"):
         ledger.append(replace(LINE, round=2))
     assert ledger.lines() == (LINE,)
