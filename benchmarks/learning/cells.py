@@ -127,11 +127,6 @@ def _passes(cell: Cell) -> int:
     return max(1, round(_STEPS * _BATCH / (cell.per_class * SETS[cell.data].classes)))
 
 
-def _starts_from_labels_alone(cell: Cell, settings: Mapping[str, Any]) -> bool:
-    """Whether the line is trained: only of what has it for its round 0."""
-    return settings["name"] == "self_training" and not cell.labels_at_silos and "warm_up_steps" not in settings
-
-
 _DESCENT = {"lr": 0.03, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "clip_norm": 1.0}
 _FIXMATCH = {"objective": "fixmatch", "local_epochs": _LOCAL_EPOCHS, "unlabelled_batch": _BATCH,
              "labelled_batch": _BATCH, "confidence_threshold": 0.95, "schedule": "cosine",
@@ -243,7 +238,8 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path) -> dict[str, A
         settings["logit_adjustment"] = 1.0
     return {
         **({"wire": {"uplink": _UPLINKS[method]}} if method in _UPLINKS else {}),
-        "study": {"rounds": _ROUNDS, "seed": seed, "labelled_only_baseline": _starts_from_labels_alone(cell, settings)},
+        "study": {"rounds": _ROUNDS, "seed": seed,
+                  "labelled_only_baseline": method in (OURS, "as it stands") and not cell.labels_at_silos},
         "model": {"name": "small_cnn"},
         "data": {"image": image, "validation_share": "0%"},
         "augmentation": dict(of.augmentation), "method": settings,
