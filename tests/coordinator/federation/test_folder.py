@@ -7,8 +7,8 @@ import errno
 import fcntl
 import multiprocessing
 import os
-import signal
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -33,6 +33,8 @@ from semisilo.coordinator.studies.queue import create_study
 from semisilo.coordinator.studies.study_file import load_study
 from tests.another_account import given_to_another_account
 from tests.each_of import each_of
+
+KILLED_INIT = Path(__file__).parent / "killed_init.py"
 
 
 @pytest.fixture
@@ -166,33 +168,22 @@ def test_a_federation_that_cannot_be_made_whole_leaves_nothing_and_can_be_made_a
     assert made.ledger.exists(), "what another call has made stays"
 
 
-def _init_killed_at(folder: Path, number: int) -> bool:
-    """Runs `coordinator init` and ends it with SIGKILL before its `number`-th opening, making, renaming or removing of
-    a file; whether it came so far."""
-    child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    left = number
-
-    def count(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal left
-        if event in ("open", "os.mkdir", "os.rename", "os.remove", "sqlite3.connect") and str(folder) in str(arguments):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-    try:
-        cli.init("lung", address="hub:8443", folder=folder, scenario="labels-at-coordinator", as_json=True)
-    finally:
-        os._exit(0)
+def _inits_killed(root: Path, first: int, last: int) -> int:
+    """How many of these runs of `coordinator init` were killed before their n-th operation on a file; each leaves
+    root/hubN."""
+    done = subprocess.run([sys.executable, KILLED_INIT, root, str(first), str(last)], capture_output=True, text=True,
+                          check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
 
 
 def test_init_killed_at_any_moment_leaves_nothing_that_is_taken_for_a_federation(tmp_path: Path) -> None:
     """Before, `federation.toml` came first: after a kill `init --if-missing` said that the federation was there, and
     `serve` ended with a missing key in every start of the container."""
-    number, unfinished = 1, 0
-    while _init_killed_at(folder := tmp_path / f"hub{number}", number):
+    killed, unfinished = _inits_killed(tmp_path, 1, 500), 0
+    assert killed < 500, "the last one came to its end"
+    for number in range(1, killed + 1):
+        folder = tmp_path / f"hub{number}"
         if not (folder / "federation.toml").exists():
             begun = folder.exists() and any(folder.iterdir())
             with pytest.raises(UsageError, match="has not finished there" if begun else "no federation.toml"):
@@ -206,13 +197,12 @@ def test_init_killed_at_any_moment_leaves_nothing_that_is_taken_for_a_federation
         with contextlib.closing(Ledger(whole.ledger)) as ledger:
             assert ledger.studies() == []
         assert load_study(whole.studies / "first" / "study.toml")
-        number += 1
     assert unfinished > 20, "most of the kills hit it at work"
 
 
 def test_what_somebody_put_beside_half_a_federation_is_not_cleared_away(tmp_path: Path) -> None:
-    folder = tmp_path / "hub"
-    assert _init_killed_at(folder, 20)
+    assert _inits_killed(tmp_path, 20, 20) == 1
+    folder = tmp_path / "hub20"
     (folder / "photo").write_text("mine")
     with pytest.raises(UsageError, match=r"not empty: it holds photo"):
         create_federation(folder, name="lung", address="hub:8443")
