@@ -29,9 +29,12 @@ class Roster:
     def version(self) -> tuple[int, int]:
         return 0, self.changes
 
-    def standing(self, silo: str, serial: int) -> tuple[SiloStatus, bool]:
+    def silo_status(self, silo: str) -> SiloStatus:
         self.asked += 1
-        return SiloStatus(revoked=self.revoked, left_unix=None), serial == 7
+        return SiloStatus(revoked=self.revoked, left_unix=None)
+
+    def accepts(self, silo: str, serial: int) -> bool:
+        return serial == 7
 
 
 @pytest.fixture(autouse=True)
