@@ -146,6 +146,16 @@ class AreaParts:
     same images the differences give the error of the difference."""
 
 
+def _placed_by_class(scores_NK: Floats, rows_NK: NDArray[np.integer]
+                     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Floats]]:
+    """Of every class that has an area: the images of which it is known, which of them show it, and `_placements`."""
+    for label in range(rows_NK.shape[1]):
+        known_n = np.flatnonzero(rows_NK[:, label] >= 0)
+        is_n = rows_NK[known_n, label] == 1
+        if is_n.any() and not is_n.all():
+            yield known_n, is_n, _placements(scores_NK[known_n, label], is_n)
+
+
 def area_parts(scores_NK: Floats, rows_NK: NDArray[np.integer]) -> AreaParts | None:
     """The mean of `finding_areas` with its parts image by image; None where no class has an area.
 
@@ -158,16 +168,9 @@ def area_parts(scores_NK: Floats, rows_NK: NDArray[np.integer]) -> AreaParts | N
     """
     _check(scores_NK, rows_NK)
     influence_N, areas = np.zeros(len(rows_NK)), []
-    for label in range(rows_NK.shape[1]):
-        known_n = np.flatnonzero(rows_NK[:, label] >= 0)
-        is_n = rows_NK[known_n, label] == 1
-        inside = int(is_n.sum())
-        if inside in (0, len(is_n)):
-            continue
-        placed_n = _placements(scores_NK[known_n, label], is_n)
-        found = float(placed_n[is_n].mean())
-        areas.append(found)
-        influence_N[known_n] += (placed_n - found) / np.where(is_n, inside, len(is_n) - inside)
+    for known_n, is_n, placed_n in _placed_by_class(scores_NK, rows_NK):
+        areas.append(found := float(placed_n[is_n].mean()))
+        influence_N[known_n] += (placed_n - found) / np.where(is_n, is_n.sum(), (~is_n).sum())
     if not areas:
         return None
     return AreaParts(math.fsum(areas) / len(areas), influence_N / len(areas))
@@ -179,16 +182,10 @@ def ranked_shares(scores_NK: Floats, rows_NK: NDArray[np.integer]) -> tuple[floa
     """
     _check(scores_NK, rows_NK)
     shares_N, areas = np.zeros(len(rows_NK)), []
-    for label in range(rows_NK.shape[1]):
-        known_n = np.flatnonzero(rows_NK[:, label] >= 0)
-        is_n = rows_NK[known_n, label] == 1
-        inside = int(is_n.sum())
-        if inside in (0, len(is_n)):
-            continue
-        placed_n = _placements(scores_NK[known_n, label], is_n)
+    for known_n, is_n, placed_n in _placed_by_class(scores_NK, rows_NK):
         areas.append(found := float(placed_n[is_n].mean()))
-        frequent_n = is_n == (2 * inside > len(is_n))
-        shares_N[known_n] += (placed_n - found * frequent_n) / np.where(is_n, inside, len(is_n) - inside)
+        frequent_n = is_n == (2 * is_n.sum() > len(is_n))
+        shares_N[known_n] += (placed_n - found * frequent_n) / np.where(is_n, is_n.sum(), (~is_n).sum())
     return (math.fsum(areas) / len(areas), shares_N / len(areas)) if areas else None
 
 
