@@ -63,6 +63,9 @@ class MemoryRoster:
     def accepts(self, silo: str, serial: int) -> bool:
         return serial in self.serials.get(silo, ())
 
+    def standing(self, silo: str, serial: int) -> tuple[SiloStatus | None, bool]:
+        return self.silo_status(silo), self.accepts(silo, serial)
+
     def leave(self, silo: str) -> float:
         if silo not in self.gone:
             self.serials[silo].clear()

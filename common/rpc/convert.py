@@ -6,11 +6,14 @@ against what may become a file name, settings against the dataclasses.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from semisilo.common.audit.head import AuditHead, SignedHead
@@ -116,17 +119,30 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         raise BadPayload(f"The task's model of round {message.model_round} cannot be in round {message.round}.")
     return TaskSpec(
         task_id=message.task_id, study=study, round=message.round, rounds=message.round_count, phase=phase, silo=silo,
-        method=method, settings=_settings(message.settings_json), model=model_from_proto(message.model),
-        image=image_from_proto(message.image), augmentation=augmentation_from_proto(message.augmentation),
-        numerics=numerics_from_proto(message.numerics),
+        method=method, settings=_settings(message.settings_json), model=_part(model_from_proto, message.model),
+        image=_part(image_from_proto, message.image),
+        augmentation=_part(augmentation_from_proto, message.augmentation),
+        numerics=_part(numerics_from_proto, message.numerics),
         payloads=tuple(reference_from_proto(ref) for ref in message.payloads),
         last_folded_round=message.last_folded_round, seed=message.seed,
         deadline_unix=_unix(message.deadline_time) if message.HasField("deadline_time") else 0.0,
-        uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
+        uplink=_part(uplink_from_proto, message.uplink) if message.HasField("uplink") else Uplink(),
         model_round=message.model_round if message.HasField("model_round") else None,
         model_digest=_model_digest(message.model_digest), measure=_measure(message.measure), secure=_secure(message),
         dp=dp_from_proto(message.dp) if message.HasField("dp") else None, card=_card(message.study_card),
     )
+
+
+def _part(read: Callable[[Any], T], message: Message) -> T:
+    """What `read` makes of a part of a task, a dataclass that cannot be changed: of a study's tasks most parts are
+    equal, and each is checked once."""
+    kind = cast(Hashable, type(message))
+    return cast(T, _read_part(read, kind, message.SerializeToString(deterministic=True)))
+
+
+@functools.lru_cache(maxsize=32)
+def _read_part(read: Callable[[Any], object], kind: Hashable, serialized: bytes) -> object:
+    return read(cast(type[Message], kind).FromString(serialized))
 
 
 def _card(digest: bytes) -> str:

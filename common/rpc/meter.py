@@ -7,6 +7,7 @@ they were sent only.) The objects here belong to one thread, the event loop's.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import stat
@@ -102,10 +103,12 @@ def format_peer(host: str, port: int) -> str:
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
+@functools.lru_cache(maxsize=16_384)
 def parse_peer(peer: str) -> str:
     """What gRPC's `context.peer()` says ("ipv6:%5B::1%5D:80" for example), in the form of `format_peer`.
 
-    Other kinds of address ("unix:...") are returned as they are; they match no TCP connection.
+    Other kinds of address ("unix:...") are returned as they are; they match no TCP connection. Kept: every call of a
+    connection asks twice.
     """
     text = unquote(peer)
     scheme, _, rest = text.partition(":")

@@ -78,11 +78,15 @@ class Roster(Protocol):
         """Records a renewed certificate; the one before stays valid until it expires."""
 
     def silo_status(self, silo: str) -> SiloStatus | None:
-        """None when the roster has no such silo. Asked on every RPC, so it must be quick."""
+        """None when the roster has no such silo."""
 
     def accepts(self, silo: str, serial: int) -> bool:
         """Whether a certificate was issued to a silo and is neither revoked nor replaced by a later invitation; its
-        dates are not looked at. Asked on every RPC, so it must be quick, however many certificates there are."""
+        dates are not looked at."""
+
+    def standing(self, silo: str, serial: int) -> tuple[SiloStatus | None, bool]:
+        """`silo_status` and `accepts` together. Asked on every RPC, so it must be quick, however many certificates
+        there are."""
 
     def revoke(self, silo: str) -> None:
         """Ends a silo's membership; its serials never become valid again.

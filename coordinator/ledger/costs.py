@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -111,31 +112,45 @@ class CostSums:
 
     def add(self, costs: Sequence[Cost]) -> None:
         """Adds to the sums in one transaction; costs without bytes and count are left out."""
-        made: dict[tuple[str, int, str, str, str, str, str], int] = {}
-        with self._ledger.transaction(lasting=False) as db:
-            for cost in costs:
-                if not (cost.bytes or cost.count):
-                    continue
+        added: dict[tuple[str, int, str, str, str, str, str], tuple[int, int, int]] = {}
+        for cost in costs:
+            if cost.bytes or cost.count:
                 key = cost.key
-                number = made.get(key) or self._rows.get(key, 0)
-                # Whose number it is, is looked at: a number may have gone to another row.
-                earlier = db.execute(
-                    "SELECT bytes, count, estimated FROM cost WHERE rowid = ? AND study = ? AND round = ? AND phase = ?"
-                    " AND silo = ? AND direction = ? AND kind = ? AND item = ?", (number, *key)).fetchone() \
-                    if number else None
-                made[key] = int(db.execute("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (
-                    *key, cost.bytes, cost.count, int(cost.estimated))).lastrowid or 0)
-                if earlier is not None:  # after the triggers have added what is new to the totals
-                    db.execute("UPDATE cost SET bytes = bytes + ?, count = count + ?, estimated = max(estimated, ?)"
-                               " WHERE rowid = ?", (*earlier, made[key]))
-                    db.execute("DELETE FROM cost WHERE rowid = ?", (number,))
-        if not made:
+                size, count, estimated = added.get(key, (0, 0, 0))
+                added[key] = size + cost.bytes, count + cost.count, max(estimated, int(cost.estimated))
+        if not added:
             return
+        # A statement for all rows and not one for each: of a thousand silos there are ten thousand rows in a round.
+        with self._ledger.transaction(lasting=False) as db:
+            earlier = self._earlier(added)
+            (last,), = self._ledger.query("SELECT coalesce(max(rowid), 0) FROM cost")
+            made = {key: number for number, key in enumerate(added, last + 1)}
+            db.executemany("INSERT INTO cost (rowid, study, round, phase, silo, direction, kind, item, bytes, count,"
+                           " estimated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                           [(made[key], *key, *values) for key, values in added.items()])
+            # After the triggers have added what is new to the totals.
+            db.executemany("UPDATE cost SET bytes = bytes + ?, count = count + ?, estimated = max(estimated, ?)"
+                           " WHERE rowid = ?", [(*values, made[key]) for key, (_, *values) in earlier.items()])
+            db.executemany("DELETE FROM cost WHERE rowid = ?", [(number,) for number, *_ in earlier.values()])
         rounds = {key[:2] for key in made}
         if rounds != self._rounds:  # of a thousand silos there are some ten thousand rows to look through
             self._rounds = rounds
             self._rows = {key: number for key, number in self._rows.items() if key[:2] in rounds}
         self._rows.update(made)
+
+
+    def _earlier(self, keys: Iterable[tuple[str, int, str, str, str, str, str]]) -> dict[
+            tuple[str, int, str, str, str, str, str], tuple[int, int, int, int]]:
+        """Key -> (number, bytes, count, estimated) of the row that it has. Whose number it is, is looked at: a number
+        may have gone to another row."""
+        numbers = {number: key for key in keys if (number := self._rows.get(key))}
+        if not numbers:
+            return {}
+        rows = self._ledger.query(
+            "SELECT study, round, phase, silo, direction, kind, item, rowid, bytes, count, estimated FROM cost"
+            " WHERE rowid IN (SELECT value FROM json_each(?))", json.dumps(list(numbers)))
+        return {key: values for *of, number, size, count, estimated in rows
+                if (key := numbers[number]) == tuple(of) and (values := (number, size, count, estimated))}
 
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:

@@ -361,9 +361,10 @@ class Ledger(LedgerFile):
                               " (SELECT value FROM json_each(?))", study, round, phase, json.dumps(states))[0][0])
 
     def task(self, task_id: str) -> TaskRow | None:
-        """One task."""
-        rows = self.query("SELECT * FROM task WHERE task_id = ?", task_id)
-        return task_row(rows[0]) if rows else None
+        """One task, with the state of its study: whoever asks for one wants to know whether it still counts."""
+        rows = self.query("SELECT task.*, study.state AS study_state FROM task JOIN study ON study.name = task.study"
+                          " WHERE task_id = ?", task_id)
+        return task_row(rows[0], StudyState(rows[0]["study_state"])) if rows else None
 
     def open_task(self, silo: str, *, study: str = "") -> TaskRow | None:
         """The task that a silo should work on now, of one study or of any."""
@@ -475,6 +476,10 @@ class Ledger(LedgerFile):
         """One announced update."""
         rows = self.query("SELECT * FROM declared_update WHERE update_id = ?", update_id)
         return declared_update(rows[0]) if rows else None
+
+    def is_declared(self, update_id: str) -> bool:
+        """Whether an update was announced, and no other one of its task since."""
+        return bool(self.query("SELECT 1 FROM declared_update WHERE update_id = ?", update_id))
 
     def accept_update(self, update: DeclaredUpdate, task: TaskRow) -> None:
         """The update is complete, checked and on disk: the task is answered."""

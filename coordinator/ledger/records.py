@@ -334,6 +334,8 @@ class TaskRow:
     update_id: str | None
     reason: str
     metrics: dict[str, float]
+    study_state: StudyState | None = field(default=None, compare=False)
+    """Of its study, where it was read with it; None where it was not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -477,12 +479,17 @@ def phase_row(row: sqlite3.Row) -> PhaseRow:
                     expects=_expects(row["expects_json"]), step=row["step"])
 
 
-def task_row(row: sqlite3.Row) -> TaskRow:
-    """A row of table task."""
+def task_row(row: sqlite3.Row, study_state: StudyState | None = None) -> TaskRow:
+    """A row of table task.
+
+    Args:
+        study_state: of its study, where that was read as well.
+    """
     return TaskRow(task_id=row["task_id"], study=row["study"], round=row["round"], phase=row["phase"],
                    silo=row["silo"], state=TaskState(row["state"]), spec=_task_spec(row["spec_json"]),
                    opened_unix=row["opened_unix"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
-                   update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]))
+                   update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]),
+                   study_state=study_state)
 
 
 def declared_update(row: sqlite3.Row) -> DeclaredUpdate:

@@ -192,6 +192,14 @@ class LedgerRoster:
                 "SELECT 1 FROM certificate WHERE serial = ? AND silo = ? AND revoked_unix IS NULL", str(serial), silo))
         return self._accepted[silo, serial]
 
+    def standing(self, silo: str, serial: int) -> tuple[SiloStatus | None, bool]:
+        """`silo_status` and `accepts` of one moment: every call asks for both, and a look for what has changed costs
+        more than either."""
+        known, accepted = self._statuses, self._accepted
+        if self.version() != self._statuses_of or silo not in known or (silo, serial) not in accepted:
+            return self.silo_status(silo), self.accepts(silo, serial)
+        return known[silo], accepted[silo, serial]
+
     def _forget_old(self) -> None:
         """Answers are asked for at every call and twice a second during each: they are kept until somebody changes the
         roster."""

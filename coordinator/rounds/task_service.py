@@ -46,7 +46,7 @@ from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded
 from semisilo.coordinator.ledger.events import note_late_answer
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
-from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
+from semisilo.coordinator.ledger.records import DeclaredUpdate, PhaseRow, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
 from semisilo.coordinator.ledger.secure_sums.roster import note_identity
 from semisilo.coordinator.ledger.secure_sums.sums import answer_step
@@ -58,7 +58,7 @@ from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration, check_lengths
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
-__all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
+__all__ = ["Asked", "BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
@@ -126,6 +126,27 @@ class BeginAnswer:
     state: Literal["send", "have", "refused"]
     resume_offset: int = 0
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a declaration is about, as the ledger had it in one moment."""
+
+    task: TaskRow
+    known: DeclaredUpdate | None
+    """The declaration itself, where it is repeated."""
+    phase: PhaseRow | None
+    """Of the task, which the declaration is held against; None where it is not: a repeated one is known, and a task
+    that is over takes none."""
+
+    def wants_manifest(self, *, num_groups: int, num_tensors: int) -> bool:
+        """Whether the manifest of the declaration is looked at: to parse it costs time by its length.
+
+        Raises: BadPayload and LayoutMismatch when there are more groups or tensors than the task asks for.
+        """
+        if self.phase is not None:
+            check_lengths(self.phase, num_groups=num_groups, num_tensors=num_tensors)
+        return self.phase is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -374,30 +395,30 @@ class TaskService:
 
     # Outcomes ---------------------------------------------------------------------------------------------------------
 
-    def reads_manifest(self, silo: str, task_id: str, update_id: str, *, num_groups: int, num_tensors: int) -> bool:
-        """Whether `begin_update` would look at the manifest of a declaration: a repeated one is known, and a task that
-        is over takes none. To be asked before the manifest is parsed, which costs time by its length.
+    def asked_for(self, silo: str, task_id: str, update_id: str) -> Asked:
+        """What a declaration is about, to be looked at before its manifest is parsed. It holds for this turn of the
+        event loop, in which `begin_update` may go by it instead of asking the ledger once more.
 
-        Raises: TaskClosed where the silo has no such task; BadPayload and LayoutMismatch when there are more groups or
-        tensors than the task asks for.
+        Raises: TaskClosed where the silo has no such task.
         """
         task = self._task_of(silo, task_id)
-        if self._why_over(task) or self._ledger.declared_update(update_id) is not None:
-            return False
-        check_lengths(self._ledger.phase(task.study, task.round, task.phase), num_groups=num_groups,
-                      num_tensors=num_tensors)
-        return True
+        known = self._ledger.declared_update(update_id)
+        wanted = not self._why_over(task) and known is None
+        return Asked(task, known, self._ledger.phase(task.study, task.round, task.phase) if wanted else None)
 
-    async def begin_update(self, silo: str, task_id: str, update_id: str,
-                           declaration: UpdateDeclaration) -> BeginAnswer:
+    async def begin_update(self, silo: str, task_id: str, update_id: str, declaration: UpdateDeclaration, *,
+                           asked: Asked | None = None) -> BeginAnswer:
         """Declares an update; says from which byte to send it. Safe to repeat.
 
+        Args:
+            asked: what `asked_for` has said of these in this turn of the event loop; None where it was not asked.
         Raises: BadPayload, LayoutMismatch or WrongBase when it cannot be what the task asks for; UpdateConflict when
         the id was declared with other content; DiskFull when the spool is full.
         """
         _check_update_id(update_id)
-        task = self._task_of(silo, task_id)
-        known = self._ledger.declared_update(update_id)
+        if asked is None:
+            asked = self.asked_for(silo, task_id, update_id)
+        task, known, phase = asked.task, asked.known, asked.phase
         if known is not None and ((known.task_id, known.digest, known.size_bytes)
                                   != (task_id, declaration.digest, declaration.size_bytes)):
             raise UpdateConflict("This update_id was declared before with other content.")
@@ -405,9 +426,8 @@ class TaskService:
             return BeginAnswer("have")
         if self._why_over(task):
             return self._refuse_late(task)
-        if known is None:
-            check_declaration(declaration, task=task, phase=self._ledger.phase(task.study, task.round, task.phase),
-                              truth=self._simulated)
+        if phase is not None:  # it is not known
+            check_declaration(declaration, task=task, phase=phase, truth=self._simulated)
             replaced = self._ledger.declare_update(DeclaredUpdate(
                 update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
                 groups={group.name: group.encoded_bytes for group in declaration.groups},
@@ -667,8 +687,6 @@ class TaskService:
 
     def _answer_one(self, found: _Checked) -> bool:
         """See `_answered`."""
-        if not self._is_awaited(found.update, self._task_of(found.silo, found.update.task_id)):
-            return False
         with self._ledger.transaction():
             return self._write_answer(found)
 
@@ -689,7 +707,7 @@ class TaskService:
     @contextlib.asynccontextmanager
     async def _turn_to_check(self, update: DeclaredUpdate) -> AsyncIterator[None]:
         """Around the check of an update. Raises: TaskClosed when another update takes its place while it waits."""
-        if self._ledger.declared_update(update.update_id) is None:  # or has taken it
+        if not self._ledger.is_declared(update.update_id):  # or has taken it
             raise TaskClosed(_REPLACED)
         acceptance = self._acceptances[update.update_id]
         acceptance.waits = True
@@ -715,7 +733,7 @@ class TaskService:
         if task.update_id == update.update_id:
             return False
         self._check_open(task)
-        if self._ledger.declared_update(update.update_id) is None:
+        if not self._ledger.is_declared(update.update_id):
             raise TaskClosed(_REPLACED)
         return True
 
@@ -776,7 +794,7 @@ class TaskService:
         """Why a task takes no more answers; empty while it does."""
         if task.state is not TaskState.OPEN:
             return f"the task is over: {task.reason or task.state}"
-        state = self._ledger.study_state(task.study)
+        state = task.study_state or self._ledger.study_state(task.study)
         return f"the study {task.study} is {state}" if state in ENDED_STUDY else self._why_later(task)
 
     def _why_later(self, task: TaskRow) -> str:
@@ -819,7 +837,8 @@ class TaskService:
 
     def _refuse_late(self, task: TaskRow) -> BeginAnswer:
         """Raises: TaskClosed for a task that only has to wait: its silo keeps the answer, and will send it then."""
-        if task.state is TaskState.OPEN and self._ledger.study_state(task.study) not in ENDED_STUDY:
+        state = task.study_state or self._ledger.study_state(task.study)
+        if task.state is TaskState.OPEN and state not in ENDED_STUDY:
             self._check_open(task)
         if task.task_id not in self._late_tasks:  # once, however often the silo repeats it
             self._late_tasks.add(task.task_id)

@@ -73,7 +73,7 @@ def check_caller(certificate: CallerCertificate, roster: Roster, now: float) -> 
         raise ClockSkew(f"The certificate of silo '{silo}' begins on {utc_text(certificate.not_before_unix)}, but the "
                         f"coordinator's clock says {utc_text(now)}.",
                         remedy="Ask the coordinator's operator to set its clock.")
-    status = roster.silo_status(silo)
+    status, is_accepted = roster.standing(silo, certificate.serial)
     if status is None:
         raise UnknownSilo(f"There is no silo '{silo}' in this federation.", remedy=invite)
     if status.revoked:
@@ -81,7 +81,7 @@ def check_caller(certificate: CallerCertificate, roster: Roster, now: float) -> 
                                  remedy=f"If that was a mistake: {invite[0].lower()}{invite[1:]}")
     if status.left_unix is not None:
         raise SiloLeft(f"Silo '{silo}' has left this federation on {utc_text(status.left_unix)}.", remedy=invite)
-    if not roster.accepts(silo, certificate.serial):
+    if not is_accepted:
         raise CertificateRevoked(f"This certificate of silo '{silo}' has been replaced by a newer invitation.",
                                  remedy=f"Use the newer identity, or {invite[0].lower()}{invite[1:]}")
 

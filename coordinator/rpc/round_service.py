@@ -56,7 +56,7 @@ from semisilo.common.rpc.convert import (
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
 from semisilo.common.secure_aggregation.keys import check_identity
 from semisilo.common.storage.store import PartialFile
-from semisilo.common.text.log_context import bind, call_in
+from semisilo.common.text.log_context import bind, call_in, log_context
 from semisilo.common.text.logs import log_call, printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.federation.study_cards import StudyCards
@@ -380,14 +380,14 @@ class RoundServicer:
         # To parse a manifest of many tensors takes the better part of a second, in which nobody else is served: only
         # one that is as long as the task's own is.
         groups = update.manifest.groups
-        wanted = self._task_service.reads_manifest(
-            silo, request.task_id, request.update_id, num_groups=len(groups),
-            num_tensors=sum(len(group.tensors) for group in groups[:MAX_GROUPS]))
+        asked = self._task_service.asked_for(silo, request.task_id, request.update_id)
+        wanted = asked.wants_manifest(num_groups=len(groups),
+                                      num_tensors=sum(len(group.tensors) for group in groups[:MAX_GROUPS]))
         return await self._task_service.begin_update(silo, request.task_id, request.update_id, UpdateDeclaration(
             digest=reference.digest, size_bytes=reference.size_bytes,
             groups=parse_manifest(update.manifest) if wanted else (),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
-            training_seconds=_seconds(update.training_duration)))
+            training_seconds=_seconds(update.training_duration)), asked=asked)
 
     async def _receive(self, silo: str, requests: AsyncIterator[bytes], call: Call,
                        context: _Context) -> pb.SubmitUpdateResponse:
@@ -511,7 +511,9 @@ class RoundServicer:
     @contextmanager
     def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
         """Around an RPC: its account, and its line in the log."""
-        bind(**call_in(context.invocation_metadata()), rpc=rpc)
+        if "request_id" not in log_context():  # else whoever has admitted the call has read it
+            bind(**call_in(context.invocation_metadata()))
+        bind(rpc=rpc)
         call, began = Call(context, federation=self._federation, watch=self._watch, runtime=self._runtime,
                            meter=self._meter), time.monotonic()
         ended = "answered"

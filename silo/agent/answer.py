@@ -113,8 +113,8 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
         then; what `steps` and training raise.
     """
     spec = check_task(site.policy, task)
-    pending = await _at_files(site, _done_before, site.memory, task)
-    if pending is None:
+    before = await _at_files(site, _done_before, site.memory, task)
+    if before is None:
         payloads = await steps.fetch(task)
         request = await _at_files(site, _request, task, site, payloads, steps.upload_rate)
         trained = await steps.train(request if masking is None else replace(request, masking=masking))
@@ -123,15 +123,11 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
             trained = replace(trained, metrics=told, num_examples=0)
             if trained.vector:
                 await _at_files(site, masked, trained.vector)
-        pending = await _at_files(site, _made_durable, task, spec, site, trained)
+        pending, manifest = await _at_files(site, _made_durable, task, spec, site, trained)
     else:
         steps.ready_before()
-    if pending.payload is None:
-        check_update(site.policy, spec, groups=(), metrics=pending.metrics, size_bytes=0)
-        manifest: tuple[GroupManifest, ...] = ()
-    else:
-        manifest = await _at_files(site, _permitted, spec, site, pending,
-                                   site.memory.outgoing.path(pending.payload.digest), masked=bool(task.secure))
+        pending, manifest = before, await _at_files(site, _permitted, task, spec, site, before)
+    if pending.payload is not None:
         try:
             steps.check_room(pending.payload.size_bytes)
         except DailyBudget:
@@ -166,25 +162,31 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
         threads_file=site.threads_file)
 
 
-def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained) -> PendingUpdate:
-    """Raises: NotPermitted, with nothing kept; BadPayload for metrics that cannot be sent."""
+def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site,
+                  trained: Trained) -> tuple[PendingUpdate, tuple[GroupManifest, ...]]:
+    """The answer, with the manifest of its file (`_permitted`). Raises: NotPermitted, with nothing kept unless the file
+    is not what was said about it; BadPayload for metrics that cannot be sent."""
     payload, metrics = trained.payload, check_metrics(trained.metrics)
     check_update(site.policy, spec, groups=payload.groups if payload else (), metrics=metrics,
                  size_bytes=payload.size_bytes if payload else 0, masked=bool(task.secure))
     content = payload.digest if payload else f"abstention {trained.abstention}"
-    return site.memory.record_pending(
+    pending = site.memory.record_pending(
         task.study, round=task.round, task_id=task.task_id, update_id=update_id_of(task.task_id, content),
         memory=trained.memory, residuals=trained.residuals, payload=payload, abstention=trained.abstention,
         num_examples=trained.num_examples, metrics=metrics, seconds=trained.seconds)
+    return pending, _permitted(task, spec, site, pending)
 
 
-def _permitted(spec: MethodSpec, site: Site, pending: PendingUpdate, path: Path, *,
-               masked: bool) -> tuple[GroupManifest, ...]:
+def _permitted(task: TaskSpec, spec: MethodSpec, site: Site, pending: PendingUpdate) -> tuple[GroupManifest, ...]:
     """The manifest of the update's file, which is held against the policy: the file itself, not what was said about it;
-    and again after a restart, for silo.toml may have changed. Raises: NotPermitted."""
+    and again after a restart, for silo.toml may have changed. Empty for an abstention. Raises: NotPermitted."""
+    if pending.payload is None:
+        check_update(site.policy, spec, groups=(), metrics=pending.metrics, size_bytes=0)
+        return ()
+    path = site.memory.outgoing.path(pending.payload.digest)
     manifest = read_manifest(path)
     check_update(site.policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,
-                 size_bytes=path.stat().st_size, masked=masked)
+                 size_bytes=path.stat().st_size, masked=bool(task.secure))
     return manifest
 
 

@@ -29,6 +29,11 @@ class OwnImages:
         self._read: set[str] = set()
         self._broken: dict[str, tuple[BadData, str]] = {}
 
+    def knows(self, study: str) -> bool:
+        """Whether `standing` and `before_reading` of a study need not look at any file: it has had the images, and
+        nothing is known against them."""
+        return study in self._read and study not in self._broken
+
     def before_reading(self, study: str) -> str:
         """The state of the files, for `cannot_be_used`; empty when the study has them already. Blocks."""
         return "" if study in self._read else state_of(self._choice)

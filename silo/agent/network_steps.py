@@ -81,9 +81,10 @@ class NetworkSteps:
 
     async def fetch(self, task: TaskSpec) -> dict[str, Path]:
         """See `TaskSteps.fetch`. Raises: BadData, before anything is fetched, while the images cannot be used."""
-        broken = await asyncio.to_thread(self._own_images.standing, task.study)
-        if broken is not None:  # it would be in vain
-            raise broken
+        if not self._own_images.knows(task.study):
+            broken = await asyncio.to_thread(self._own_images.standing, task.study)
+            if broken is not None:  # it would be in vain
+                raise broken
         wanted = [reference for reference in task.payloads
                   if not (reference.tensors and self._tensors.find(reference.tensors))]
         for reference in wanted:
@@ -138,7 +139,8 @@ class NetworkSteps:
     async def train(self, request: Train) -> Trained:
         """See `TaskSteps.train`; tried a second time when it fails. Remembers images that cannot be used."""
         task = request.task
-        state = await asyncio.to_thread(self._own_images.before_reading, task.study)
+        state = "" if self._own_images.knows(task.study) else await asyncio.to_thread(self._own_images.before_reading,
+                                                                                      task.study)
         self._display.event(f"{self._watch.name}: training ({task.method}, {counted(self.took.images, 'image')})")
         self._watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
         try:

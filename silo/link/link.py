@@ -13,7 +13,6 @@ the same turn as the result, and a silo that is told to stop would work on.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,30 +227,25 @@ class Link:
 
         async def attempt() -> Path:
             nonlocal here, garbled, first
-            if await asyncio.to_thread(store.has, digest):
+            if store.has(digest):
                 return store.path(digest)
             if not first:
                 may_go_on(here)
             first = False
-            with await asyncio.to_thread(store.partial, digest, size_bytes=size_bytes) as partial:
-                def arrived() -> None:
-                    nonlocal here
-                    here = partial.committed_bytes
-                    on_bytes(here)
 
-                try:
-                    if partial.committed_bytes < size_bytes:
-                        await self._transfers.receive(request, partial, size_bytes, arrived=arrived)
-                    arrived()
-                    return await asyncio.to_thread(partial.finish, digest)
-                except BadPayload as error:
-                    # Raised here, not by the coordinator: `receive` leaves its errors as gRPC made them.
-                    garbled += 1
-                    if garbled > _GARBLED_LIMIT:
-                        raise BadPayload(f"A payload arrived damaged {garbled} times: {error.text}") from None
-                    raise TryAgain(f"A payload arrived damaged and is fetched again: {error.text}") from None
-                finally:
-                    here = partial.committed_bytes
+            def arrived(count: int) -> None:
+                nonlocal here
+                here = count
+                on_bytes(count)
+
+            try:
+                return await self._transfers.receive(request, store, digest, size_bytes, arrived=arrived)
+            except BadPayload as error:
+                # Raised here, not by the coordinator: `receive` leaves its errors as gRPC made them.
+                garbled += 1
+                if garbled > _GARBLED_LIMIT:
+                    raise BadPayload(f"A payload arrived damaged {garbled} times: {error.text}") from None
+                raise TryAgain(f"A payload arrived damaged and is fetched again: {error.text}") from None
         return await self._calls.persist(attempt, moved=lambda: here)
 
     async def upload(self, request: pb.BeginUpdateRequest, path: Path, *,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,18 @@ from google.protobuf.message import DecodeError
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.rpc.chunks import (
+    CHUNK_BYTES,
     DOWNLOAD_FIELD,
     SUBMIT_FIELD,
     Piece,
+    check_piece,
     pack_piece,
     receive_into,
     stream_pieces,
     unpack_piece,
 )
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY
-from semisilo.common.storage.store import PartialFile
+from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.link.retrying_calls import RetryingCalls
 
@@ -59,19 +61,35 @@ class Transfers:
         """See `semisilo.silo.link.link.Link.upload_rate`."""
         return self._upload_rate
 
-    async def receive(self, request: Callable[[int], Request], partial: PartialFile, size_bytes: int, *,
-                      arrived: Callable[[], None]) -> None:
-        """Adds to a partial file what it lacks of a payload or model.
+    async def receive(self, request: Callable[[int], Request], store: PayloadStore, digest: str, size_bytes: int, *,
+                      arrived: Callable[[int], None]) -> Path:
+        """Brings a payload or model into the store, from the byte that is here; returns its path.
 
         Args:
             request: what asks for it from a byte on.
-            arrived: called when bytes have been added.
+            arrived: told how many bytes of it are here.
         Raises: grpc.aio.AioRpcError as gRPC made it; BadPayload for bytes that are damaged; TimeoutError when nothing
-            has moved for `stall_seconds`.
+            has moved for `stall_seconds`; DiskFull.
         """
-        async with asyncio.timeout(self._calls.settings.stall_seconds) as patience, contextlib.aclosing(
-                self._pieces(request(partial.committed_bytes), arrived, patience)) as pieces:
-            await receive_into(partial, pieces, size_bytes)
+        if size_bytes > CHUNK_BYTES or store.resume_offset(digest) != 0:
+            with await asyncio.to_thread(store.partial, digest, size_bytes=size_bytes) as partial:
+                if partial.committed_bytes < size_bytes:
+                    async with self._stream(request(partial.committed_bytes)) as pieces:
+                        await _append_to(partial, pieces, size_bytes, arrived)
+                return await _finished(partial, digest, arrived)
+        async with self._stream(request(0)) as pieces:
+            first = await anext(pieces, None)
+            if first is None or first.offset or len(first.data) != size_bytes:
+                with await asyncio.to_thread(store.partial, digest, size_bytes=size_bytes) as partial:
+                    await _append_to(partial, _with_first(first, pieces), size_bytes, arrived)
+                    return await _finished(partial, digest, arrived)
+            # All of it in one piece: there is nothing to resume, so one thread writes it, once.
+            check_piece(first, expected_offset=0)
+            if await anext(pieces, None) is not None:
+                raise BadPayload("The stream goes on after the declared size.")
+        path = await asyncio.to_thread(store.add_bytes, first.data, digest)
+        arrived(size_bytes)
+        return path
 
     async def send(self, update_id: str, path: Path, *, offset: int, on_bytes: Callable[[int], None]) -> None:
         """Sends a file from a byte on and waits until the coordinator has checked it and written it to disk.
@@ -83,8 +101,14 @@ class Transfers:
         with self._calls.request("SubmitUpdate") as metadata:
             await self._send_as(metadata, update_id, path, offset, on_bytes)
 
-    async def _pieces(self, request: Request, arrived: Callable[[], None],
-                      patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
+    @contextlib.asynccontextmanager
+    async def _stream(self, request: Request) -> AsyncIterator[AsyncIterator[Piece]]:
+        """The pieces that come in answer to a request. Raises: TimeoutError when nothing moves."""
+        async with asyncio.timeout(self._calls.settings.stall_seconds) as patience, contextlib.aclosing(
+                self._pieces(request, patience)) as pieces:
+            yield pieces
+
+    async def _pieces(self, request: Request, patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
         await self._connect()
         self._begun()
         rpc = "DownloadModel" if isinstance(request, pb.DownloadModelRequest) else "DownloadPayload"
@@ -97,7 +121,6 @@ class Transfers:
                     self._put_off(patience)
                     self._calls.heard(rpc, len(message))
                     yield unpack_piece(DOWNLOAD_FIELD, message) or _parsed(message)
-                    arrived()
             finally:
                 call.cancel()
 
@@ -156,6 +179,31 @@ class Transfers:
     def _put_off(self, patience: asyncio.Timeout) -> None:
         """Bytes have moved: the time in which the next must begins anew."""
         patience.reschedule(asyncio.get_running_loop().time() + self._calls.settings.stall_seconds)
+
+
+async def _append_to(partial: PartialFile, pieces: AsyncIterator[Piece], size_bytes: int,
+                     arrived: Callable[[int], None]) -> None:
+    async def told() -> AsyncIterator[Piece]:
+        async for piece in pieces:
+            yield piece
+            arrived(partial.committed_bytes)
+
+    try:
+        await receive_into(partial, told(), size_bytes)
+    finally:
+        arrived(partial.committed_bytes)
+
+
+async def _with_first(first: Piece | None, pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    if first is not None:
+        yield first
+    async for piece in pieces:
+        yield piece
+
+
+async def _finished(partial: PartialFile, digest: str, arrived: Callable[[int], None]) -> Path:
+    arrived(partial.committed_bytes)
+    return await asyncio.to_thread(partial.finish, digest)
 
 
 def _first_message(update_id: str) -> bytes:

@@ -73,7 +73,7 @@ class SecureStore:
         """`folder` is made when something is kept. Raises: StorageDamaged."""
         self._folder = folder
         self._sums = self._load()
-        self._private = b""
+        self._private = self._public = b""
 
     def belong_to(self, authority: str) -> None:
         """Rounds, keys that were seen and roster are of one federation: with another one they begin anew, and are there
@@ -116,8 +116,10 @@ class SecureStore:
         return self._private
 
     def identity(self) -> bytes:
-        """The public key of it."""
-        return identity_of(self.private_identity())
+        """The public key of it: said with every call for a task."""
+        if not self._public:
+            self._public = identity_of(self.private_identity())
+        return self._public
 
     @property
     def last_study(self) -> str:

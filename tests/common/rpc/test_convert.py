@@ -54,6 +54,19 @@ def test_a_task_survives_the_journey_through_its_message() -> None:
     assert message.report_interval.ToMilliseconds() == 2500
 
 
+def test_parts_that_are_equal_in_all_tasks_are_read_once_and_refused_every_time() -> None:
+    message = task_to_proto(make_task(), report_interval_seconds=2.5)
+    first, second = (task_from_proto(message, silo="hospital-a") for _ in range(2))
+    for name in ("model", "image", "augmentation", "numerics", "uplink"):
+        assert getattr(first, name) is getattr(second, name)
+    message.image.size = 32
+    assert task_from_proto(message, silo="hospital-a").image == replace(first.image, size=32)
+    message.model.classes.append(message.model.classes[0])
+    for _ in range(2):
+        with pytest.raises(BadPayload):
+            task_from_proto(message, silo="hospital-a")
+
+
 @each_of("reading", [
     Reading(), Reading(window="image", frames="all", slices="all", axis="coronal"),
     Reading(window=(-600.5, 1500.0), window_number=2, frames=8, slices=12, axis="sagittal")])

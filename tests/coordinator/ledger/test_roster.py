@@ -125,6 +125,22 @@ def test_a_serial_is_found_by_its_key_however_many_there_are(roster: LedgerRoste
     assert asked == ["PRAGMA data_version"], "what was found is kept while the roster is the same"
 
 
+def test_a_call_looks_once_for_changes_of_the_roster_and_sees_each(roster: LedgerRoster, ledger: Ledger) -> None:
+    roster.add_invitation(silo="alpha", token_hash=b"t" * 32, expires_unix=NOW)
+    roster.use_invitation(b"t" * 32, key_fingerprint=b"k", certificate_der=b"c", serial=5, not_after_unix=NOW)
+    assert roster.standing("alpha", 5) == (SiloStatus(revoked=False), True)
+    assert roster.standing("alpha", 6) == (SiloStatus(revoked=False), False)
+    assert roster.standing("beta", 5) == (None, False)
+    asked: list[str] = []
+    ledger._db.set_trace_callback(asked.append)
+    for serial in (5, 6):
+        roster.standing("alpha", serial)
+    ledger._db.set_trace_callback(None)
+    assert asked == ["PRAGMA data_version"] * 2
+    roster.revoke("alpha")
+    assert roster.standing("alpha", 5) == (SiloStatus(revoked=True), False)
+
+
 def test_who_is_excluded_is_kept_until_somebody_changes_the_roster(roster: LedgerRoster, ledger: Ledger) -> None:
     """The engine asks at every call of a silo, and of a thousand silos each was looked at."""
     for number, silo in enumerate(("alpha", "beta", "gamma"), start=1):

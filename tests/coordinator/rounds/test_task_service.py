@@ -43,7 +43,7 @@ from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.rounds import task_service
 from semisilo.coordinator.rounds.runtime import StandbyReason
-from semisilo.coordinator.rounds.task_service import Hello, Standby
+from semisilo.coordinator.rounds.task_service import Hello, Standby, UpdateDeclaration
 from tests.coordinator.federation_in_memory import (
     BASE,
     LAYOUT,
@@ -91,6 +91,39 @@ def state_of(coordinator: Coordinator, task: TaskSpec) -> TaskState:
     row = coordinator.ledger.task(task.task_id)
     assert row is not None
     return row.state
+
+
+def statements(coordinator: Coordinator, of: str) -> list[str]:
+    """Where the ledger notes from now on which statements about a table it is asked."""
+    found: list[str] = []
+    coordinator.ledger._db.set_trace_callback(lambda sql: found.append(sql) if f"FROM {of}" in sql else None)
+    return found
+
+
+def test_a_declaration_and_its_bytes_ask_for_their_task_once_in_each_turn(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            update_id, service = id_of(task, content), coordinator.task_service
+            for of, most in (("task ", 1), ("declared_update WHERE update_id", 1), ("phase", 1), ("study", 0)):
+                asked = statements(coordinator, of)
+                found = service.asked_for("alpha", task.task_id, update_id)
+                assert found.wants_manifest(num_groups=1, num_tensors=1)
+                with pytest.raises(BadPayload):
+                    await service.begin_update("alpha", task.task_id, update_id, UpdateDeclaration(
+                        digest="0" * 64, size_bytes=1, groups=(), example_count=1, metrics={}, training_seconds=0.0),
+                        asked=found)
+                assert len(asked) == most, of
+            await coordinator.begin(task, content)
+            for of, most in (("task ", 1), ("declared_update", 1), ("study", 0)):
+                asked = statements(coordinator, of)
+                service.awaited("alpha", update_id)
+                assert len(asked) == most, of
+            coordinator.ledger._db.set_trace_callback(None)
+            known = service.asked_for("alpha", task.task_id, update_id)
+            assert known.known is not None
+            assert not known.wants_manifest(num_groups=10_000, num_tensors=10_000), "it is not looked at"
+    asyncio.run(scenario())
 
 
 # Whose task -----------------------------------------------------------------------------------------------------------

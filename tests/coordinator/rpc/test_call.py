@@ -29,12 +29,9 @@ class Roster:
     def version(self) -> tuple[int, int]:
         return 0, self.changes
 
-    def silo_status(self, silo: str) -> SiloStatus:
+    def standing(self, silo: str, serial: int) -> tuple[SiloStatus, bool]:
         self.asked += 1
-        return SiloStatus(revoked=self.revoked, left_unix=None)
-
-    def accepts(self, silo: str, serial: int) -> bool:
-        return serial == 7
+        return SiloStatus(revoked=self.revoked, left_unix=None), serial == 7
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,16 @@ def gain(scans: Path) -> None:
     (scans / "deep" / "c.png").write_bytes(b"")
 
 
+def test_only_of_a_study_that_has_the_images_and_nothing_against_them_no_file_is_looked_at(scans: Path) -> None:
+    images = OwnImages(JoinChoice(source=str(scans)))
+    assert not images.knows("s")
+    images.were_read("s")
+    assert images.knows("s")
+    assert not images.knows("other")
+    images.cannot_be_used("s", BadData("b.png cannot be read."), "")
+    assert not images.knows("s")
+
+
 @pytest.mark.parametrize("change", [touch, permit, grow, lose, gain])
 def test_whatever_changes_a_file_changes_the_state_and_reading_does_not(
         scans: Path, change: Callable[[Path], None]) -> None:

@@ -9,8 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc.aio
 import pytest
@@ -116,6 +118,40 @@ def test_a_download_that_a_crash_cut_goes_on_in_the_next_process(tmp_path: Path)
                 path = await link.download("t", reference, PayloadStore(tmp_path))
         assert path.read_bytes() == coordinator.files[reference.digest]
         assert coordinator.downloads[1] == (reference.digest, coordinator.chunk_bytes)
+    run(work())
+
+
+@pytest.mark.parametrize(("size", "chunk_bytes", "parts"), [(100_000, 100_000, 0), (100_000, 65_536, 1),
+                                                            (MIB, MIB, 1)])
+def test_a_small_payload_that_comes_in_one_piece_is_written_once(
+        tmp_path: Path, size: int, chunk_bytes: int, parts: int) -> None:
+    """It took a file that it could be resumed from, a journal, and four threads one after the other."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(chunk_bytes=chunk_bytes)
+        reference, seen = coordinator.add_file(random_bytes(size)), list[int]()
+        store = PayloadStore(tmp_path)
+        async with serving(coordinator) as port, linked(port) as link:
+            with mock.patch.object(PayloadStore, "partial", autospec=True, side_effect=PayloadStore.partial) as opened:
+                path = await link.download("t", reference, store, on_bytes=seen.append)
+        assert path.read_bytes() == coordinator.files[reference.digest]
+        assert opened.call_count == parts
+        assert seen[-1] == size
+        assert not any(store.folder.joinpath("incoming").iterdir())
+    run(work())
+
+
+def test_a_small_payload_that_was_cut_goes_on_and_a_damaged_one_is_fetched_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(chunk_bytes=40_000, hang_downloads=1)
+        reference = coordinator.add_file(random_bytes(100_000))
+        async with serving(coordinator) as port, linked(port, settings=replace(QUICK, stall_seconds=0.3)) as link:
+            await link.download("t", reference, PayloadStore(tmp_path / "cut"))
+            assert [offset for _, offset in coordinator.downloads] == [0, 40_000]
+            coordinator.chunk_bytes = 100_000
+            coordinator.alter = lambda data, attempt: data if attempt > 2 else data[::-1]
+            path = await link.download("t", reference, PayloadStore(tmp_path / "damaged"))
+        assert path.read_bytes() == coordinator.files[reference.digest]
+        assert [offset for _, offset in coordinator.downloads[2:]] == [0, 0]
     run(work())
 
 
