@@ -17,7 +17,7 @@ from tests.simulator.network import LineFault
 
 __all__ = ["BRANCHES", "CHUNK_BYTES", "COORDINATOR", "MESSAGES", "NAMES", "OPERATED_FROM", "SILOS", "STATEMENTS",
            "ClockAtStart", "ClockStep", "ComputeDeath", "FullDisk", "Mark", "Schedule", "Stretch", "StudyRollback",
-           "StudyStop", "draw_schedule", "family_of", "path_of"]
+           "StudyStop", "draw_schedule", "family_of", "path_of", "turns_of"]
 
 COORDINATOR = "coordinator"
 SILOS = ("B", "a", "c", "d", "e")
@@ -110,20 +110,35 @@ class ClockAtStart:
     """None: right."""
 
 
-_TURNS = {(1, False): 2800, (2, False): 5200, (1, True): 4600, (2, True): 9000}
-"""By phases and masks: callbacks of a run without faults. Moments and faults are drawn from so many; a schedule is the
-same whatever a change of the product does to these numbers."""
-_MESSAGES = {(1, 120): 375, (1, 4096): 325, (2, 120): 715, (2, 4096): 632}
-"""The same of messages, by phases and bytes of a chunk."""
-_MASKED_MESSAGES = 1.45
 _OFTEN_SECONDS, _SELDOM_SECONDS = 3.0, 7.0
 """Between reports of a silo on its work; the seldom ones leave a sixth of all messages out."""
-_EVENTS = {COORDINATOR: {"callback": 850, "disk": 420, "commit": 138, "message": 160},
-           "silo": {"callback": 450, "disk": 210, "message": 40}}
+_WORK_SECONDS = (0.3, 2.0, 8.0)
+"""The longest work of a compute process."""
+_TURNS = {
+    (1, False, 120, 3.0): (3080, 3200, 3870), (1, False, 120, 7.0): (2730, 2760, 3010),
+    (1, False, 4096, 3.0): (2710, 2850, 3480), (1, False, 4096, 7.0): (2350, 2390, 2600),
+    (2, False, 120, 3.0): (5780, 6080, 7290), (2, False, 120, 7.0): (5080, 5160, 5590),
+    (2, False, 4096, 3.0): (4980, 5330, 6350), (2, False, 4096, 7.0): (4320, 4380, 4800),
+    (1, True, 120, 3.0): (4810, 5030, 5510), (1, True, 120, 7.0): (4520, 4550, 4860),
+    (1, True, 4096, 3.0): (4490, 4660, 5260), (1, True, 4096, 7.0): (4210, 4260, 4600),
+    (2, True, 120, 3.0): (9290, 9760, 10830), (2, True, 120, 7.0): (8640, 8820, 9350),
+    (2, True, 4096, 3.0): (8680, 9130, 10320), (2, True, 4096, 7.0): (8090, 8230, 8820),
+}
+"""By phases, masks, bytes of a chunk and seconds between reports: callbacks of a run of one study without faults, for
+each of `_WORK_SECONDS`. Where stretches begin follows from so many, and a test holds them against such a run. A
+schedule is the same whatever a change of the product does to them, until they are measured anew."""
+_TWO_STUDIES_TURNS = 4 / 3
+"""So many times as many callbacks have two studies of a round less."""
+_MESSAGES = {(1, 120, 3.0): 421, (1, 120, 7.0): 317, (1, 4096, 3.0): 378, (1, 4096, 7.0): 272,
+             (2, 120, 3.0): 796, (2, 120, 7.0): 588, (2, 4096, 3.0): 699, (2, 4096, 7.0): 499}
+"""The same of messages, by phases, bytes of a chunk and seconds between reports."""
+_MASKED_MESSAGES = 1.45
+_EVENTS = {COORDINATOR: {"callback": 900, "disk": 410, "commit": 149, "message": 159},
+           "silo": {"callback": 400, "disk": 260, "message": 38}}
 """The same of events on a machine, for one phase."""
-_MASKED_EVENTS = {COORDINATOR: {"callback": 1200, "disk": 250, "commit": 365, "message": 240},
-                  "silo": {"callback": 720, "disk": 400, "message": 52}}
-_OPERATIONS = {COORDINATOR: 24, "silo": 4}
+_MASKED_EVENTS = {COORDINATOR: {"callback": 1260, "disk": 256, "commit": 385, "message": 253},
+                  "silo": {"callback": 700, "disk": 470, "message": 53}}
+_OPERATIONS = {COORDINATOR: 28, "silo": 4}
 """The same of calls of a compute process."""
 
 
@@ -138,7 +153,7 @@ class Mark(NamedTuple):
     until: float = 1.0
     """By then a run without faults has reached it for the last time, as a share of the run."""
     needs: str = ""
-    """"masks", or "phases": several of them."""
+    """"masks", "phases": several of them, or "chunks": payloads that do not come in one."""
 
 
 STATEMENTS = (
@@ -161,7 +176,7 @@ NAMES = {
     "silo": (Mark("replace memory", 7, 0.85), Mark("overwrite memory", 5, 0.85), Mark("unlink memory", 7, 0.85),
              Mark("replace outgoing", 3, 0.85), Mark("unlink outgoing", 2, 0.75), Mark("replace cache", 7, 0.8),
              Mark("unlink cache", 5, 0.8), Mark("link tensors", 7, 0.85), Mark("unlink tensors", 9, 0.85),
-             Mark("unlink incoming", 14, 0.8), Mark("overwrite cards", 2, 0.1),
+             Mark("unlink incoming", 14, 0.8, "chunks"), Mark("overwrite cards", 2, 0.1),
              Mark("overwrite secure", 19, 0.95, "masks"), Mark("replace home", 4, 0.25), Mark("overwrite home", 17))}
 MESSAGES = (
     Mark("AwaitTask up", 25), Mark("AwaitTask down", 25), Mark("BeginUpdate up", 15, 0.9),
@@ -313,6 +328,12 @@ def path_of(seed: int) -> tuple[int, ...]:
     return family_of(seed), *reversed(path)
 
 
+def turns_of(schedule: Schedule) -> float:
+    """Callbacks of a run of this kind without faults."""
+    of_work = _TURNS[schedule.phases, schedule.masked, schedule.chunk_bytes, schedule.report_seconds]
+    return of_work[_WORK_SECONDS.index(schedule.slow_seconds)] * (_TWO_STUDIES_TURNS if schedule.studies > 1 else 1)
+
+
 def draw_schedule(seed: int) -> Schedule:
     """At least two faults, which no other schedule has, and those of the stretches that it shares."""
     path = path_of(seed)
@@ -321,7 +342,7 @@ def draw_schedule(seed: int) -> Schedule:
     plain = Schedule(seed=seed, phases=2 if phases < _SHARE_OF_TWO_PHASES else 1,
                      masked=path[0] % _MASKED_EVERY == _MASKED_EVERY - 1,
                      quorum=5 if draw.random() < 0.7 else 3, chunk_bytes=draw.choice(CHUNK_BYTES),
-                     slow_seconds=draw.choice((0.3, 2.0, 8.0)),
+                     slow_seconds=draw.choice(_WORK_SECONDS),
                      report_seconds=draw.choice((_OFTEN_SECONDS, _SELDOM_SECONDS, _SELDOM_SECONDS)))
     bounds = (0.0, *_moments(draw, part), 1.0)
     if path[0] % _TWO_STUDIES_EVERY == _TWO_STUDIES:
@@ -414,7 +435,7 @@ class _Stretches:
                 lines.append(self._line_fault(what if what in ("outage", "late") else draw.choice(kinds_of_line)))
         failures, stops = self._ends_of_studies(seconds) if schedule.studies > 1 else ((), ())
         rollbacks, clocks = self._of_people(seconds, deaths, steps) if schedule.operated else ((), ())
-        turns = _TURNS[schedule.phases, schedule.masked] * (4 / 3 if schedule.studies > 1 else 1)
+        turns = turns_of(schedule)
         return Stretch(seed=self._seed, at_turn=max(int(self._begin > 0), int(self._begin * turns)),
                        line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
                        aims={name: tuple(each) for name, each in aims.items()}, clock_steps=tuple(steps),
@@ -467,9 +488,8 @@ class _Stretches:
 
     def _messages(self) -> float:
         schedule = self._schedule
-        return (self._share * _MESSAGES[schedule.phases, schedule.chunk_bytes]
-                * (_MASKED_MESSAGES if schedule.masked else 1.0)
-                * (1.0 if schedule.report_seconds == _OFTEN_SECONDS else 5 / 6))
+        return (self._share * _MESSAGES[schedule.phases, schedule.chunk_bytes, schedule.report_seconds]
+                * (_MASKED_MESSAGES if schedule.masked else 1.0))
 
     def _death(self, name: str) -> PointOfDeath:
         draw = self._draw
@@ -518,8 +538,9 @@ class _Stretches:
 
     def _comes(self, mark: Mark) -> bool:
         schedule = self._schedule
-        return self._begin < mark.until and (
-            not mark.needs or schedule.masked or (mark.needs == "phases" and schedule.phases > 1))
+        has = {"": True, "masks": schedule.masked, "phases": schedule.masked or schedule.phases > 1,
+               "chunks": schedule.chunk_bytes == min(CHUNK_BYTES)}
+        return self._begin < mark.until and has[mark.needs]
 
     def _steps(self, name: str, seconds: float) -> list[ClockStep]:
         """Half of all clocks are set right again: what was noted meanwhile is of another time."""

@@ -416,10 +416,12 @@ def use_small_pieces(chunk_bytes: int) -> None:
     """Payloads of a few hundred bytes cross in several chunks; pieces are written by callbacks, not by a thread."""
     from semisilo.common.rpc import chunks
     from semisilo.coordinator.rpc.round_service import RoundServicer
+    from semisilo.silo.link import transfers
 
     chunks.stream_pieces.__kwdefaults__["chunk_bytes"] = chunk_bytes
     chunks._Writer = _LoopWriter  # type: ignore[assignment, misc]
     RoundServicer._chunk_bytes = lambda self: chunk_bytes  # type: ignore[method-assign]
+    transfers.CHUNK_BYTES = chunk_bytes  # type: ignore[misc]
 
 
 class _LoopWriter:

@@ -103,6 +103,32 @@ for phases, masked in ((2, False), (1, True), (1, False)):
 
 
 @pytest.mark.slow
+def test_a_run_without_faults_has_as_many_callbacks_as_stretches_are_drawn_from() -> None:
+    """Else the last stretch of most families is longer than it should be, or begins when the study is over."""
+    told = subprocess.run([sys.executable, "-c", _CALLBACKS], cwd=ROOT, text=True, capture_output=True, check=True,
+                          env={**os.environ, "PYTHONHASHSEED": "0"}).stdout.splitlines()
+    assert len(told) == 6
+    for line in told:
+        kind, drawn, had = line.rsplit(" ", 2)
+        assert abs(float(drawn) / float(had) - 1) < 0.1, f"{kind}: {drawn} and {had}; measure _TURNS anew"
+
+
+_CALLBACKS = """
+from tests.simulator.federation import run_schedule
+from tests.simulator.schedule import Schedule, turns_of
+
+for phases, masked, studies, chunk, work, report in (
+        (1, False, 1, 120, 8.0, 3.0), (1, False, 1, 4096, 0.3, 7.0), (1, False, 1, 4096, 2.0, 3.0),
+        (2, False, 1, 120, 0.3, 7.0), (1, True, 1, 120, 2.0, 3.0), (1, False, 2, 4096, 0.3, 7.0)):
+    schedule = Schedule(seed=1, phases=phases, masked=masked, studies=studies, rounds=3 if studies == 1 else 2,
+                        chunk_bytes=chunk, slow_seconds=work, report_seconds=report)
+    done = run_schedule(schedule)
+    assert not done.violations, done.violations
+    print(schedule.lines()[0], turns_of(schedule), done.turns)
+"""
+
+
+@pytest.mark.slow
 def test_a_study_that_goes_round_in_circles_is_told() -> None:
     told = subprocess.run([sys.executable, "-c", (
         "from tests.simulator import federation; from tests.simulator.schedule import Schedule\n"
