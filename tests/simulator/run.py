@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 _NEW_SEEDS = 10**9
 _APART = 10**6
 """Between the new seeds of two processes."""
+_PEOPLE_EVERY = 4
+"""Of the families of new seeds."""
 _WORTH_A_RUN = 16
 """Schedules of a family that are worth another run of their kind before them."""
 
 
 def main() -> int:
-    from tests.simulator.schedule import OPERATED_FROM
-
     options = _options()
-    if options.new:
-        first = secrets.randbelow(_NEW_SEEDS) + OPERATED_FROM * options.operators
+    if options.new and not options.seeds:
+        first = secrets.randbelow(_NEW_SEEDS)
         print(f"new seeds, from {first} on", flush=True)
         options.seeds = [f"{first}-"]
+    options.seeds = options.seeds or ["1-1000"]
     if options.fail_every_operation and not options.first:
         options.first = 1 + secrets.randbelow(options.stride)
         print(f"every {options.stride}th operation, from {options.first} on", flush=True)
@@ -76,7 +77,7 @@ def _run_seeds(options: argparse.Namespace) -> tuple[int, int, int]:
         tally.add(outcome)
         _tell(outcome, options)
 
-    for _, seeds in itertools.groupby(_seeds(options.seeds), family_of):
+    for _, seeds in itertools.groupby(_seeds(options), family_of):
         if not goes_on():
             break
         of_family = list(seeds)
@@ -139,8 +140,8 @@ def _fail_operations(options: argparse.Namespace) -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.run", description=__doc__)
-    parser.add_argument("seeds", nargs="*", default=["1-1000"],
-                        help="numbers, ranges such as 1-1000, or 1- for all from there on")
+    parser.add_argument("seeds", nargs="*",
+                        help="numbers, ranges such as 1-1000, the default, or 1- for all from there on")
     parser.add_argument("--fail-operation", type=int, default=0, help="the number of an operation on a file, from 1")
     parser.add_argument("--fail-every-operation", action="store_true", help="every --stride-th of them, one in a run")
     parser.add_argument("--of", default="hub,a", help="machines: hub, or a silo of B and a")
@@ -149,9 +150,10 @@ def _options() -> argparse.Namespace:
                         help="all operations fail from that one on, so long")
     parser.add_argument("--first", type=int, default=0, help="the first operation; by default one of the first few")
     parser.add_argument("--stride", type=int, default=1, help="only every so-manieth operation")
-    parser.add_argument("--new", action="store_true", help="seeds that nobody has run before")
-    parser.add_argument("--operators", action="store_true",
-                        help="of these such as have people who go back to earlier rounds and approve studies")
+    parser.add_argument("--new", action="store_true",
+                        help="seeds that nobody has run before; every fourth family has people, who go back to earlier"
+                             " rounds and approve studies")
+    parser.add_argument("--operators", action="store_true", help="of these all families have people")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many failures")
@@ -161,10 +163,17 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _seeds(texts: list[str]) -> Iterator[int]:
-    for text in texts:
+def _seeds(options: argparse.Namespace) -> Iterator[int]:
+    from tests.simulator.schedule import OPERATED_FROM, family_of
+
+    for text in options.seeds:
         first, dash, last = text.partition("-")
-        yield from itertools.count(int(first)) if dash and not last else range(int(first), int(last or first) + 1)
+        if not dash or last:
+            yield from range(int(first), int(last or first) + 1)
+            continue
+        for seed in itertools.count(int(first)):
+            people = options.new and (options.operators or family_of(seed) % _PEOPLE_EVERY == 0)
+            yield seed + OPERATED_FROM * people
 
 
 def _in_processes(options: argparse.Namespace) -> int:
@@ -172,6 +181,7 @@ def _in_processes(options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "tests.simulator.run", f"--failures={options.failures}",
                f"--minutes={options.minutes}", f"--planted={options.planted}", f"--of={options.of}",
                f"--errno={options.errno}", f"--fail-operation={options.fail_operation}", f"--for={options.seconds}",
+               *(["--new"] if options.new else []), *(["--operators"] if options.operators else []),
                *(["--trace"] if options.trace else []), *(["--verbose"] if options.verbose else [])]
     if options.fail_every_operation:
         shares = [["--fail-every-operation", f"--first={options.first + number * options.stride}",
