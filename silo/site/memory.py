@@ -35,8 +35,8 @@ __all__ = ["UNUSED_DAYS", "CommittedMemory", "PendingUpdate", "SiloMemory", "upd
 _LOG = logging.getLogger("semisilo.memory")
 _INDEX = "memory.json"
 _OWNER = "authority"
-_AUTHORITY = re.compile("[0-9a-f]{64}")
 """A file of its own: the index keeps the form that earlier versions read."""
+_AUTHORITY = re.compile("[0-9a-f]{64}")
 UNUSED_DAYS = 90
 """What was kept for a study goes when none of its files has changed for so long, by a clock that has said so for a day;
 a study that comes back after all starts without memory."""
