@@ -1,8 +1,8 @@
 """Compiled files, made once: on a clean checkout every process of `pytest -n` would make all of them.
 
 pytest rewrites the assertions of every test file, which takes as long as all imports together, and keeps the result; so
-does Python for the program's own files. All processes begin at the same time and go through the files in the same order,
-so that none finds what another keeps. Here each of them first compiles its share.
+does Python for the program's own files. All processes begin at the same time and go through the files in the same
+order, so that none finds what another keeps. Here each of them first compiles its share.
 
 Tests: tests/test_compiled_tests.py.
 """

@@ -1,6 +1,6 @@
 """Runs `coordinator init` and kills it: `python killed_init.py FOLDER NUMBER` makes FOLDER/hub and ends itself with
-SIGKILL before the NUMBER-th opening, making, renaming or removing of a file there. A program of its own: a hook of audits
-cannot be taken back.
+SIGKILL before the NUMBER-th opening, making, renaming or removing of a file there. A program of its own: a hook of
+audits cannot be taken back.
 
 With 0 it comes to its end, and FOLDER/hubN is a copy of what was there before the N-th operation: what a kill leaves,
 since the system keeps what was written until then, and a dead process tidies nothing up. Prints how many there are.
