@@ -81,7 +81,7 @@ def seeds(kind: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_read_and_nothing_else(kind, tmp_path, data):
     suffix = KINDS[kind][0]

@@ -43,7 +43,7 @@ def test_an_image_is_found_in_the_gradient_of_a_dense_network_where_algebra_find
     row = int(bias.abs().argmax())
     by_algebra = (weights[row] / bias[row]) * 0.25 + 0.5
     assert torch.allclose(by_algebra, image_1CSS.flatten(), atol=1e-4)
-    found = invert(gradient_of, target, shape=(1, 1, 4, 4), iterations=200, restarts=1, smoothness=0.0,
+    found = invert(gradient_of, target, shape=(1, 1, 4, 4), iterations=300, restarts=1, smoothness=0.0,
                    generator=torch.Generator().manual_seed(2))
     assert found.cosine > 0.9999
     assert float((found.images_BCSS.flatten() - by_algebra).abs().max()) < 0.02
@@ -54,7 +54,7 @@ def test_nothing_is_found_in_a_gradient_that_is_buried_in_noise() -> None:
     gradient_of, target = gradient_at(dense(), image_1CSS, torch.tensor([2]))
     generator = torch.Generator().manual_seed(5)
     noised = [each + 3 * each.norm() * torch.randn(each.shape, generator=generator) for each in target]
-    found = invert(gradient_of, noised, shape=(1, 1, 4, 4), iterations=200, restarts=1, smoothness=0.0,
+    found = invert(gradient_of, noised, shape=(1, 1, 4, 4), iterations=300, restarts=1, smoothness=0.0,
                    generator=torch.Generator().manual_seed(2))
     assert float(correlations(found.images_BCSS.flatten(1), image_1CSS.flatten(1))) < 0.7
 
