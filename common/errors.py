@@ -110,6 +110,12 @@ class PortInUse(SemisiloError):
     code, status = "PORT_IN_USE", "UNAVAILABLE"
 
 
+class NoSuchAddress(SemisiloError):
+    """This machine does not have the address to listen on: another one is meant, or its network is not there yet."""
+
+    code, status = "NO_SUCH_ADDRESS", "UNAVAILABLE"
+
+
 class SystemTrouble(SemisiloError):
     """The operating system refuses a file or another resource for now: a right is missing, a disk is read-only or
     fails, too many files are open. Nothing was lost; the work is put off and tried again by itself."""

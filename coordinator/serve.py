@@ -182,7 +182,9 @@ class _Server:
         port = EnrollmentPort(address=address.listen_enrollment_address,
                               credentials=lambda: server_credentials(certificate.current), authority=authority,
                               roster=self._roster, on_change=self._enrollment_changed)
-        await port.look()
+        # So that it is open once `serve` says that it serves. `_enrollment` says what is in the way, and tries again.
+        with contextlib.suppress(SemisiloError, OSError):
+            await port.look()
         await self._compute.start()
         await server.start()
         settle_collector()

@@ -47,6 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
     compile_share(config)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported meanwhile stays: to look through it dozens of times takes a tenth of the collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
@@ -91,17 +101,19 @@ def _loggers() -> list[logging.Logger]:
     return [each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger)]
 
 
+def blank_picture(figure: object, target: BinaryIO, **options: Any) -> None:
+    """In the place of matplotlib's `savefig`."""
+    from PIL import Image
+
+    Image.new("L", (1, 1), 255).save(target, format="PNG")
+
+
 @pytest.fixture
 def pictures_left_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is said beside plots: each is drawn into its axes, and its picture is one white pixel. To lay a
     picture out and to render it takes most of a report's time; some reports of tests/coordinator/report have theirs."""
 
-    def blank(self: object, target: BinaryIO, **options: Any) -> None:
-        from PIL import Image
-
-        Image.new("L", (1, 1), 255).save(target, format="PNG")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank_picture)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,6 +37,27 @@ def test_each_of_the_processes_compiles_its_share_and_runs_nothing(
     assert all(is_compiled(file) for file in files)
 
 
+def test_the_program_is_compiled_once_too(
+        pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is there already is left to Python, which knows whether it is current."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    made = [tmp_path / package / "room" / "noun.py" for package in ("common", "coordinator", "silo")]
+    for file in made:
+        file.parent.mkdir(parents=True)
+        file.write_text("raise RuntimeError\n")
+    made[1].write_text("def of(:\n")
+    kept = [Path(importlib.util.cache_from_source(str(file))) for file in made]
+    kept[2].parent.mkdir()
+    kept[2].write_bytes(b"earlier")
+    monkeypatch.setattr(type(pytestconfig), "rootpath", tmp_path)
+    monkeypatch.setattr(pytestconfig, "args", [])
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "1")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    compile_share(pytestconfig)
+    assert [file.exists() for file in kept] == [True, False, True]
+    assert kept[2].read_bytes() == b"earlier"
+
+
 def test_without_other_processes_nothing_is_done_beforehand(
         files: list[Path], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pytestconfig, "args", [str(tmp_path / "tests")])
@@ -68,6 +89,6 @@ def test_a_file_that_cannot_be_compiled_is_left_to_pytest(files: list[Path], pyt
 
 
 def test_shares_are_all_and_begin_where_collecting_begins(files: list[Path], tmp_path: Path) -> None:
-    shares = [_share([tmp_path, tmp_path / "not there"], number, 3) for number in range(3)]
+    shares = [_share([tmp_path, tmp_path / "not there"], "test_*.py", number, 3) for number in range(3)]
     assert sorted(file for share in shares for file in share) == files
     assert [share[0] for share in shares] == files[:3]

@@ -202,6 +202,7 @@ def test_a_fresh_process_of_the_light_kind_has_not_loaded_torch() -> None:
     assert not loaded & {"torch", "torchvision"}
 
 
+@pytest.mark.slow  # quickly: what the files say, below; here what libraries bring along
 def test_the_maths_does_not_load_grpc_or_cryptography() -> None:
     modules = _maths_modules()
     assert len(modules) >= 8, modules

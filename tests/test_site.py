@@ -16,6 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 _FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
 
 
+pytestmark = pytest.mark.slow
+"""Building takes five seconds of the processor, and tests/test_docs.py looks at every link quickly."""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built strictly: a broken link or an unlisted page ends the build."""
@@ -42,7 +46,6 @@ def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     assert found == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_have_no_serious_problem_of_accessibility_and_the_search_finds_a_setting(site: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()

@@ -387,8 +387,10 @@ def _issue(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificat
     # Nothing outlives the authority: a certificate that does is refused by every verifier once the authority ends.
     seconds = min(seconds, not_after_unix(authority) - now)
     if seconds <= 0:
-        raise UsageError(f"The federation's authority ended on {utc_text(not_after_unix(authority))}.",
-                         remedy="Make a new federation: coordinator init")
+        # No wrong usage: a clock that runs ahead when a machine starts is soon set right, and a service tries again.
+        raise ClockSkew(f"The federation's authority ended on {utc_text(not_after_unix(authority))}, and the"
+                        f" coordinator's clock says {utc_text(now)}.",
+                        remedy="Set that clock if it is wrong; else make a new federation: coordinator init")
     builder = _builder(subject, authority.subject, public_key, authority_key.public_key(), now=now, seconds=seconds)
     return (
         builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from semisilo.common.errors import BadConfiguration, PortInUse
+from semisilo.common.errors import BadConfiguration, NoSuchAddress, PortInUse
 from semisilo.common.identity.certificates import coordinator_name
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def server_credentials(current: Callable[[], Credentials], *,
 def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> int:
     """Binds a server to "host:port"; port 0 takes a free one. Returns the port.
 
-    Raises: PortInUse, or BadConfiguration when the machine has no such address or does not allow the port.
+    Raises: PortInUse; NoSuchAddress; BadConfiguration when the machine does not allow the port.
     """
     host, port = split_address(address)
     try:
@@ -153,6 +153,11 @@ def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCreden
     if reason is None or reason.errno == errno.EADDRINUSE:
         raise PortInUse(f"Another process listens on {address}.",
                         remedy="Stop it, or choose another port in federation.toml.")
+    if reason.errno == errno.EADDRNOTAVAIL or isinstance(reason, socket.gaierror):
+        # No wrong usage: when a machine starts, its network may come after its services, which try again.
+        raise NoSuchAddress(f"Cannot listen on {address}: {reason.strerror}.",
+                            remedy="Wait for the network that brings this address, or choose another one of this"
+                                   " machine in federation.toml.")
     raise BadConfiguration(f"Cannot listen on {address}: {reason.strerror}.",
                            remedy="Choose an address of this machine and a port that this user may open.")
 

@@ -462,7 +462,7 @@ class DescribeStudyRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class DescribeStudyResponse(_message.Message):
-    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes", "normalisation_image_count", "secure_silo_count", "dp", "masked_update_bytes")
+    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes", "normalisation_image_count", "secure_silo_count", "dp", "masked_update_bytes", "masked_share")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_TIME_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +484,7 @@ class DescribeStudyResponse(_message.Message):
     SECURE_SILO_COUNT_FIELD_NUMBER: _ClassVar[int]
     DP_FIELD_NUMBER: _ClassVar[int]
     MASKED_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MASKED_SHARE_FIELD_NUMBER: _ClassVar[int]
     version: str
     coordinator_time: _timestamp_pb2.Timestamp
     study: str
@@ -505,7 +506,8 @@ class DescribeStudyResponse(_message.Message):
     secure_silo_count: int
     dp: DifferentialPrivacy
     masked_update_bytes: int
-    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ..., normalisation_image_count: _Optional[int] = ..., secure_silo_count: _Optional[int] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ..., masked_update_bytes: _Optional[int] = ...) -> None: ...
+    masked_share: float
+    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ..., normalisation_image_count: _Optional[int] = ..., secure_silo_count: _Optional[int] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ..., masked_update_bytes: _Optional[int] = ..., masked_share: _Optional[float] = ...) -> None: ...
 
 class RoundTraffic(_message.Message):
     __slots__ = ("round", "payload_down_bytes", "payload_up_bytes", "wire_down_bytes", "wire_up_bytes", "training_duration")

@@ -452,9 +452,9 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
         check = _checked(graph, opened, images)
     if measures is not None:
         tell(0.8, "drawing")
-        figure = reliability_figure(measures) if isinstance(measures, Measures) else \
+        picture = reliability_figure(measures) if isinstance(measures, Measures) else \
             finding_reliability_figure(measures)
-        write_durably(work / "reliability.png", figure.light_png)
+        write_durably(work / "reliability.png", picture)
     tell(0.9, "writing the card")
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,

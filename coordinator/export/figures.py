@@ -14,7 +14,7 @@ from semisilo.common.measures.findings import FindingsMeasures
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.report.figure_style import Theme, legend
-from semisilo.coordinator.report.figures import DrawnFigure, draw_figure
+from semisilo.coordinator.report.figures import draw_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,25 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["finding_reliability_figure", "reliability_figure"]
 
 
-def reliability_figure(measures: Measures) -> DrawnFigure:
-    """Accuracy by confidence, and below how many images are how confident; two lines with a fitted temperature."""
-    first = measures.calibration
-    text = f"Expected calibration error {describe_percentage(first.expected_error)} over {measures.images} images"
-    if measures.calibration_with_temperature is not None:
-        after = measures.calibration_with_temperature.expected_error
-        text += f", {describe_percentage(after)} at the temperature {measures.temperature:.3g}"
-    return draw_figure("reliability", "Reliability", f"Lines: accuracy by confidence of the prediction. {text}.",
-                       lambda axes, _, theme: _draw(axes, measures, theme))
+def reliability_figure(measures: Measures) -> bytes:
+    """Accuracy by confidence, and below how many images are how confident; two lines with a fitted temperature. PNG."""
+    return draw_picture(lambda axes, _, theme: _draw(axes, measures, theme))
 
 
-def finding_reliability_figure(measures: FindingsMeasures) -> DrawnFigure:
+def finding_reliability_figure(measures: FindingsMeasures) -> bytes:
     """Where images may have several labels: how often a class is shown by its probability, all classes together; below
-    how many answers have which probability."""
-    text = f"Expected calibration error {describe_percentage(measures.expected_error_macro)}, mean over the classes"
-    if measures.expected_error_macro_with_scaling is not None:
-        text += f", {describe_percentage(measures.expected_error_macro_with_scaling)} with what was fitted"
-    return draw_figure("reliability", "Reliability", f"Lines: share of images that show a class by its probability."
-                       f" {text}.", lambda axes, _, theme: _draw_findings(axes, measures, theme))
+    how many answers have which probability. PNG."""
+    return draw_picture(lambda axes, _, theme: _draw_findings(axes, measures, theme))
 
 
 def _draw_findings(axes: Axes, measures: FindingsMeasures, theme: Theme) -> bool:

@@ -44,7 +44,7 @@ def ensure_audit_key(folder: Path, *, now: float) -> AuditKey:
     """The key in an `authority` folder; made anew when it is missing, damaged, or of another authority.
 
     Key and certificate are two files; a kill between them leaves a pair that does not fit, which is fixed here.
-    Raises: what `load_authority` raises; UsageError when the authority itself has ended.
+    Raises: what `load_authority` raises; ClockSkew when by this clock the authority has ended.
     """
     authority = load_authority(folder)
     key_path, certificate_path = folder / "audit.key", folder / "audit.pem"

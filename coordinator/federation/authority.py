@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
+from semisilo.common.errors import BadConfiguration, ClockSkew, StorageDamaged, UsageError
 from semisilo.common.identity.certificates import (
     BACKDATE_SECONDS,
     COORDINATOR_RENEW_SECONDS,
@@ -88,7 +88,8 @@ def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
 
     Key and certificate are two files. The new key lies beside the old one until its certificate is there, so there is a
     pair that fits at every instant, whatever fails or is killed.
-    Raises: what `load_authority` raises; UsageError when the authority itself has ended; OSError.
+    Raises: what `load_authority` raises; ClockSkew when by this clock the authority has ended, or is not made yet;
+        OSError.
     """
     authority = load_authority(folder)
     key_path, next_path, certificate_path = _files_in(folder)
@@ -99,9 +100,9 @@ def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
     if kept is not None:
         return kept
     if now < not_before_unix(authority.certificate):
-        raise UsageError(f"This machine's clock says {utc_text(now)}, which is before this federation's authority was "
-                         f"made ({utc_text(not_before_unix(authority.certificate) + BACKDATE_SECONDS)}).",
-                         remedy="Set the clock.")
+        raise ClockSkew(f"This machine's clock says {utc_text(now)}, which is before this federation's authority was "
+                        f"made ({utc_text(not_before_unix(authority.certificate) + BACKDATE_SECONDS)}).",
+                        remedy="Set the clock.")
     key = make_key()
     certificate = issue_coordinator_certificate(authority.key, authority.certificate, key.public_key(), now=now)
     made = Credentials(key_pem=key_to_pem(key), certificate_pem=certificate_pem(certificate))

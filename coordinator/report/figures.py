@@ -35,7 +35,7 @@ from semisilo.coordinator.report.figure_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURES", "DrawnFigure", "describe_figure", "draw_figure", "draw_figures"]
+__all__ = ["FIGURES", "DrawnFigure", "describe_figure", "draw_figure", "draw_figures", "draw_picture"]
 
 _SIZE_INCHES = (7.2, 3.9)
 _DPI = 160
@@ -77,6 +77,13 @@ def draw_figure(name: str, title: str, description: str, draw: Callable[[Axes, N
     assert light is not None
     assert dark is not None
     return DrawnFigure(name=name, title=title, description=description, light_png=light, dark_png=dark)
+
+
+def draw_picture(draw: Callable[[Axes, None, Theme], bool]) -> bytes:
+    """As PNG, for a file beside a page: in its light colours alone."""
+    picture = _draw(draw, None, LIGHT)
+    assert picture is not None
+    return picture
 
 
 def _nothing(theme: Theme) -> bytes:

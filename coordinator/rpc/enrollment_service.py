@@ -160,7 +160,7 @@ class EnrollmentPort:
     async def run(self) -> None:
         """Watches the roster until cancelled; then the port is shut.
 
-        Raises: PortInUse or BadConfiguration when the address cannot be listened on.
+        Raises: PortInUse, NoSuchAddress or BadConfiguration when the address cannot be listened on.
         """
         try:
             while True:

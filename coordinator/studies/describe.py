@@ -71,6 +71,8 @@ class StudyDescription:
     """Silos that a secure sum of it must have; 0 where updates go in the clear."""
     masked_update_bytes: int
     """Of an update behind masks; 0 where updates go in the clear, and until the study has begun."""
+    masked_share: float
+    """Of the values of an update, the share that goes behind masks; 0 where updates go in the clear."""
     dense_bytes: int
     frozen_bytes: int
     """Of the parameters that nobody trains; 0 for none, and until the study has begun."""
@@ -100,6 +102,7 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         secure_silos=config.privacy.min_silos if config.privacy.secure_aggregation else 0,
         masked_update_bytes=0 if frozen is None or not config.privacy.secure_aggregation else _masked_bytes(
             config, frozen.dense_bytes // 4, num_silos=LedgerRoster(ledger).count_members()),
+        masked_share=config.privacy.random_share if config.privacy.secure_aggregation else 0.0,
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         normalisation_images=_normalisation_images(config.data.image, frozen),

@@ -7,6 +7,7 @@ asked for. The names begin with `semisilo_site_`: the hub's begin with `semisilo
 from __future__ import annotations
 
 import errno
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from semisilo.common import __version__
-from semisilo.common.errors import BadConfiguration, PortInUse, SemisiloError, StorageDamaged
+from semisilo.common.errors import BadConfiguration, NoSuchAddress, PortInUse, SemisiloError, StorageDamaged
 from semisilo.common.rpc.tls import split_address
 from semisilo.silo.agent.daily_budget import read_day
 from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
@@ -171,7 +172,7 @@ class ObservedDisplay:
 def serving_metrics(metrics: SiteMetrics, address: str) -> Iterator[int]:
     """Serves `metrics` at http://ADDRESS/metrics around a block, which gets the port.
 
-    Raises: BadConfiguration for an address that cannot be; PortInUse.
+    Raises: BadConfiguration for an address that cannot be; PortInUse; NoSuchAddress: its network may come later.
     """
     host, port = split_address(address)
     registry = CollectorRegistry(auto_describe=False)
@@ -184,6 +185,11 @@ def serving_metrics(metrics: SiteMetrics, address: str) -> Iterator[int]:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"Another process listens on {address}.",
                             remedy="Choose another port for --metrics or [metrics] listen.") from None
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            raise NoSuchAddress(f"Metrics cannot be served on {address}: {error.strerror}.",
+                                remedy="Wait for the network that brings this address, or choose another one of this"
+                                       ' machine for --metrics or [metrics] listen, for example "127.0.0.1:9108".'
+                                ) from None
         raise BadConfiguration(f"Metrics cannot be served on {address}: {error.strerror or error}.",
                                remedy='Write an address of this machine, for example "127.0.0.1:9108".') from None
     try:

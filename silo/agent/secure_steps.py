@@ -12,10 +12,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from semisilo.common.errors import BadRoster, NotPermitted, SecureSumRefused
+from semisilo.common.errors import BadRoster, SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
 from semisilo.common.methods.parts.privacy import noise_shares, shares_noise
-from semisilo.common.methods.uplink import RANDOM_K
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.messages import SecureSum
@@ -25,7 +24,7 @@ from semisilo.silo.secure_aggregation import session as steps
 from semisilo.silo.secure_aggregation.session import SiloSession
 from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
-from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.policy import Policy, check_masked_share
 
 __all__ = ["STEP_TEXTS", "SecureSteps", "trust_of"]
 
@@ -93,9 +92,7 @@ class SecureSteps:
         session = self._session(task, total)
         if question.form is None:
             raise SecureSumRefused("The task does not say how its update becomes words.")
-        if question.form.random_k < 1 and RANDOM_K not in self._policy.permit.encodings:
-            raise NotPermitted("The study wants a random share of every update, which this silo does not permit.",
-                               remedy=f'To allow it, add "{RANDOM_K}" to [permit] encodings in silo.toml.')
+        check_masked_share(self._policy, question.form.random_k)
         if session.min_silos < (takes := _noise_takes(task, total)):
             raise SecureSumRefused(f"The noise of this sum is that of {takes} silos together, and it was begun as one"
                                    f" that {session.min_silos} would do for.")

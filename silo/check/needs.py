@@ -56,6 +56,8 @@ class StudyNeeds:
     """Silos that a secure sum must have; 0 where updates go in the clear."""
     masked_update_bytes: int = 0
     """Of an update behind masks; 0 where updates go in the clear, and until the study has begun."""
+    masked_share: float = 1.0
+    """Of the values of an update, the share that a study wants behind masks."""
     frozen_bytes: int = 0
     """Of layers that nobody trains, which come once; 0 for none, and until the study has begun."""
     normalisation_images: int = 0
@@ -146,7 +148,7 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         typical_round_seconds=_seconds(message.typical_round_duration)
         if message.HasField("typical_round_duration") else None,
         round_timeout_seconds=_seconds(message.round_timeout), secure_silos=max(0, message.secure_silo_count),
-        masked_update_bytes=_bytes(message.masked_update_bytes),
+        masked_update_bytes=_bytes(message.masked_update_bytes), masked_share=_share(message.masked_share),
         normalisation_images=_bytes(message.normalisation_image_count) if begun else 0)
 
 
@@ -154,6 +156,13 @@ def _bytes(count: int) -> int:
     if not 0 <= count <= _MOST_BYTES:
         raise BadPayload(f"The coordinator tells of {count} bytes, which cannot be.")
     return count
+
+
+def _share(share: float) -> float:
+    """1 where the coordinator says none, as one does that is older than the field."""
+    if not 0 <= share <= 1:  # nor is NaN
+        raise BadPayload(f"The coordinator tells of a share of {share}, which cannot be.")
+    return share or 1.0
 
 
 def _seconds(duration: object) -> float:

@@ -64,7 +64,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         look_at_memory,
         look_at_policy,
     )
-    from semisilo.silo.check.study import look_at_card, look_at_hours, look_at_study
+    from semisilo.silo.check.study import look_at_card, look_at_hours, look_at_study, look_at_sum
 
     home = SiloHome(folder)
     findings, identity = look_at_home(folder, now())
@@ -94,6 +94,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     if policy is not None:
         if needs is not None:
             findings += look_at_study(policy, needs)
+            findings += look_at_sum(policy, needs)
             findings += look_at_card(home, policy, needs)
             findings += look_at_likeness(home, policy, needs)
             findings += look_at_batch(needs, labelled=counted[0], unlabelled=counted[1])

@@ -13,14 +13,15 @@ from semisilo.common.text.describe import counted, describe_bytes, describe_seco
 from semisilo.silo.agent.daily_budget import read_day
 from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.check.needs import StudyNeeds
+from semisilo.silo.secure_aggregation.trust import check_pins
 from semisilo.silo.site.home import SiloHome
-from semisilo.silo.site.policy import Policy, check_task
+from semisilo.silo.site.policy import Policy, check_masked_share, check_task
 from semisilo.silo.site.working_hours import DAYS, closes_at, next_day_at, opens_at, time_text, zone_doubt
 
 if TYPE_CHECKING:
     from semisilo.silo.check.forecast import Forecast
 
-__all__ = ["look_at_card", "look_at_hours", "look_at_study"]
+__all__ = ["look_at_card", "look_at_hours", "look_at_study", "look_at_sum"]
 
 
 def look_at_study(policy: Policy, needs: StudyNeeds) -> list[Finding]:
@@ -66,6 +67,20 @@ def look_at_card(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[Find
                         remedy="Its card comes with its first task, which waits for that: then silo studies, silo"
                                " approve.")]
     return [bad("study card", not_approved(entry))]
+
+
+def look_at_sum(policy: Policy, needs: StudyNeeds) -> list[Finding]:
+    """Whether this site could take part in the study's secure sums, whoever the other silos are; [] where it could, or
+    updates go in the clear."""
+    if not needs.task.secure:
+        return []
+    try:
+        check_masked_share(policy, needs.masked_share)
+        check_pins(policy.peers, silo=needs.task.silo, require_pinned=policy.require.pinned_peers,
+                   min_silos=policy.require.min_silos)
+    except SemisiloError as error:
+        return [bad("secure sum", error)]
+    return []
 
 
 def _form(needs: StudyNeeds) -> str:

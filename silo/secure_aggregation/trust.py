@@ -7,13 +7,15 @@ identities of its peers, which their engineers have read to one another, and cou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from semisilo.common.errors import BadConfiguration, SecureSumRefused
 from semisilo.common.secure_aggregation.messages import IDENTITY_BYTES, MIN_SILOS, Member
+from semisilo.common.text.describe import counted
 
-__all__ = ["Trust", "check_members", "check_survivors", "fingerprint", "parse_fingerprint", "short_number"]
+__all__ = ["Trust", "check_members", "check_pins", "check_survivors", "fingerprint", "parse_fingerprint",
+           "short_number"]
 
 _FINGERPRINT = "ed25519:"
 _SHORT_NUMBER = b"semisilo short number v1\0"
@@ -104,6 +106,21 @@ def check_members(trust: Trust, members: Sequence[Member], threshold: int) -> tu
                                f"not {_kind(trust)}: {needed} are needed.",
                                remedy="Raise [privacy] threshold, or pin more silos.")
     return trusted
+
+
+def check_pins(pins: Collection[str], *, silo: str, require_pinned: bool, min_silos: int) -> None:
+    """Whether enough silos can count in a sum, whoever takes part in it: that `check_members` refuses every sum for too
+    few of them is known from silo.toml alone.
+
+    Args:
+        pins: silos that are pinned.
+    Raises: SecureSumRefused.
+    """
+    count = len({*pins, silo})
+    if (pins or require_pinned) and count < min_silos:
+        raise SecureSumRefused(f"Only {counted(count, 'silo')} can count in a sum, this one and those in [peers] of"
+                               f" silo.toml, and this silo requires {min_silos}: it refuses every sum.",
+                               remedy="Compare identities with more silos, as `silo peers` shows them, and pin them.")
 
 
 def check_survivors(silos: Sequence[str], *, trusted: Sequence[str], threshold: int, min_silos: int) -> None:

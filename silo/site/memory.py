@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ _LOG = logging.getLogger("semisilo.memory")
 _INDEX = "memory.json"
 _OWNER = "authority"
 """A file of its own: the index keeps the form that earlier versions read."""
+_AUTHORITY = re.compile("[0-9a-f]{64}")
 UNUSED_DAYS = 90
 """What was kept for a study goes when none of its files has changed for so long, by a clock that has said so for a day;
 a study that comes back after all starts without memory."""
@@ -115,9 +117,11 @@ class SiloMemory:
             authority: `authority_id` of the federation's.
         """
         owner = self.folder / _OWNER
-        before = owner.read_text().strip() if owner.exists() else ""
+        before = owner.read_text(errors="replace").strip() if owner.exists() else ""
         if before == authority:
             return
+        if _AUTHORITY.fullmatch(before) is None:  # damaged: it names none
+            before = ""
         if before:
             if self._index.studies:
                 _LOG.info("what was kept for studies of another federation is removed: %s",

@@ -20,15 +20,15 @@ from semisilo.common.methods.parts.privacy import DEFAULT_DELTA, shares_noise, s
 from semisilo.common.methods.parts.secure_sum import MASKED_GROUP, MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
-from semisilo.common.methods.uplink import LOSSY_FORMS
+from semisilo.common.methods.uplink import LOSSY_FORMS, RANDOM_K
 from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
 from semisilo.silo.site.working_hours import DAYS, Hours
 
 if TYPE_CHECKING:
     from semisilo.common.methods.contract import TaskSpec
 
-__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "PrivacyPolicy", "Require", "check_task",
-           "check_update", "load_policy", "policy_text"]
+__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "PrivacyPolicy", "Require",
+           "check_masked_share", "check_task", "check_update", "load_policy", "policy_text"]
 
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
@@ -368,6 +368,16 @@ def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], met
         raise NotPermitted(f"The update has {size_bytes} bytes; this silo sends at most "
                            f"{policy.limits.max_upload_bytes}.",
                            remedy="Raise [limits] max_upload_bytes in silo.toml.")
+
+
+def check_masked_share(policy: Policy, share: float) -> None:
+    """Whether so large a share of an update may go behind masks.
+
+    Raises: NotPermitted for less than 1, a random k of its values, where that form is not permitted.
+    """
+    if share < 1 and RANDOM_K not in policy.permit.encodings:
+        raise NotPermitted("The study wants a random share of every update, which this silo does not permit.",
+                           remedy=f'To allow it, add "{RANDOM_K}" to [permit] encodings in silo.toml.')
 
 
 def policy_text() -> str:

@@ -85,9 +85,10 @@ def test_no_certificate_outlives_the_authority(authority):
     certificate = certificates.issue_silo_certificate(*authority, certificates.make_key().public_key(), "a",
                                                       now=near_the_end)
     assert certificates.not_after_unix(certificate) == NOW + certificates.AUTHORITY_SECONDS
-    with pytest.raises(UsageError, match="authority ended"):
+    with pytest.raises(ClockSkew, match="authority ended") as caught:
         certificates.issue_silo_certificate(*authority, certificates.make_key().public_key(), "a",
                                             now=near_the_end + DAY)
+    assert "Set that clock if it is wrong" in caught.value.remedy
 
 
 def test_an_issued_certificate_is_checked_for_signature_name_and_key(authority):

@@ -19,6 +19,7 @@ from semisilo.common.errors import (
     InvitationExpired,
     InvitationInvalid,
     InvitationUsed,
+    NoSuchAddress,
     PortInUse,
     StorageDamaged,
     TooManyCalls,
@@ -277,6 +278,18 @@ def test_the_coordinators_certificate_is_kept_until_it_is_two_thirds_old(tmp_pat
     assert not_after_unix(load_certificate(second.certificate_pem)) == NOW + 150 * DAY
 
 
+@pytest.mark.parametrize(("ahead", "match"), [(-400 * DAY, "before this federation's authority was made"),
+                                              (11 * 366 * DAY, "authority ended")])
+def test_a_clock_outside_the_authoritys_life_is_no_wrong_usage(tmp_path, ahead, match):
+    """A machine may start with a clock that is set right later. A service is started again unless it ended with 2."""
+    create_authority(tmp_path / "authority", "lung", now=NOW)
+    before = ensure_coordinator_certificate(tmp_path / "authority", NOW)
+    with pytest.raises(ClockSkew, match=match) as caught:
+        CoordinatorCertificate(tmp_path / "authority", now=NOW + ahead)
+    assert caught.value.exit_status == 1
+    assert CoordinatorCertificate(tmp_path / "authority", now=NOW + DAY).current() == before
+
+
 def test_a_kill_between_the_coordinators_key_and_certificate_is_mended(tmp_path):
     create_authority(tmp_path / "authority", "lung", now=NOW)
     ensure_coordinator_certificate(tmp_path / "authority", NOW)
@@ -478,5 +491,6 @@ def test_a_port_that_is_taken_is_named(federation):
             asyncio.run(run(address))
     with pytest.raises(BadConfiguration, match="not an address"):
         asyncio.run(run("hub"))
-    with pytest.raises(BadConfiguration, match="Cannot listen"):
-        asyncio.run(run("192.0.2.1:8444"))  # TEST-NET-1: no machine has it
+    for address in ("192.0.2.1:8444", "no-such-host.invalid:8444"):  # TEST-NET-1: no machine has it
+        with pytest.raises(NoSuchAddress, match="Cannot listen"):
+            asyncio.run(run(address))

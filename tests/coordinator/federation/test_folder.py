@@ -7,6 +7,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -168,21 +169,24 @@ def test_a_federation_that_cannot_be_made_whole_leaves_nothing_and_can_be_made_a
     assert made.ledger.exists(), "what another call has made stays"
 
 
-def _inits_killed(root: Path, first: int, last: int) -> int:
-    """How many of these runs of `coordinator init` were killed before their n-th operation on a file; each leaves
-    root/hubN."""
-    done = subprocess.run([sys.executable, KILLED_INIT, root, str(first), str(last)], capture_output=True, text=True,
-                          check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+def _init_killed(root: Path, number: int) -> subprocess.CompletedProcess[str]:
+    """`coordinator init` of root/hub that is killed before its n-th operation on a file; 0: see `killed_init.py`."""
+    return subprocess.run([sys.executable, KILLED_INIT, root, str(number)], capture_output=True, text=True, check=False,
+                          timeout=300)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def test_init_killed_at_any_moment_leaves_nothing_that_is_taken_for_a_federation(tmp_path: Path) -> None:
     """Before, `federation.toml` came first: after a kill `init --if-missing` said that the federation was there, and
     `serve` ended with a missing key in every start of the container."""
-    killed, unfinished = _inits_killed(tmp_path, 1, 500), 0
-    assert killed < 500, "the last one came to its end"
-    for number in range(1, killed + 1):
+    done, unfinished = _init_killed(tmp_path, 0), 0
+    assert done.returncode == 0, done.stderr
+    assert _init_killed(tmp_path / "earnest", 30).returncode == -signal.SIGKILL
+    assert _names(tmp_path / "earnest" / "hub") == _names(tmp_path / "hub30"), "the copies are what a kill leaves"
+    for number in range(1, int(done.stdout) + 1):
         folder = tmp_path / f"hub{number}"
         if not (folder / "federation.toml").exists():
             begun = folder.exists() and any(folder.iterdir())
@@ -201,8 +205,8 @@ def test_init_killed_at_any_moment_leaves_nothing_that_is_taken_for_a_federation
 
 
 def test_what_somebody_put_beside_half_a_federation_is_not_cleared_away(tmp_path: Path) -> None:
-    assert _inits_killed(tmp_path, 20, 20) == 1
-    folder = tmp_path / "hub20"
+    assert _init_killed(tmp_path, 20).returncode == -signal.SIGKILL
+    folder = tmp_path / "hub"
     (folder / "photo").write_text("mine")
     with pytest.raises(UsageError, match=r"not empty: it holds photo"):
         create_federation(folder, name="lung", address="hub:8443")

@@ -144,6 +144,7 @@ def test_the_bytes_of_a_masked_update_are_known_before_the_first_round(tmp_path:
             needs, _ = needs_of(answer, silo="alpha")
             assert needs is not None
             assert needs.masked_update_bytes == bytes_out
+            assert needs.masked_share == privacy.random_share
     run(work())
 
 

@@ -408,6 +408,7 @@ def test_a_mistake_in_the_last_method_is_told_before_the_first_one_runs(tmp_path
             semisilo.compare(["semifl"], data="digits", seeds=seeds, **SMALL)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("pictures_drawn")
 def test_the_plot_has_a_line_and_a_band_for_each_method_and_the_line_to_beat(comparison: semisilo.Comparison) -> None:
     for by, label in (("round", "round"), ("bytes", "payload bytes so far")):
         figure = comparison.plot(by=by)  # type: ignore[arg-type]

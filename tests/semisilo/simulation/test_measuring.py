@@ -229,6 +229,7 @@ def test_the_middle_of_the_surface_is_the_objective_of_the_final_model(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pictures_drawn")
 def test_the_surface_stays_in_later_reports_of_the_same_model(
         measured: SimulationResult, surface: dict[str, Any]) -> None:
     _, page = report(measured.folder)

@@ -32,11 +32,11 @@ from semisilo.silo.check.forecast import forecast, line_of
 from semisilo.silo.check.needs import OwnRound, StudyNeeds, needs_of
 from semisilo.silo.check.report import CheckReport, check
 from semisilo.silo.check.site import images_on_disk, look_at_disk, look_at_gpu, look_at_images, look_at_memory
-from semisilo.silo.check.study import look_at_hours, look_at_study
+from semisilo.silo.check.study import look_at_hours, look_at_study, look_at_sum
 from semisilo.silo.cli.main import app
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
-from semisilo.silo.site.policy import DataPolicy, Limits, Permit, Policy
+from semisilo.silo.site.policy import DataPolicy, Limits, Permit, Policy, Require
 from semisilo.silo.site.working_hours import Hours
 from tests import identity_kit
 from tests.each_of import each_of
@@ -398,6 +398,30 @@ def test_lossy_updates_that_are_not_permitted_are_found() -> None:
     assert (finding.state, "int8" in finding.text or "top-k" in finding.text) == ("bad", True)
 
 
+PINS = {"b": "ed25519:" + 64 * "b"}
+
+
+@each_of(("policy", "changes", "said"), [
+    (Policy(), {}, ""),
+    (Policy(), {"secure_silo_count": 3}, ""),
+    (Policy(permit=Permit(encodings=())), {"secure_silo_count": 3}, ""),
+    (Policy(permit=Permit(encodings=())), {"secure_silo_count": 3, "masked_share": 0.1}, "a random share"),
+    (Policy(), {"secure_silo_count": 3, "masked_share": 0.1}, ""),
+    (Policy(peers=PINS), {}, ""),
+    (Policy(peers=PINS), {"secure_silo_count": 3}, "Only 2 silos can count in a sum"),
+    (Policy(peers={**PINS, "a": "ed25519:" + 64 * "a"}), {"secure_silo_count": 3}, "Only 2 silos"),
+    (Policy(peers={**PINS, "c": "ed25519:" + 64 * "c"}), {"secure_silo_count": 3}, ""),
+    (Policy(require=Require(pinned_peers=True)), {"secure_silo_count": 3}, "Only 1 silo can count in a sum"),
+])
+def test_secure_sums_that_every_round_would_be_refused_in_are_told(
+        policy: Policy, changes: dict[str, Any], said: str) -> None:
+    study, _ = needs_of(described(**changes), silo="a")
+    assert study is not None
+    found = look_at_sum(policy, study)
+    assert [(each.what, each.state, said in each.text) for each in found] == (
+        [("secure sum", "bad", True)] if said else [])
+
+
 @each_of("changes", [
     {"study": "../../etc"}, {"method": "a b"}, {"settings_json": "[]"}, {"settings_json": "{" * 100_000},
     {"dense_bytes": -1}, {"dense_bytes": 2**60}, {"typical_update_bytes": -5},
@@ -405,6 +429,7 @@ def test_lossy_updates_that_are_not_permitted_are_found() -> None:
     {"image": pb.ImageForm(size=8, channels=1, mean=[float("nan")], std=[1.0], resize="fit")},
     {"own_rounds": [pb.RoundTraffic(round=1)] * 65}, {"own_rounds": [pb.RoundTraffic(round=1, wire_up_bytes=-1)]},
     {"uplink": pb.Uplink(aim="auto", values="exact", top_k=float("nan"), rounding="nearest")},
+    {"masked_share": 1.5}, {"masked_share": float("nan")},
 ])
 def test_an_answer_that_cannot_be_is_a_finding_and_not_a_crash(changes: dict[str, Any]) -> None:
     found, finding = needs_of(described(**changes), silo="a")

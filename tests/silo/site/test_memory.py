@@ -561,6 +561,17 @@ def test_memory_of_another_federation_goes_and_that_of_nobody_is_this_ones(tmp_p
     assert (set(index), index["format"]) == ({"format", "latest", "studies"}, 1), "earlier versions read it"
 
 
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe" * 30, b"\0" * 65, b"aa" * 20])
+def test_memory_whose_federation_cannot_be_read_any_more_is_this_ones(tmp_path: Path, damage: bytes) -> None:
+    SiloMemory(tmp_path).belong_to("aa" * 32)
+    answer(SiloMemory(tmp_path), 1)
+    (tmp_path / "authority").write_bytes(damage)
+    memory = SiloMemory(tmp_path)
+    memory.belong_to("aa" * 32)
+    assert memory.pending_for("s/1/train") is not None
+    assert (tmp_path / "authority").read_text() == "aa" * 32 + "\n"
+
+
 def test_a_silo_that_is_killed_as_it_moves_on_has_no_memory_of_the_other_federation(tmp_path: Path) -> None:
     SiloMemory(tmp_path).belong_to("aa" * 32)
     answer(memory := SiloMemory(tmp_path), 1)

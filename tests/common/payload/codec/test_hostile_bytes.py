@@ -285,7 +285,7 @@ def test_no_encoding_beyond_those_of_this_version_is_read() -> None:
 def all_forms() -> dict[str, tuple[bytes, str]]:
     """A small block of every pair of forms: name -> (block, type). Made when first asked for: it takes seconds."""
     seen, found = set(), {}
-    for number in range(1500):
+    for number in (*range(500), 1374):  # the last has the rarest pair; those between have none that is new
         for kind in (0, 2):  # float32, float64
             data = new_block(random.Random(number), kind, ELEMENTS)[2:]
             if (*data[:2], kind) in seen:
