@@ -536,7 +536,7 @@ class SimulatedFederation:
                 machine.aim(aim)
         for each in stretch.compute_deaths:
             machine = self.machines[each.machine]
-            machine.compute_deaths.add(machine.counted["operation"] + each.number)
+            machine.expect_compute_death(each.number)
         hub = self.machines[COORDINATOR]
         hub.compute_failures |= {hub.counted["operation"] + number for number in stretch.failures}
         for stop in stretch.stops:

@@ -197,6 +197,14 @@ class Machine:
                 self.kill(death)
                 break
 
+    def expect_compute_death(self, number: int) -> None:
+        """In its so-manieth call from now on, or one of the next. Not in two calls on end: what a silo's process has died
+        of twice is refused."""
+        number += self.counted["operation"]
+        while self.compute_deaths & {number - 1, number, number + 1}:
+            number += 1
+        self.compute_deaths.add(number)
+
     def expect_death(self, death: PointOfDeath) -> None:
         """Its events are counted from now on."""
         self.deaths.append(replace(death, number=self.counted[death.kind] + death.number))

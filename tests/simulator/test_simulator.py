@@ -266,6 +266,16 @@ def _machine() -> Machine:
     return Machine("m", 0, SeededLoop(draw), draw, lambda machine, death: None)
 
 
+def test_a_compute_process_does_not_die_in_two_calls_on_end() -> None:
+    """As it did in seed 1467: two stretches had one death each, and what it died of twice was refused, by design."""
+    machine = _machine()
+    machine.counted["operation"] = 3
+    for _ in range(3):
+        machine.expect_compute_death(1)
+    machine.expect_compute_death(9)
+    assert sorted(machine.compute_deaths) == [4, 6, 8, 12]
+
+
 def _write(disk: Disk, name: str, content: bytes, *, sync: bool = False, sync_folder: bool = False) -> None:
     handle = disk.open(f"/~m/{name}", os.O_WRONLY | os.O_CREAT)
     disk.write(handle, content)
