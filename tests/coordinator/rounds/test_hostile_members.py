@@ -199,3 +199,37 @@ def test_while_masks_are_taken_off_calls_are_answered(tmp_path: Path, monkeypatc
         assert found.coordinator.ledger.round("s", 1).state is RoundState.COMPLETED
         assert passed == [True]
     scenario(found.coordinator, work)
+
+
+def test_who_signs_another_list_is_named_and_its_update_is_in_the_sum(tmp_path: Path,
+                                                                      caplog: pytest.LogCaptureFixture) -> None:
+    """With its signature passed on, all others would refuse to unmask."""
+    found = sites(tmp_path, {("beta", "confirm"): lambda answer: bytes(64)})
+
+    async def work() -> None:
+        with caplog.at_level(logging.WARNING, "semisilo.coordinator"):
+            await found.work()
+        assert found.coordinator.ledger.round("s", 1).state is RoundState.COMPLETED
+        assert set(states(found, 2)) == set(SILOS)
+        assert set(states(found, 4)) == set(SILOS) - {"beta"}
+        assert "s, round 1: the signature of beta under the list of survivors is wrong" in caplog.messages
+    scenario(found.coordinator, work)
+
+
+def test_shares_that_do_not_open_fail_the_round_and_the_refusals_say_whose_they_are(tmp_path: Path) -> None:
+    """The coordinator cannot look into them."""
+    def closed(answer: StepAnswer) -> StepAnswer:
+        assert isinstance(answer, Shares)
+        return replace(answer, sealed=tuple(replace(each, sealed=bytes(len(each.sealed))) for each in answer.sealed))
+
+    found = sites(tmp_path, {("beta", "shares"): closed})
+
+    async def work() -> None:
+        await found.work()
+        ledger = found.coordinator.ledger
+        assert ledger.round("s", 1).state is RoundState.FAILED
+        assert states(found, 2) == {**dict.fromkeys(SILOS, TaskState.REFUSED), "beta": TaskState.UPDATED}
+        reasons = [row["reason"] for row in ledger.query("SELECT reason FROM task WHERE state = 'refused'")]
+        assert len(reasons) == 4
+        assert all(reason.endswith("the shares of 'beta' cannot be opened.") for reason in reasons)
+    scenario(found.coordinator, work)
