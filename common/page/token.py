@@ -26,20 +26,23 @@ _BURST, _REFILL_SECONDS, _MOST_CALLERS = 10, 6.0, 1024
 def page_token(path: Path) -> str:
     """The token in a file; made when there is none yet.
 
-    Raises: BadConfiguration when the file is empty or everybody can read it; SemisiloError when it cannot be read.
+    Raises: BadConfiguration when the file is empty or damaged, or everybody can read it; SemisiloError when it cannot
+        be read.
     """
     try:
         if not path.exists():
             write_secret(path, f"{secrets.token_urlsafe(_BYTES)}\n".encode())
-        mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
         raise SemisiloError(f"{path}: cannot be read or made: {error}.",
                             remedy=f"This user must be able to read and write {path.parent}.") from None
     # As for keys: where a pod's disks have a group (fsGroup), the platform gives that group rights on every file.
     if os.name == "posix" and mode & 0o007:
         raise BadConfiguration(f"{path}: every user of this machine can read it.",
                                remedy=f"Run: chmod 600 {path}, or remove the file: a new token is made.")
-    if len(text) < 16:
+    # Of a file that was damaged: bytes of zero are a token that anybody guesses.
+    if len(text) < 16 or not (text.isascii() and text.isprintable()):
         raise BadConfiguration(f"{path}: holds no token.", remedy="Remove the file: a new one is made.")
     return text
 

@@ -698,7 +698,7 @@ class Engine:
         if not ready.groups:
             _LOG.warning("%s, round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
                          study.name, row.number, counted(len(accepted), "masked update"), ready.fewest)
-        unmasked = self._sums.unmasked(row, ready)
+        unmasked = await self._sums.unmasked(row, ready)
         spoilt = self._spoilt_sums(row, [group.silos for group in unmasked])
         groups = tuple(replace(group, least_weight=self._sums.least_weight(ready.form, group.silos))
                        for group in unmasked if group.silos[0] not in spoilt)

@@ -5,8 +5,10 @@ Tests: tests/coordinator/rounds/test_secure_sums.py.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -64,23 +66,27 @@ class MaskedSums(Sums):
             return dict.fromkeys(asked, question_to_hex(replace(question, roster=roster)))
         if phase.step != "shares":
             question = replace(question, form=form or self._row(row, phase).form)
-        each = self._of_each(row, phase, lambda group: self._asked_of(row, phase, group, question), row.phase - 1)
+        each = self._of_each(row, self._alive(row, phase, row.phase - 1),
+                             lambda group: self._asked_of(row, phase, group, question))
         return {silo: text for found in each for silo, text in found.items() if silo in asked}
 
-    def unmasked(self, row: RoundRow, ready: Ready) -> tuple[MaskedGroup, ...]:
-        """See `Sums.unmasked`."""
+    async def unmasked(self, row: RoundRow, ready: Ready) -> tuple[MaskedGroup, ...]:
+        """See `Sums.unmasked`. Secrets are put together in a thread: with many silos that takes long, longer where some
+        lie, and meanwhile calls are answered."""
         if not ready.groups:
             return ()
-        return tuple(self._of_each(row, row.phases[row.phase], lambda group: self._unmasked(row, group), ready.phase))
+        work = {group: self._unmasking(row, group) for group in self._alive(row, row.phases[row.phase], ready.phase)}
+        return tuple(await asyncio.to_thread(self._of_each, row, work, lambda group: work[group]()))
 
-    def _of_each(self, row: RoundRow, phase: Phase, make: Callable[[tuple[str, ...]], T], number: int) -> list[T]:
-        """What is made of each group that has answered the step of a number. One that fails does so by itself.
+    def _of_each(self, row: RoundRow, groups: Iterable[tuple[str, ...]],
+                 make: Callable[[tuple[str, ...]], T]) -> list[T]:
+        """What is made of each group. One that fails does so by itself.
 
         Raises: SecureSumFailed where all do.
         """
         made: list[T] = []
         failed: SecureSumFailed | None = None
-        for group in self._alive(row, phase, number):
+        for group in groups:
             try:
                 made.append(make(group))
             except SecureSumFailed as error:
@@ -98,6 +104,10 @@ class MaskedSums(Sums):
         """
         question = replace(question, members=self._members(row, phase, group))
         if phase.step == "shares":
+            listed = {each.silo for each in question.members}
+            for silo in (each for each in group if each not in listed and each in self._answers(row, phase, "keys")):
+                _LOG.warning("%s, round %d: %s has no part in the sum: its keys are not signed by the identity that it"
+                             " takes part with, are none, or are those of another silo", row.study, row.number, silo)
             return dict.fromkeys((each.silo for each in question.members), question_to_hex(question))
         shares = self._shares(row, phase, group)
         if phase.step == "mask":
@@ -109,19 +119,27 @@ class MaskedSums(Sums):
         question = replace(question, confirmations=self._confirmations(row, phase, group, question.members))
         return dict.fromkeys((each.silo for each in question.confirmations), question_to_hex(question))
 
-    def _unmasked(self, row: RoundRow, group: tuple[str, ...]) -> MaskedGroup:
-        """How the masks leave the sum of one group. Raises: SecureSumFailed where too few right shares have come."""
+    def _unmasking(self, row: RoundRow, group: tuple[str, ...]) -> Callable[[], MaskedGroup]:
+        """What finds out how the masks leave the sum of one group; it looks into the ledger no more, and raises
+        SecureSumFailed where too few right shares have come."""
         phase = row.phases[row.phase]
         survivors = self._survivors(row, phase, group)
         answers = {silo: answer for silo, answer in self._answers(row, phase, "unmask").items()
                    if isinstance(answer, UnmaskAnswer) and silo in group}
-        unmasked = unmasking(
-            self._total(row, phase), context=self._context(row, phase), members=self._members(row, phase, group),
-            shares=self._shares(row, phase, group), survivors=survivors, answers=answers)
-        for silo in unmasked.wrong:
-            _LOG.warning("%s, round %d: %s has sent wrong shares; the sum is made without them", row.study, row.number,
-                         silo)
-        return MaskedGroup(silos=survivors, seeds=unmasked.seeds)
+        work = functools.partial(
+            unmasking, self._total(row, phase), context=self._context(row, phase),
+            members=self._members(row, phase, group), shares=self._shares(row, phase, group), survivors=survivors,
+            answers=answers)
+
+        def unmasked() -> MaskedGroup:
+            found = work()
+            for silo, owners in found.wrong.items():
+                _LOG.warning("%s, round %d: the sum is made without what %s has sent as shares of secrets of %s: either"
+                             " it has changed them, or was given wrong ones to keep", row.study, row.number, silo,
+                             ", ".join(owners))
+            return MaskedGroup(silos=survivors, seeds=found.seeds)
+
+        return unmasked
 
     # What is known ----------------------------------------------------------------------------------------------------
 

@@ -213,7 +213,7 @@ class Sums:
         """Notes what a sum has come to."""
         note_outcome(self._ledger, self._row(row, row.phases[row.phase]), outcome)
 
-    def unmasked(self, row: RoundRow, ready: Ready) -> tuple[MaskedGroup, ...]:
+    async def unmasked(self, row: RoundRow, ready: Ready) -> tuple[MaskedGroup, ...]:
         """What takes the masks off each sum; of the last step of a sum. Groups whose masks cannot be taken off are left
         out, and said.
 

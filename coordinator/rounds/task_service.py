@@ -56,6 +56,7 @@ from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import method_phase
 from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration, check_lengths
+from semisilo.coordinator.secure_aggregation.sum import check_answers
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
 __all__ = ["Asked", "BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
@@ -504,7 +505,7 @@ class TaskService:
     def answer_step(self, silo: str, task_id: str, answer: SecureAnswer) -> BeginAnswer:
         """An answer to a step of a secure sum. Safe to repeat; another answer to the same step is not looked at.
 
-        Raises: BadPayload for one that does not fit the step.
+        Raises: BadPayload for one that does not fit the step; its silo has no further part in the sum.
         """
         task = self._task_of(silo, task_id)
         if task.state is TaskState.ANSWERED:
@@ -513,9 +514,16 @@ class TaskService:
             return self._refuse_late(task)
         if not task.spec.secure:
             raise BadPayload("The task is not a step of a secure sum.")
-        step = question_from_hex(task.spec.secure).step
-        answer_step(self._ledger, task, answer_to_proto(answer_from_proto(answer, step)).SerializeToString(
-            deterministic=True))
+        question = question_from_hex(task.spec.secure)
+        try:
+            found = answer_from_proto(answer, question.step)
+            check_answers(question, found, silo=silo)
+        except BadPayload as error:
+            _LOG.warning("answer of silo %s for %s was not accepted: %s", silo, task.task_id, error)
+            self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
+            self._runtime.notify()
+            raise
+        answer_step(self._ledger, task, answer_to_proto(found).SerializeToString(deterministic=True))
         self._runtime.notify()
         return BeginAnswer("have")
 

@@ -9,11 +9,13 @@ Source: Bonawitz et al., CCS 2017, figure 4, the server's side.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from semisilo.common.errors import BadKey, BadShare, BadSignature, SecureSumFailed
+from semisilo.common.errors import BadKey, BadPayload, BadShare, BadSignature, SecureSumFailed
+from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.keys import (
+    SEAL_OVERHEAD_BYTES,
     agree,
     check_keys,
     check_survivors,
@@ -37,10 +39,11 @@ from semisilo.common.secure_aggregation.messages import (
 )
 from semisilo.common.secure_aggregation.shamir import SHARE_BYTES, combine, share_at
 
-__all__ = ["MAX_TRIES", "Unmasked", "check_confirmation", "deliveries", "list_members", "unmasking"]
+__all__ = ["MAX_TRIES", "Unmasked", "check_answers", "check_confirmation", "deliveries", "list_members", "unmasking"]
 
 MAX_TRIES = 1000
-"""Sets of shares that are tried in vain for one sum, some 2 ms each. All that leave out two or fewer of 32 are 529."""
+"""Sets of shares that are tried in vain for one sum, a fraction of a millisecond each. All that leave out two or fewer
+of 32 are 529."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +52,10 @@ class Unmasked:
 
     seeds: tuple[MaskSeed, ...]
     """To be added to the sum of the survivors' words, with their signs."""
-    wrong: tuple[str, ...]
-    """Silos that have answered with a share that is wrong, or without one that was asked for. A wrong share may also be
-    the fault of the one whose secret it is of, who has dealt it so."""
+    wrong: Mapping[str, tuple[str, ...]]
+    """Silo that has answered with a share that is wrong, or without one that was asked for -> whose secrets these are
+    of. Both in byte order. A wrong share may also be the fault of the one whose secret it is of, who has dealt it
+    so."""
 
 
 def list_members(total: SecureSum, answers: Mapping[str, RoundKeys],
@@ -90,6 +94,24 @@ def deliveries(shares: Mapping[str, Shares]) -> dict[str, tuple[SealedShare, ...
             if item.silo in given and item.silo != sender:
                 given[item.silo].append(SealedShare(silo=sender, sealed=item.sealed))
     return {silo: tuple(items) for silo, items in given.items()}
+
+
+def check_answers(question: SumQuestion, answer: StepAnswer, *, silo: str) -> None:
+    """Whether an answer has something for each silo that it must. A silo that is given no share of another does not
+    sign a list with that one on it: one that seals shares for some alone would have all others refuse.
+
+    Args:
+        silo: whose answer it is.
+    Raises: BadPayload.
+    """
+    if not isinstance(answer, Shares):
+        return
+    wanted = tuple(member.silo for member in question.members if member.silo != silo)
+    if tuple(item.silo for item in answer.sealed) != wanted:
+        raise BadPayload(f"Shares are sealed for {', '.join(item.silo for item in answer.sealed) or 'nobody'}, and are"
+                         f" to be for {', '.join(wanted)}.")
+    if any(len(item.sealed) != 2 * SHARE_BYTES + SEAL_OVERHEAD_BYTES for item in answer.sealed):
+        raise BadPayload(f"Sealed shares have {2 * SHARE_BYTES + SEAL_OVERHEAD_BYTES} bytes.")
 
 
 def check_confirmation(total: SecureSum, *, context: bytes, members: Sequence[Member], survivors: Sequence[str],
@@ -140,7 +162,8 @@ def unmasking(total: SecureSum, *, context: bytes, members: Sequence[Member], sh
             seed = pair_seed(secret, by_name[survivor].keys.mask_key, context=bound)
             # The survivor has added it if it comes first, and taken it away otherwise; the other way round here.
             seeds.append(MaskSeed(seed=seed, sign=-1 if survivor.encode() < silo.encode() else 1))
-    return Unmasked(seeds=tuple(seeds), wrong=in_order(tuple(collector.wrong)))
+    return Unmasked(seeds=tuple(seeds), wrong={holder: in_order(tuple(collector.wrong[holder]))
+                                               for holder in in_order(tuple(collector.wrong))})
 
 
 def _only(given: Sequence[tuple[str, bytes]], owner: str) -> bytes:
@@ -153,7 +176,8 @@ class _Collector:
     """Puts secrets together, and remembers who has lied: their shares are left out of the next ones first."""
 
     def __init__(self, threshold: int, points: Mapping[str, int]) -> None:
-        self.wrong: set[str] = set()
+        self.wrong: dict[str, set[str]] = {}
+        """Who has sent wrong shares -> whose secrets they are of."""
         self._threshold = threshold
         self._tries_left = MAX_TRIES
         self._points = points
@@ -167,25 +191,30 @@ class _Collector:
         """
         sized = {self._points[holder]: value for holder, value in given.items()
                  if holder in self._points and len(value) == SHARE_BYTES}
-        self.wrong |= {holder for holder in given if self._points.get(holder) not in sized}
+        self._note([holder for holder in given if self._points.get(holder) not in sized], owner)
         if len(sized) < self._threshold:
             raise SecureSumFailed(f"{len(sized)} shares of the {what} of '{owner}' have come back, and "
                                   f"{self._threshold} are needed.")
         secret = None
+        fitting: list[set[int]] = []  # of each polynomial that was looked at: the points whose shares lie on it
         for chosen in self._sets(sized):
-            try:
-                candidate = combine(chosen, threshold=self._threshold)
-            except BadShare:
-                candidate = b""
-            if candidate and publish(candidate) == published:
-                secret = candidate
-                # Liars can also make up shares that give the right secret and another polynomial, which honest shares
-                # do not fit. Two polynomials that agree at 0 agree at threshold - 2 points at most: so this is the
-                # right one if those that do not fit it are too few to be all the honest ones but threshold - 2.
-                odd = self._odd(sized, chosen)
-                if 2 * len(odd) < len(sized) - self._threshold + 2:
-                    self.wrong |= odd
-                    return secret
+            # A dealer can have a thousand sets lie on one polynomial: each is looked at once.
+            if not any(chosen.keys() <= points for points in fitting):
+                try:
+                    candidate = combine(chosen, threshold=self._threshold)
+                except BadShare:
+                    candidate = b""
+                if candidate and publish(candidate) == published:
+                    secret = candidate
+                    # Liars can also make up shares that give the right secret and another polynomial, which honest
+                    # shares do not fit. Two polynomials that agree at 0 agree at threshold - 2 points at most: so this
+                    # is the right one if those that do not fit it are too few to be all the honest ones but
+                    # threshold - 2.
+                    odd = self._odd(sized, chosen)
+                    if 2 * len(odd) < len(sized) - self._threshold + 2:
+                        self._note(odd, owner)
+                        return secret
+                    fitting.append({point for point in sized if self._names[point] not in odd})
             if not self._tries_left:
                 break
             self._tries_left -= 1
@@ -193,6 +222,10 @@ class _Collector:
             return secret  # the sum is right; who has lied cannot be told from who is framed
         raise SecureSumFailed(f"No {self._threshold} of the {len(sized)} shares of the {what} of '{owner}' give what "
                               "it has published: it has dealt wrong shares, or several silos lie.")
+
+    def _note(self, holders: Collection[str], owner: str) -> None:
+        for holder in holders:
+            self.wrong.setdefault(holder, set()).add(owner)
 
     def _sets(self, shares: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
         """Sets of `threshold` shares, the likeliest first: without known liars, then without one more share, then

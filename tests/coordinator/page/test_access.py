@@ -268,6 +268,17 @@ def test_an_empty_token_is_none(tmp_path: Path) -> None:
         page_token(path)
 
 
+@pytest.mark.parametrize("content", [bytes(44), b"\xff\xfe" * 22, b"a\0" * 22],
+                         ids=["zeros", "no text", "zeros between"])
+def test_a_token_that_was_damaged_is_none(tmp_path: Path, content: bytes) -> None:
+    """One of zeros was taken, which anybody guesses; of another it was said that this user cannot read it."""
+    path = tmp_path / "page.token"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(BadConfiguration, match="holds no token"):
+        page_token(path)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

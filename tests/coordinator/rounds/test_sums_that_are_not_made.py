@@ -26,9 +26,9 @@ from tests.coordinator.rounds.test_silent_silos import is_open, scenario
 FOUR = ("alpha", "beta", "delta", "gamma")
 
 
-async def masked_update(coordinator: Coordinator, task: TaskSpec) -> None:
+async def masked_update(coordinator: Coordinator, task: TaskSpec, *, phase: int = 0) -> None:
     """What a silo sends behind its masks."""
-    layout = coordinator.ledger.phase("s", task.round, 0).expects[MASKED_GROUP].tensors
+    layout = coordinator.ledger.phase("s", task.round, phase).expects[MASKED_GROUP].tensors
     content = f"masked {task.round} {task.silo}".encode().ljust(100)
     answer = await coordinator.begin(task, content, example_count=0, metrics={}, groups=(
         GroupManifest(MASKED_GROUP, Meaning.VALUES, "", layout, 34),))
