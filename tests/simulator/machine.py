@@ -198,8 +198,10 @@ class Machine:
                 break
 
     def expect_compute_death(self, number: int) -> None:
-        """In its so-manieth call from now on, or one of the next. Not in two calls on end: what a silo's process died of
-        twice is refused."""
+        """In its so-manieth call from now on, or one of the next.
+
+        Not in two calls on end: a silo refuses what its process has died of twice.
+        """
         number += self.counted["operation"]
         while self.compute_deaths & {number - 1, number, number + 1}:
             number += 1
