@@ -239,7 +239,7 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path) -> dict[str, A
     return {
         **({"wire": {"uplink": _UPLINKS[method]}} if method in _UPLINKS else {}),
         "study": {"rounds": _ROUNDS, "seed": seed,
-                  "labelled_only_baseline": method in (OURS, "as it stands") and not cell.labels_at_silos},
+                  "labelled_only_baseline": method in (OURS, CEILING, "as it stands") and not cell.labels_at_silos},
         "model": {"name": "small_cnn"},
         "data": {"image": image, "validation_share": "0%"},
         "augmentation": dict(of.augmentation), "method": settings,

@@ -156,15 +156,24 @@ def _summary(table: Table) -> list[str]:
         rows.append(f"| above the best of the other methods in two thirds of the cells |"
                     f" {sum(value > 0 for value in best.values())} of {len(known)}, mean against each cell's best"
                     f" {statistics.fmean(best.values()):+.1f} points |")
-    gaps = [(table.mean(cell, OURS), table.mean(cell, LABELS_ALONE), table.mean(cell, CEILING)) for cell in cells
-            if cell.split == "even"]
-    closed = [(ours - alone) / (top - alone) for ours, alone, top in gaps
-              if ours is not None and alone is not None and top is not None and top - alone >= 1]
+    closed = [share for share in (_gap_closed(table, cell) for cell in cells if cell.split == "even")
+              if share is not None]
     if closed:
         rows.append("| half of the gap to the ceiling closed on even splits |"
                     f" {100 * statistics.fmean(closed):.0f} % on average, in {sum(share >= 0.5 for share in closed)} of"
                     f" {len(closed)} cells with a gap of a point or more |")
     return rows
+
+
+def _gap_closed(table: Table, cell: Cell) -> float | None:
+    """Share of the way from labels alone to the ceiling, over seeds that have all three; None where that is below a
+    point, or no seed has them."""
+    alone, ours, top = (table.values[cell][method] for method in (LABELS_ALONE, OURS, CEILING))
+    seeds = alone.keys() & ours.keys() & top.keys()
+    if not seeds:
+        return None
+    gap = statistics.fmean(top[seed] - alone[seed] for seed in seeds)
+    return statistics.fmean(ours[seed] - alone[seed] for seed in seeds) / gap if gap >= 1 else None
 
 
 def _ablation(table: Table) -> list[str]:
