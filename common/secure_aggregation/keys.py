@@ -26,12 +26,10 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadKey, BadShare, BadSignature
 from semisilo.common.secure_aggregation.messages import KEY_BYTES, SEED_BYTES, Confirmation, Member, SecureSum
 
-__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_card_signature", "check_identity", "check_keys", "check_survivors",
+__all__ = ["agree", "check_card_signature", "check_identity", "check_keys", "check_survivors",
            "commitment", "identity_of", "mask_context", "new_identity", "new_key", "pair_seed", "prove_identity",
            "public_of", "seal", "self_seed", "sign_card", "sign_keys", "sign_survivors", "unseal"]
 
-SEAL_OVERHEAD_BYTES = 16
-"""What a sealed text has beyond the plain one: the tag of Poly1305."""
 _SIGNED_NAME = b"semisilo secure aggregation identity v1\0"
 _SIGNED_CARD = b"semisilo study card signature v1\0"
 _SIGNED_KEYS = b"semisilo secure aggregation keys v1\0"

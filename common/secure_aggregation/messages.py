@@ -22,9 +22,10 @@ from semisilo.common.config import canonical_json
 from semisilo.common.methods.contract import SumStep
 from semisilo.common.methods.parts.secure_sum import MASKED_GROUP, MAX_SILOS, MIN_SILOS
 
-__all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MASKED_GROUP", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES", "SEED_BYTES",
-           "SIGNATURE_BYTES", "STEPS", "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum",
-           "Shares", "UnmaskAnswer", "UnmaskRequest", "in_order"]
+__all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MASKED_GROUP", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES",
+           "SEALED_SHARES_BYTES", "SEAL_OVERHEAD_BYTES", "SEED_BYTES", "SHARE_BYTES", "SIGNATURE_BYTES", "STEPS",
+           "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum", "Shares", "UnmaskAnswer",
+           "UnmaskRequest", "in_order"]
 
 STEPS: tuple[SumStep, ...] = ("keys", "shares", "mask", "confirm", "unmask")
 """In order."""
@@ -34,6 +35,12 @@ IDENTITY_BYTES = KEY_BYTES
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
 SEED_BYTES = 32
+SHARE_BYTES = 66
+"""Of a share of a secret: 521 bits, big-endian."""
+SEAL_OVERHEAD_BYTES = 16
+"""What a sealed text has beyond the plain one: the tag of Poly1305."""
+SEALED_SHARES_BYTES = 2 * SHARE_BYTES + SEAL_OVERHEAD_BYTES
+"""Of what one silo seals for another: a share of each of its secrets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

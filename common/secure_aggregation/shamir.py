@@ -17,13 +17,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from semisilo.common.errors import BadShare
+from semisilo.common.secure_aggregation.messages import SHARE_BYTES
 
-__all__ = ["PRIME", "SECRET_BYTES", "SHARE_BYTES", "combine", "share_at", "split"]
+__all__ = ["PRIME", "SECRET_BYTES", "combine", "share_at", "split"]
 
 PRIME = 2**521 - 1
 SECRET_BYTES = 32
-SHARE_BYTES = 66
-"""521 bits, big-endian."""
 _PURPOSE = b"semisilo secure aggregation polynomial v1\0"
 
 

@@ -56,7 +56,7 @@ from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import method_phase
 from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration, check_lengths
-from semisilo.coordinator.secure_aggregation.sum import check_answers
+from semisilo.coordinator.secure_aggregation.answer_check import check_answer
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
 __all__ = ["Asked", "BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
@@ -517,7 +517,7 @@ class TaskService:
         question = question_from_hex(task.spec.secure)
         try:
             found = answer_from_proto(answer, question.step)
-            check_answers(question, found, silo=silo)
+            check_answer(question, found, silo=silo)
         except BadPayload as error:
             _LOG.warning("answer of silo %s for %s was not accepted: %s", silo, task.task_id, error)
             self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")

@@ -12,10 +12,8 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from semisilo.common.errors import BadKey, BadPayload, BadShare, BadSignature, SecureSumFailed
-from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
+from semisilo.common.errors import BadKey, BadShare, BadSignature, SecureSumFailed
 from semisilo.common.secure_aggregation.keys import (
-    SEAL_OVERHEAD_BYTES,
     agree,
     check_keys,
     check_survivors,
@@ -27,6 +25,7 @@ from semisilo.common.secure_aggregation.keys import (
     self_seed,
 )
 from semisilo.common.secure_aggregation.messages import (
+    SHARE_BYTES,
     Confirmation,
     MaskSeed,
     Member,
@@ -37,9 +36,9 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskAnswer,
     in_order,
 )
-from semisilo.common.secure_aggregation.shamir import SHARE_BYTES, combine, share_at
+from semisilo.common.secure_aggregation.shamir import combine, share_at
 
-__all__ = ["MAX_TRIES", "Unmasked", "check_answers", "check_confirmation", "deliveries", "list_members", "unmasking"]
+__all__ = ["MAX_TRIES", "Unmasked", "check_confirmation", "deliveries", "list_members", "unmasking"]
 
 MAX_TRIES = 1000
 """Sets of shares that are tried in vain for one sum, a fraction of a millisecond each. All that leave out two or fewer
@@ -94,24 +93,6 @@ def deliveries(shares: Mapping[str, Shares]) -> dict[str, tuple[SealedShare, ...
             if item.silo in given and item.silo != sender:
                 given[item.silo].append(SealedShare(silo=sender, sealed=item.sealed))
     return {silo: tuple(items) for silo, items in given.items()}
-
-
-def check_answers(question: SumQuestion, answer: StepAnswer, *, silo: str) -> None:
-    """Whether an answer has something for each silo that it must. A silo that is given no share of another does not
-    sign a list with that one on it: one that seals shares for some alone would have all others refuse.
-
-    Args:
-        silo: whose answer it is.
-    Raises: BadPayload.
-    """
-    if not isinstance(answer, Shares):
-        return
-    wanted = tuple(member.silo for member in question.members if member.silo != silo)
-    if tuple(item.silo for item in answer.sealed) != wanted:
-        raise BadPayload(f"Shares are sealed for {', '.join(item.silo for item in answer.sealed) or 'nobody'}, and are"
-                         f" to be for {', '.join(wanted)}.")
-    if any(len(item.sealed) != 2 * SHARE_BYTES + SEAL_OVERHEAD_BYTES for item in answer.sealed):
-        raise BadPayload(f"Sealed shares have {2 * SHARE_BYTES + SEAL_OVERHEAD_BYTES} bytes.")
 
 
 def check_confirmation(total: SecureSum, *, context: bytes, members: Sequence[Member], survivors: Sequence[str],

@@ -37,6 +37,7 @@ from semisilo.common.secure_aggregation.messages import (
     MIN_SILOS,
     NONCE_BYTES,
     SEED_BYTES,
+    SHARE_BYTES,
     MaskSeed,
     Member,
     RoundKeys,
@@ -47,7 +48,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskRequest,
     in_order,
 )
-from semisilo.common.secure_aggregation.shamir import SHARE_BYTES, split
+from semisilo.common.secure_aggregation.shamir import split
 from semisilo.silo.secure_aggregation.trust import Trust, check_members, check_survivors
 
 __all__ = ["SiloSession", "begin", "check_follows", "confirm", "mask_seeds", "one_vector", "round_keys", "share",

@@ -8,7 +8,6 @@ import pytest
 
 from semisilo.common.errors import BadKey, BadShare, BadSignature
 from semisilo.common.secure_aggregation.keys import (
-    SEAL_OVERHEAD_BYTES,
     agree,
     check_keys,
     check_survivors,
@@ -25,7 +24,7 @@ from semisilo.common.secure_aggregation.keys import (
     sign_survivors,
     unseal,
 )
-from semisilo.common.secure_aggregation.messages import Confirmation, Member, RoundKeys
+from semisilo.common.secure_aggregation.messages import SEAL_OVERHEAD_BYTES, Confirmation, Member, RoundKeys
 from tests.each_of import each_of
 from tests.secure_sums import a_total
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semisilo.common.errors import BadShare
-from semisilo.common.secure_aggregation.shamir import PRIME, SHARE_BYTES, combine, share_at, split
+from semisilo.common.secure_aggregation.messages import SHARE_BYTES
+from semisilo.common.secure_aggregation.shamir import PRIME, combine, share_at, split
 from tests.each_of import each_of
 
 SECRET = bytes(range(32))

@@ -31,6 +31,7 @@ from semisilo.common.secure_aggregation.keys import (
 )
 from semisilo.common.secure_aggregation.masks import add_masks
 from semisilo.common.secure_aggregation.messages import (
+    SHARE_BYTES,
     MaskSeed,
     Member,
     RoundKeys,
@@ -40,7 +41,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskRequest,
     in_order,
 )
-from semisilo.common.secure_aggregation.shamir import SHARE_BYTES, combine
+from semisilo.common.secure_aggregation.shamir import combine
 from semisilo.coordinator.secure_aggregation.sum import deliveries, list_members, unmasking
 from semisilo.silo.secure_aggregation import session as session_module
 from semisilo.silo.secure_aggregation.session import SiloSession, begin, check_follows, mask_seeds
