@@ -620,7 +620,7 @@ def description_to_proto(found: StudyDescription | None, *, now_unix: float) -> 
         frozen_bytes=found.frozen_bytes, normalisation_image_count=found.normalisation_images,
         typical_update_bytes=found.typical_update_bytes, secure_silo_count=found.secure_silos,
         masked_update_bytes=found.masked_update_bytes,
-        masked_share=found.masked_share if found.masked_share < 1 else 0.0))
+        masked_share=found.masked_share))
     message.round_timeout.FromMicroseconds(round(found.round_timeout_seconds * 1e6))
     if found.typical_round_seconds is not None:
         message.typical_round_duration.FromMicroseconds(round(found.typical_round_seconds * 1e6))
