@@ -188,11 +188,21 @@ class SecureSumRefused(SemisiloError):
 
     code, status = "SECURE_SUM_REFUSED", "FAILED_PRECONDITION"
 
+    def __init__(self, text: str, *, remedy: str = "", against: str = "") -> None:
+        """`against`: the other silo whose part in the sum is no use; empty where it is nobody's."""
+        super().__init__(text, remedy=remedy)
+        self.against = against
+
 
 class SecureSumFailed(SemisiloError):
     """The coordinator cannot unmask a sum: too few right shares are left."""
 
     code, status = "SECURE_SUM_FAILED", "FAILED_PRECONDITION"
+
+    def __init__(self, text: str, *, remedy: str = "", against: str = "") -> None:
+        """`against`: the silo whose secret no shares give; empty where too few shares have come."""
+        super().__init__(text, remedy=remedy)
+        self.against = against
 
 
 class LayoutMismatch(SemisiloError):

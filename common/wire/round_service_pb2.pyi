@@ -410,12 +410,14 @@ class Abstention(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("code", "text")
+    __slots__ = ("code", "text", "against")
     CODE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    AGAINST_FIELD_NUMBER: _ClassVar[int]
     code: str
     text: str
-    def __init__(self, code: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    against: str
+    def __init__(self, code: _Optional[str] = ..., text: _Optional[str] = ..., against: _Optional[str] = ...) -> None: ...
 
 class BeginUpdateResponse(_message.Message):
     __slots__ = ("state", "resume_offset", "reason")

@@ -507,6 +507,16 @@ _PAIRED = """
 ALTER TABLE study ADD COLUMN paired_json TEXT;      -- the interval of what it is better by than labels alone
 """
 
+_COMPLAINTS = """
+CREATE TABLE complaint (                    -- a silo cannot use what another has sent for a secure sum; until heeded
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    silo TEXT NOT NULL,
+    against TEXT NOT NULL,
+    PRIMARY KEY (study, round, silo, against)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES, _PAIRED)
+                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES, _PAIRED, _COMPLAINTS)

@@ -339,6 +339,7 @@ class Engine:
     async def _round(self, study: RunningStudy, number: int) -> None:
         row = self._ledger.last_round(study.name)
         if row is None or row.number < number:
+            self._sums.heed_complaints(study.name, round=number - 1)
             members, size = await self._availability.wait_for_quorum(study)
             if not members:
                 return

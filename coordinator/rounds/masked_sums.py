@@ -28,13 +28,17 @@ from semisilo.common.secure_aggregation.messages import (
     in_order,
 )
 from semisilo.common.secure_aggregation.roster import MAX_ROSTER, Roster, roster_of
+from semisilo.common.text.describe import counted
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.secure_sums.complaints import add_complaints, complaints, forget_complaints
 from semisilo.coordinator.ledger.secure_sums.roster import roster_entries
 from semisilo.coordinator.ledger.secure_sums.sums import step_answers
 from semisilo.coordinator.rounds.secure_sums import Ready, Sums
+from semisilo.coordinator.secure_aggregation.complaints import at_odds
 from semisilo.coordinator.secure_aggregation.groups import MaskedGroup
 from semisilo.coordinator.secure_aggregation.sum import check_confirmation, deliveries, list_members, unmasking
 
@@ -54,6 +58,26 @@ class MaskedSums(Sums):
         self._federation = federation
         self._replayed: tuple[int, Roster] = 0, Roster()
         """The roster up to an entry, as it was checked last: every group of a sum asks for it."""
+
+    def heed_complaints(self, study: str, *, round: int) -> None:
+        """See `Sums.heed_complaints`. A silo could fail every round otherwise, and the coordinator cannot look into
+        what it seals for others."""
+        heard = complaints(self._ledger, study)
+        if not heard:
+            return
+        members, found = frozenset(self._roster.members()), at_odds(heard)
+        # One kill, and the complaints would be heeded again after an operator has taken the silo back.
+        with self._ledger.acting("coordinator"), self._ledger.transaction():
+            for silo, others in found.items():
+                if silo in members:
+                    text = (f"{', '.join(others)} could not use what it had sent for secure sums, or it what they had:"
+                            " it is set aside")
+                    _LOG.warning("%s, round %d: %s: %s. To ask it again: coordinator take-back %s", study, round, silo,
+                                 text, silo)
+                    add_notice(self._ledger, NoticeKind.AT_ODDS, study=study, round=round, silo=silo, text=text)
+                    self._roster.set_aside(silo, reason=f"{counted(len(others), 'silo')} could not use what it had sent"
+                                                        f" for secure sums of {study}")  # it reads that: no names
+            forget_complaints(self._ledger, study)
 
     def questions(self, row: RoundRow, phase: Phase, asked: Collection[str], *,
                   form: MaskForm | None = None) -> dict[str, str]:
@@ -75,8 +99,13 @@ class MaskedSums(Sums):
         lie, and meanwhile calls are answered."""
         if not ready.groups:
             return ()
-        work = {group: self._unmasking(row, group) for group in self._alive(row, row.phases[row.phase], ready.phase)}
-        return tuple(await asyncio.to_thread(self._of_each, row, work, lambda group: work[group]()))
+        wrong: list[tuple[str, str]] = []
+        work = {group: self._unmasking(row, group, wrong)
+                for group in self._alive(row, row.phases[row.phase], ready.phase)}
+        try:
+            return tuple(await asyncio.to_thread(self._of_each, row, work, lambda group: work[group]()))
+        finally:
+            add_complaints(self._ledger, row.study, row.number, wrong)
 
     def _of_each(self, row: RoundRow, groups: Iterable[tuple[str, ...]],
                  make: Callable[[tuple[str, ...]], T]) -> list[T]:
@@ -119,9 +148,14 @@ class MaskedSums(Sums):
         question = replace(question, confirmations=self._confirmations(row, phase, group, question.members))
         return dict.fromkeys((each.silo for each in question.confirmations), question_to_hex(question))
 
-    def _unmasking(self, row: RoundRow, group: tuple[str, ...]) -> Callable[[], MaskedGroup]:
+    def _unmasking(self, row: RoundRow, group: tuple[str, ...],
+                   wrong: list[tuple[str, str]]) -> Callable[[], MaskedGroup]:
         """What finds out how the masks leave the sum of one group; it looks into the ledger no more, and raises
-        SecureSumFailed where too few right shares have come."""
+        SecureSumFailed where too few right shares have come.
+
+        Args:
+            wrong: gets (silo, another), of whose secret it has sent no right share.
+        """
         phase = row.phases[row.phase]
         survivors = self._survivors(row, phase, group)
         answers = {silo: answer for silo, answer in self._answers(row, phase, "unmask").items()
@@ -132,8 +166,13 @@ class MaskedSums(Sums):
             answers=answers)
 
         def unmasked() -> MaskedGroup:
-            found = work()
+            try:
+                found = work()
+            except SecureSumFailed as error:
+                wrong.extend((silo, error.against) for silo in answers if error.against not in ("", silo))
+                raise
             for silo, owners in found.wrong.items():
+                wrong.extend((silo, owner) for owner in owners)
                 _LOG.warning("%s, round %d: the sum is made without what %s has sent as shares of secrets of %s: either"
                              " it has changed them, or was given wrong ones to keep", row.study, row.number, silo,
                              ", ".join(owners))

@@ -145,6 +145,14 @@ class Sums:
             return self._threshold(num_asked)
         return self._row(row, phase).threshold
 
+    def heed_complaints(self, study: str, *, round: int) -> None:
+        """Sets silos aside that others cannot make a sum with; to be called before a round is opened. Without masks
+        nobody complains.
+
+        Args:
+            round: the last one.
+        """
+
     def open(self, row: RoundRow, phase: Phase, asked: Sequence[str]) -> None:
         """To be called before the questions of a step are made; within the transaction that opens it, or before."""
         if phase.step == self.steps[0]:

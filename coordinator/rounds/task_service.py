@@ -48,6 +48,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.records import DeclaredUpdate, PhaseRow, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
+from semisilo.coordinator.ledger.secure_sums.complaints import add_complaints
 from semisilo.coordinator.ledger.secure_sums.roster import note_identity
 from semisilo.coordinator.ledger.secure_sums.sums import answer_step
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
@@ -541,15 +542,24 @@ class TaskService:
         self._runtime.notify()
         return BeginAnswer("have")
 
-    def refuse(self, silo: str, task_id: str, code: str, text: str) -> BeginAnswer:
-        """The silo's policy or data does not allow the task, or its training failed."""
+    def refuse(self, silo: str, task_id: str, code: str, text: str, *, against: str = "") -> BeginAnswer:
+        """The silo's policy or data does not allow the task, or its training failed.
+
+        Args:
+            against: the silo of the same secure sum that this one complains of; empty without a complaint. Another name
+                is not looked at.
+        """
         task = self._task_of(silo, task_id)
         if task.state is TaskState.REFUSED:
             return BeginAnswer("have")
         if self._why_over(task):
             return self._refuse_late(task)
         reason = f"{printable(code, limit=64)}: {printable(text, limit=500)}"
-        self._ledger.close_task(task, TaskState.REFUSED, reason=reason)
+        with self._ledger.transaction():
+            self._ledger.close_task(task, TaskState.REFUSED, reason=reason)
+            if against and against != silo and task.spec.secure and against in {
+                    member.silo for member in question_from_hex(task.spec.secure).members}:
+                add_complaints(self._ledger, task.study, task.round, [(silo, against)])
         _LOG.warning("silo %s refused %s: %s", silo, task_id, reason)
         self._runtime.notify()
         return BeginAnswer("have")

@@ -368,7 +368,9 @@ class RoundServicer:
             return self._task_service.abstain(silo, request.task_id, request.abstention.reason,
                                               check_metrics(request.abstention.metrics))
         if outcome == "refusal":
-            return self._task_service.refuse(silo, request.task_id, request.refusal.code, request.refusal.text)
+            refusal = request.refusal
+            return self._task_service.refuse(silo, request.task_id, refusal.code, refusal.text,
+                                             against=refusal.against)
         if outcome == "secure":
             return self._task_service.answer_step(silo, request.task_id, request.secure)
         if outcome != "update":

@@ -202,7 +202,7 @@ class _Collector:
         if secret is not None:
             return secret  # the sum is right; who has lied cannot be told from who is framed
         raise SecureSumFailed(f"No {self._threshold} of the {len(sized)} shares of the {what} of '{owner}' give what "
-                              "it has published: it has dealt wrong shares, or several silos lie.")
+                              "it has published: it has dealt wrong shares, or several silos lie.", against=owner)
 
     def _note(self, holders: Collection[str], owner: str) -> None:
         for holder in holders:

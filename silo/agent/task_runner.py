@@ -267,7 +267,8 @@ class TaskRunner:
         text = cut(_public_text(error), 500)
         request = pb.BeginUpdateRequest(
             task_id=task.task_id, update_id=update_id_of(task.task_id, f"refusal {error.code}"),
-            refusal=pb.Refusal(code=error.code, text=text))
+            refusal=pb.Refusal(code=error.code, text=text,
+                               against=error.against if isinstance(error, SecureSumRefused) else ""))
         await asyncio.to_thread(self._site.disclosures.record, message(
             "refusal", request.SerializeToString(deterministic=True), update_id=request.update_id,
             study=printable(task.study, limit=128), round=task.round, phase=printable(task.phase, limit=128),

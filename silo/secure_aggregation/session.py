@@ -159,7 +159,7 @@ def share(session: SiloSession, members: Sequence[Member], trust: Trust) -> tupl
                         recipient=member.silo, plain=of_key[point] + of_self[point])
             agree(session.mask_key, member.keys.mask_key)  # now, not when others count on this silo's masks
         except BadKey:
-            raise _refused(session, f"the keys of '{member.silo}' are not keys") from None
+            raise _refused(session, f"the keys of '{member.silo}' are not keys", against=member.silo) from None
         sealed.append(SealedShare(silo=member.silo, sealed=text))
     return session, Shares(sealed=tuple(sealed), commitment=commitment(session.self_secret))
 
@@ -255,8 +255,9 @@ def unmask(session: SiloSession, request: UnmaskRequest) -> tuple[SiloSession, U
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def _refused(session: SiloSession, reason: str) -> SecureSumRefused:
-    return SecureSumRefused(f"Silo '{session.silo}' refuses the secure sum of round {session.total.round}: {reason}.")
+def _refused(session: SiloSession, reason: str, *, against: str = "") -> SecureSumRefused:
+    return SecureSumRefused(f"Silo '{session.silo}' refuses the secure sum of round {session.total.round}: {reason}.",
+                            against=against)
 
 
 def _open(session: SiloSession) -> None:
@@ -361,6 +362,6 @@ def _opened(session: SiloSession) -> dict[str, tuple[bytes, bytes]]:
         except (BadShare, BadKey):
             plain = b""
         if len(plain) != 2 * SHARE_BYTES:
-            raise _refused(session, f"the shares of '{item.silo}' cannot be opened")
+            raise _refused(session, f"the shares of '{item.silo}' cannot be opened", against=item.silo)
         opened[item.silo] = (plain[:SHARE_BYTES], plain[SHARE_BYTES:])
     return opened

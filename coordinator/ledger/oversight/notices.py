@@ -32,6 +32,8 @@ class NoticeKind(StrEnum):
     """The norm of its update, the cosine to the mean, or its batch-norm statistics are far from those of the others."""
     USED_TWICE = "used_twice"
     """Two processes call with its certificate in turn: one of them has a copy."""
+    AT_ODDS = "at_odds"
+    """Two silos or more could not use what it had sent for secure sums: it was set aside."""
     MEMORY_LOST = "memory_lost"
     """It has come back without the memory of a study in which its updates were folded."""
 
