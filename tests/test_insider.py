@@ -63,7 +63,7 @@ def test_two_insiders_are_named_and_the_operator_takes_the_study_back_from_them(
         assert rounds == [(2, '["alpha"]', "completed"), (3, '["alpha"]', "completed")]
         assert processes.query("SELECT number, state_digest FROM past_round ORDER BY number") == [
             (2, states[2]), (3, states[3])]
-        assert "set aside by the coordinator's operator: it lies" in processes.log("gamma")
+        assert "set aside at the coordinator: it lies" in processes.log("gamma")
         processes.coordinator("report", "first", "--out", str(tmp_path / "again"))
         assert "rounds 2 to 3 no longer count; liars" in (tmp_path / "again" / "index.html").read_text()
         processes.coordinator("export", "first", "--out", str(tmp_path / "model"))

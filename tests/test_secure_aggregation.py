@@ -125,6 +125,27 @@ def test_a_silo_that_is_revoked_after_its_masked_update_is_taken_out_of_the_sum(
 
 
 @pytest.mark.slow
+def test_a_silo_whose_shares_nobody_can_open_costs_one_round(tmp_path: Path) -> None:
+    """It failed all of them. Round 1 fails while silos have trained nothing yet."""
+    with federation(tmp_path, study=MASKED, silos=SILOS) as processes:
+        processes.serve()
+        for silo in SILOS:
+            processes.enroll(silo)
+        for silo in SILOS:
+            processes.join(silo, lie="semisilo.silo.secure_aggregation.session:seal:shares" if silo == "beta" else "")
+        processes.finish()
+        assert processes.query("SELECT state FROM round WHERE number > 0") == [("failed",), ("completed",)]
+        assert processes.query("SELECT DISTINCT silo FROM task WHERE round = 2 ORDER BY silo") == [
+            ("alpha",), ("delta",), ("gamma",)]
+        assert processes.query("SELECT json_extract(detail_json, '$.silo'), json_extract(detail_json, '$.origin') FROM"
+                               " event WHERE kind = 'silo_set_aside'") == [("beta", "coordinator")]
+        status = json.loads(processes.coordinator("status", "--json"))
+        assert "alpha, delta, gamma could not use what it had sent" in status["notices"][0]["line"]
+        assert "set aside at the coordinator: 3 silos could not use what it had sent" in processes.log("beta")
+        processes.coordinator("verify")
+
+
+@pytest.mark.slow
 def test_a_site_that_requires_it_refuses_updates_in_the_clear(tmp_path: Path) -> None:
     clear = MASKED[:MASKED.index("\n[privacy]")]
     with federation(tmp_path, study=clear, silos=SILOS) as processes:

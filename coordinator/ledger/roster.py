@@ -533,7 +533,7 @@ class LedgerRoster:
 
 def set_aside_text(reason: str) -> str:
     """What a silo hears that is set aside, and what its tasks say that were open then."""
-    return f"set aside by the coordinator's operator{f': {reason}' if reason else ''}"
+    return f"set aside at the coordinator{f': {reason}' if reason else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

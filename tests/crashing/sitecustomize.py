@@ -5,7 +5,7 @@ SEMISILO_TEST_CRASH = "module:qualified.name:n:when[:word]" kills around the n-t
 compute process takes the light one with it, as a loss of power would.
 
 SEMISILO_TEST_LIE = "module:Class.train:what" makes a trainer lie in every update: "weights" has 3e38 in every value,
-"count" says that it is from a billion images.
+"count" says that it is from a billion images. "module:function:shares" makes what that seals for others zeros.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ def _patch(module: ModuleType, name: str, count: int, when: str, word: str) -> N
 def _lie(module: ModuleType, name: str, what: str) -> None:
     import dataclasses
 
+    if what == "shares":
+        seal = getattr(module, name)
+        setattr(module, name, lambda *args, **kwargs: bytes(len(seal(*args, **kwargs))))
+        return
     owner, _, last = name.partition(".")
     cls = getattr(module, owner)
     original = getattr(cls, last)

@@ -59,7 +59,7 @@ def test_set_aside_take_back_and_going_back_are_said_by_status(filled: Filled, c
     assert command("set-aside", silo, "--reason", "it sends noise")[0] == 0
     add_notice(filled.ledger, NoticeKind.STANDS_OUT, study="first", round=3, silo=silo, text="its norm is 31")
     _, out, _ = command("status")
-    assert "set aside by the coordinator's operator: it sends noise" in out
+    assert "set aside at the coordinator: it sends noise" in out
     assert f"{silo}, round 3: its norm is 31" in out
     status, _, error = command("set-aside", silo)
     assert (status, "is set aside already" in error, error.count("\n")) == (2, True, 1)

@@ -158,7 +158,7 @@ def test_who_is_excluded_is_kept_until_somebody_changes_the_roster(roster: Ledge
     ledger._db.set_trace_callback(None)
     assert asked == ["PRAGMA data_version"] * 2
     roster.set_aside("alpha", reason="noise")
-    assert found() == ({"alpha": "noise"}, {"alpha": "set aside by the coordinator's operator: noise"})
+    assert found() == ({"alpha": "noise"}, {"alpha": "set aside at the coordinator: noise"})
     with contextlib.closing(Ledger(ledger.path)) as other:
         LedgerRoster(other).revoke("beta")
         assert sorted(found()[1]) == ["alpha", "beta"], "as by another process"

@@ -284,11 +284,11 @@ def test_a_silo_that_is_set_aside_loses_its_task_at_once_and_hears_why(tmp_path:
             gamma = tasks["gamma"]
             found = coordinator.task_service.report("beta", tasks["beta"].task_id, stage="training", fraction=0.1,
                                                     text="")
-            assert found == "the task is over: set aside by the coordinator's operator: it sends noise"
+            assert found == "the task is over: set aside at the coordinator: it sends noise"
             answer = await coordinator.ask("beta", timeout_seconds=60)
             assert isinstance(answer, Standby)
             assert (answer.reason, answer.text) == (StandbyReason.SET_ASIDE,
-                                                    "set aside by the coordinator's operator: it sends noise")
+                                                    "set aside at the coordinator: it sends noise")
             for task in (tasks["alpha"], gamma):
                 await coordinator.deliver(task, content_of(task))
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
@@ -330,7 +330,7 @@ def note_folded(coordinator: Coordinator, *, before: Callable[[], None] = lambda
 
 
 @pytest.mark.parametrize(("how", "reason"), [
-    ("revoke", "silo revoked"), ("set aside", "set aside by the coordinator's operator: it lies")])
+    ("revoke", "silo revoked"), ("set aside", "set aside at the coordinator: it lies")])
 def test_what_a_silo_has_sent_is_not_folded_once_the_operator_has_excluded_it(tmp_path: Path, how: str,
                                                                               reason: str) -> None:
     """The operator saw that it lies, and its update came into the model all the same."""
@@ -462,7 +462,7 @@ def test_a_silo_that_is_set_aside_is_not_waited_for_at_the_start(tmp_path: Path)
         await until(coordinator, lambda: "2 of 3 silos have joined" in coordinator.runtime.text)
         answer = await coordinator.ask("beta", timeout_seconds=60)
         assert isinstance(answer, Standby)
-        assert answer.text == "set aside by the coordinator's operator"
+        assert answer.text == "set aside at the coordinator"
         operate.take_back(coordinator.ledger, "beta", origin="command")
         await until(coordinator, lambda: coordinator.ledger.study("s").state is StudyState.RUNNING)
         await ended(engine)

@@ -24,6 +24,7 @@ from semisilo.common.errors import (
     CertificateRevoked,
     ComputeFailed,
     PayloadNotServed,
+    SecureSumRefused,
     SemisiloError,
     StorageDamaged,
     TaskClosed,
@@ -484,6 +485,19 @@ def test_training_that_fails_once_is_done_again_and_twice_is_refused_without_nam
         assert "FileNotFoundError" in refusal.text
         assert "jane_doe" not in refusal.text
         assert "jane_doe" in bench.text  # here, where the files are, it is shown
+    run(work())
+
+
+@pytest.mark.parametrize("against", ["", "hospital-b"])
+def test_a_refusal_of_a_secure_sum_names_the_silo_that_it_is_about(tmp_path: Path, against: str) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        compute = FakeCompute(errors=[SecureSumRefused("The shares cannot be opened.", against=against)])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert coordinator.outcomes() == ["refusal"]
+        assert coordinator.begins[0].refusal == pb.Refusal(
+            code="SECURE_SUM_REFUSED", text="The shares cannot be opened.", against=against)
     run(work())
 
 
