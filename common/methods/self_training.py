@@ -131,10 +131,11 @@ class SelfTrainingSettings(LabelTaskSettings):
     gate: bool = True
     """Whether only so much of what the silos return is taken over (all, 1/2, 1/4 or nothing) as does not make the
     coordinator's validation images, or without any its labelled ones, worse beyond noise."""
-    sbn_source: StatisticsSource = "auto"
-    """Whose images give the static batch-norm statistics; with silos it takes a phase of its own, is a little better
-    where labels are few, and tells more. "auto": the coordinator where it has labelled or validation images, else the
-    silos."""
+    sbn_source: StatisticsSource = "coordinator+silos"
+    """Whose images give the static batch-norm statistics: all, which takes a phase of its own; without images at the
+    coordinator the silos'. Where hospitals' images look unlike the coordinator's, its own alone spoil labels and model
+    (docs/decisions/0102-batch-norm-statistics-of-silos.md). "coordinator" tells less; "auto" is that where it has
+    labelled or validation images, and else the silos."""
     joined_passes: bool = False
     """As SemiFL's: whether the strong and the mixed batch go through the network as one."""
     persist_local_momentum: bool = True

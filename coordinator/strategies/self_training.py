@@ -24,6 +24,7 @@ from semisilo.common.learning.training import check_finite, lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model, weighed
+from semisilo.coordinator.strategies.parts.batch_norm import has_images
 from semisilo.coordinator.strategies.parts.gate import Gate, through_gate
 from semisilo.coordinator.strategies.parts.labelled_hints import model_prior
 from semisilo.coordinator.strategies.parts.labelled_training import labelled_images, model_at_coordinator
@@ -84,7 +85,10 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
             assert self._labelled.labels_N is not None
             self._prior = model_prior(self._labelled.labels_N, environment.num_classes,
                                       logit_adjustment=settings.logit_adjustment)
-        super().__init__(environment, settings.sbn_source, settings=settings)
+        source = settings.sbn_source
+        if source == "coordinator+silos" and not has_images(environment):
+            source = "silos"
+        super().__init__(environment, source, settings=settings)
         self._gate = Gate(environment)
 
     def start(self, initial: Mapping[str, Tensor]) -> SelfTrainingState:

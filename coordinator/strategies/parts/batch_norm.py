@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.averaging.moments import from_moments, to_moments
@@ -50,7 +51,7 @@ from semisilo.common.methods.contract import (
 )
 from semisilo.common.methods.spec import StatisticsSource
 
-__all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally"]
+__all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally", "has_images"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -82,14 +83,23 @@ class StatisticsTally:
     """Of those the ones that are not merged."""
 
 
+def has_images(environment: Environment) -> bool:
+    """Whether the coordinator has images that statistics may be of: labelled ones, or those for validation."""
+    return _images(environment) is not None
+
+
+def _images(environment: Environment) -> ImageSet | None:
+    data = environment.data
+    return next((each for each in (data.labelled, data.validation) if each is not None and len(each)), None)
+
+
 class StaticStatistics:
     """Who measures the statistics of one study. Holds no state of the study."""
 
     def __init__(self, environment: Environment, source: StatisticsSource) -> None:
         """Raises: BadConfiguration when the coordinator is to measure and has no images to do it with."""
         self._environment = environment
-        data = environment.data
-        self._images = next((each for each in (data.labelled, data.validation) if each is not None and len(each)), None)
+        self._images = _images(environment)
         with named_randomness(environment.seed, "unused_weights"):
             layers = batch_norm.layers_of(environment.build_model())
         self._layers = {name: layer.num_features for name, layer in layers.items()}

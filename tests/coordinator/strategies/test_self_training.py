@@ -178,6 +178,23 @@ def test_with_labels_at_both_the_coordinator_does_what_it_does_with_labels_of_it
         SelfTrainingStrategy(SelfTrainingSettings(scenario="labels-at-both"), _environment(None))
 
 
+@pytest.mark.parametrize(("settings", "data", "phases"), [
+    ({"warm_up_steps": 5}, CoordinatorData(labelled=EVEN), ["first-statistics", "train", "statistics"]),
+    ({"scenario": "labels-at-silo"}, CoordinatorData(validation=EVEN), ["first-statistics", "train", "statistics"]),
+    ({"scenario": "labels-at-silo"}, CoordinatorData(), ["first-statistics", "train", "statistics"]),
+    ({"warm_up_steps": 5, "sbn_source": "coordinator"}, CoordinatorData(labelled=EVEN), ["train"]),
+    ({"warm_up_steps": 5, "sbn_source": "auto"}, CoordinatorData(labelled=EVEN), ["train"]),
+])
+def test_silos_measure_batch_norm_statistics_with_the_coordinator_or_in_its_place(
+        settings: dict[str, Any], data: CoordinatorData, phases: list[str]) -> None:
+    """By the coordinator's alone, images of silos that look unlike its own were labelled wrong."""
+    strategy = SelfTrainingStrategy(SelfTrainingSettings(**settings), _environment(data=data, summed=True))
+    state = _started(strategy)
+    assert [phase.name for phase in strategy.phases(state, 1)] == phases
+    assert [phase.name for phase in strategy.phases(state, 2)] == [each for each in phases if "first" not in each]
+    assert bool(state.own_statistics) == (data != CoordinatorData())
+
+
 def test_with_labels_at_silos_the_coordinator_averages_and_silos_stand_for_equal_classes() -> None:
     strategy = SelfTrainingStrategy(SelfTrainingSettings(scenario="labels-at-silo"), _environment(None))
     initial = initial_model(_net, 1)
