@@ -151,8 +151,14 @@ class _Server:
                                   images=federation.images if federation.config.limits.images_on_disk else None))
         self._logs = LogLines()
         self._display = Display(ledger, self._roster, self._runtime, console, federation=federation)
+        self._stop = asyncio.Event()
+        self._signals: list[int] = []
+        """That ask it to end, in order."""
 
     async def run(self, *, exit_when_finished: bool) -> int:
+        # Before there is anything to be closed: until then a signal ends the process by itself.
+        for each in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(each, self._heard, each)
         with self._logs.listening():
             return await self._run(exit_when_finished=exit_when_finished)
 
@@ -241,19 +247,14 @@ class _Server:
             _LOG.warning("study %s: %s", name, text)
         return bool(refused)
 
+    def _heard(self, number: int) -> None:
+        self._signals.append(number)
+        self._stop.set()
+
     async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool,
                              failed: bool) -> int:
-        stop, received = asyncio.Event(), list[int]()
-        loop = asyncio.get_running_loop()
-
-        def heard(number: int) -> None:
-            received.append(number)
-            stop.set()
-
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, heard, each)
         studies = asyncio.ensure_future(self._run_studies(exit_when_finished=exit_when_finished, failed=failed))
-        waiting = asyncio.ensure_future(stop.wait())
+        waiting = asyncio.ensure_future(self._stop.wait())
         tasks: set[asyncio.Future[Any]] = {studies, waiting, *(asyncio.ensure_future(each) for each in background)}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -262,7 +263,7 @@ class _Server:
             for task in done:
                 task.result()
             _LOG.info("stopping; a restart continues from here")
-            return EXIT_INTERRUPTED if received[:1] == [signal.SIGINT] else 0
+            return EXIT_INTERRUPTED if self._signals[:1] == [signal.SIGINT] else 0
         finally:
             for task in tasks:
                 task.cancel()

@@ -367,6 +367,21 @@ def test_a_full_disk_is_said_so_and_the_study_goes_on_when_there_is_room(tmp_pat
         process.communicate()
 
 
+def test_a_stop_while_serve_starts_waits_until_what_has_begun_can_be_closed(hub: Hub) -> None:
+    """The port of enrolment was open, and the process ended with "Event loop is closed" from a library."""
+    hub.run("invite", "alpha", expect=0)
+    process = hub.start("serve")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "enrolment is open" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert [line for line in (out + err).splitlines() if not _LOGGED.match(line)] == []
+    assert "stopping; a restart continues from here" in err
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with small_disk(4) as disk:
         hub = Hub(disk / "lung")
