@@ -105,7 +105,8 @@ class MaskedSums(Sums):
         try:
             return tuple(await asyncio.to_thread(self._of_each, row, work, lambda group: work[group]()))
         finally:
-            add_complaints(self._ledger, row.study, row.number, wrong)
+            if wrong:  # without any the ledger has nothing to wait for
+                add_complaints(self._ledger, row.study, row.number, wrong)
 
     def _of_each(self, row: RoundRow, groups: Iterable[tuple[str, ...]],
                  make: Callable[[tuple[str, ...]], T]) -> list[T]:
