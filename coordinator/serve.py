@@ -195,14 +195,16 @@ class _Server:
         await server.start()
         settle_collector()
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
-        page = page_server.offer(self._federation.config.page, self._page_service)
-        self._runtime.page = page.address if page is not None else ""
+        page_settings = self._federation.config.page
+        page = page_server.offer(page_settings, self._page_service)
+        self._page_offered(page.address if page is not None else "")
         try:
             return await self._until_stopped([
                 self._watch(), self._listen(), self._write_live(), self._settle(), self._checkpoint(), self._tidy(),
                 self._display.run(),
                 self._enrollment(port), self._refresh(certificate), _every(lambda: _CONNECTIONS_SECONDS, limits.look),
-                *([page.run()] if page is not None else []),
+                *([page_server.keep(page, page_settings, self._page_service, told=self._page_offered)]
+                  if page_settings.listen else []),
                 *([self._tell_alerts()] if self._federation.config.alerts.webhook else []),
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
@@ -211,6 +213,9 @@ class _Server:
             await server.stop(grace=1.0)
             await self._compute.close()
             await self._settle_at_the_end()
+
+    def _page_offered(self, address: str) -> None:
+        self._runtime.page = address
 
     def _page_service(self) -> PageService:
         federation = self._federation

@@ -4,6 +4,7 @@ study."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from semisilo.coordinator.page.login_proxy import LoginProxy
 from semisilo.coordinator.page.routes import page_app
 from semisilo.coordinator.page.service import PageService
 
-__all__ = ["PageServer", "bind", "offer"]
+__all__ = ["PageServer", "bind", "keep", "offer"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
+_AGAIN_SECONDS = 10.0
 
 
 def bind(listen: str) -> socket.socket:
@@ -67,10 +69,30 @@ def offer(settings: PageSettings, make: Callable[[], PageService]) -> PageServer
     if not settings.listen:
         return None
     try:
-        listening = bind(settings.listen)
+        return _opened(bind(settings.listen), settings, make)
     except (PortInUse, BadConfiguration) as error:
-        _LOG.warning("there is no operator page: %s", error.line())
+        _LOG.warning("there is no operator page: %s It is tried again every %.0f s.", error.line(), _AGAIN_SECONDS)
         return None
+
+
+async def keep(page: PageServer | None, settings: PageSettings, make: Callable[[], PageService], *,
+               told: Callable[[str], None]) -> None:
+    """Serves the page until cancelled. One that could not be had is tried again: a service may start before its address
+    is there, or while an earlier one still holds the port.
+
+    Args:
+        page: what `offer` gave.
+        told: gets the address of one that is there later.
+    """
+    while page is None:
+        await asyncio.sleep(_AGAIN_SECONDS)
+        with contextlib.suppress(PortInUse, BadConfiguration):
+            page = _opened(await asyncio.to_thread(bind, settings.listen), settings, make)
+            told(page.address)
+    await page.run()
+
+
+def _opened(listening: socket.socket, settings: PageSettings, make: Callable[[], PageService]) -> PageServer:
     server = PageServer(make(), listening, settings)
     _LOG.info("operator page: %s (to unlock its actions: coordinator page --token)", server.address)
     if not server.local:

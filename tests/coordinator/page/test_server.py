@@ -14,8 +14,9 @@ import pytest
 
 from semisilo.common.errors import BadConfiguration, PortInUse
 from semisilo.coordinator.federation.folder import PageSettings
+from semisilo.coordinator.page import server
 from semisilo.coordinator.page.reader import PageSource
-from semisilo.coordinator.page.server import PageServer, bind, offer
+from semisilo.coordinator.page.server import PageServer, bind, keep, offer
 from semisilo.coordinator.page.service import PageService
 from tests.coordinator.ledger_fixture import Filled, fill_study
 
@@ -227,6 +228,32 @@ def test_a_page_may_be_off_or_shown_to_others_with_a_warning(filled: Filled, cap
         assert anywhere is not None
         assert anywhere.address.startswith("http://localhost:")
         assert "without TLS" in caplog.text
+
+
+def test_a_page_whose_port_is_taken_is_there_once_it_is_free(
+        filled: Filled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed off until the next restart, as after a boot in which its address came late."""
+    monkeypatch.setattr(server, "_AGAIN_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            settings = PageSettings(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+            page = offer(settings, lambda: service_of(filled))
+            assert page is None
+            keeping = asyncio.ensure_future(keep(page, settings, lambda: service_of(filled), told=found.set_result))
+            await asyncio.sleep(0.1)
+            assert not found.done()
+        async with asyncio.timeout(60):
+            assert settings.listen in await found
+            await asyncio.to_thread(socket.create_connection, ("127.0.0.1", int(settings.listen.split(":")[1])), 60)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert caplog.text.count("there is no operator page") == 1
+    assert caplog.text.count("operator page: http") == 1
 
 
 @pytest.mark.parametrize("settings", [{"listen": "8080"}, {"listen": "127.0.0.1"}, {"listen": "127.0.0.1:99999"},
