@@ -175,8 +175,9 @@ def test_a_whole_federation_runs_and_leaves_nothing_behind(tmp_path: Path) -> No
     # At least the model goes down to both silos in both rounds; wire bytes contain the payload.
     assert result.dense_bytes >= 4 * 4 * 50_000
     assert result.wire_bytes > result.payload_bytes > 0
-    # Payloads are encoded exactly, so some bytes go, and most cannot.
-    assert 0.5 * result.dense_bytes < result.payload_bytes < 0.95 * result.dense_bytes
+    # Payloads are encoded exactly, so some bytes go, and most cannot. Silos get three models in two rounds: of the last
+    # one they measure the batch-norm statistics.
+    assert 0.5 * 5 / 4 * result.dense_bytes < result.payload_bytes < 0.95 * 5 / 4 * result.dense_bytes
     assert result.report == folder / "report" / "index.html"
     assert result.report.is_file()
     assert [step.split()[:3] for step in listener.steps if step.startswith("$")] == [
