@@ -176,9 +176,13 @@ def bytes_by_round(ledger: Ledger, study: str, *, after: int, up_to: int) -> lis
 
 
 def has_downloads(ledger: Ledger, *, study: str, round: int, phase: str, silo: str) -> bool:
-    """Whether any payload to a silo was counted in a phase."""
-    return bool(ledger.query("SELECT 1 FROM cost WHERE study = ? AND round = ? AND phase = ? AND silo = ?"
-                             " AND direction = 'down' AND kind = 'payload' LIMIT 1", study, round, phase, silo))
+    """Whether any payload to a silo was counted in a phase that is under way. Of phases of one name in a round, as those
+    of batch-norm statistics before training and behind it, the earlier one has rows before those of what came between.
+    """
+    return bool(ledger.query(
+        "SELECT 1 FROM cost WHERE study = ?1 AND round = ?2 AND kind = 'payload' AND silo = ?4 AND phase = ?3"
+        " AND direction = 'down' AND rowid > coalesce((SELECT max(rowid) FROM cost WHERE study = ?1 AND round = ?2"
+        " AND kind = 'payload' AND silo = ?4 AND phase <> ?3), 0) LIMIT 1", study, round, phase, silo))
 
 
 def rounds_with_payload(ledger: Ledger, study: str, silo: str, *, looked_at: int, most: int) -> list[int]:

@@ -199,6 +199,22 @@ def test_a_download_counts_for_its_own_study_round_phase_and_silo_only(ledger: L
     assert has_downloads(ledger, study="s", round=1, phase="train", silo="alpha")
 
 
+def test_of_two_phases_of_one_name_each_has_downloads_of_its_own(ledger: Ledger) -> None:
+    """Of batch-norm statistics of round 1, before training and behind it, simulations counted those before alone."""
+    def counted() -> bool:
+        return has_downloads(ledger, study="s", round=1, phase="statistics", silo="alpha")
+
+    first = replace(ROW, direction="down", phase="statistics")
+    add_to_cost(ledger, first)
+    assert counted()
+    add_costs(ledger, [replace(ROW, direction="up", phase="statistics"), replace(ROW, silo="beta")])
+    assert counted()
+    add_costs(ledger, [replace(ROW, direction="up")])
+    assert not counted(), "training has come between"
+    add_to_cost(ledger, first)
+    assert counted()
+
+
 def test_the_rounds_of_a_silo_are_its_last_ones_with_a_payload_oldest_first(tmp_path: Path) -> None:
     ledger = open_federation_with_silos(tmp_path / "federation").ledger
     ledger.queue_study("s", study_config(rounds=9))
