@@ -176,8 +176,10 @@ def bytes_by_round(ledger: Ledger, study: str, *, after: int, up_to: int) -> lis
 
 
 def has_downloads(ledger: Ledger, *, study: str, round: int, phase: str, silo: str) -> bool:
-    """Whether any payload to a silo was counted in a phase that is under way. Of phases of one name in a round, as those
-    of batch-norm statistics before training and behind it, the earlier one has rows before those of what came between.
+    """Whether any payload to a silo was counted in a phase that is under way.
+
+    Of phases of one name in a round, as those of batch-norm statistics before training and behind it, the earlier one
+    has its rows before those of what came between.
     """
     return bool(ledger.query(
         "SELECT 1 FROM cost WHERE study = ?1 AND round = ?2 AND kind = 'payload' AND silo = ?4 AND phase = ?3"
