@@ -72,7 +72,7 @@ Written by `make bench-demo`: `semisilo demo --seed N --json benchmarks/demo/see
 {how}
 
 {HEADING}{rows(found)}
-On the wire: {share.replace("%", " %")} of what the same transfers cost as dense 32-bit tensors.
+On the wire: {share.replace("%", " %")} of what a dense 32-bit model each way costs in every round.
 Labels alone: {found[0]["labelled_only_recipe"]}.
 """
 
