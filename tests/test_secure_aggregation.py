@@ -126,7 +126,7 @@ def test_a_silo_that_is_revoked_after_its_masked_update_is_taken_out_of_the_sum(
 
 @pytest.mark.slow
 def test_a_silo_whose_shares_nobody_can_open_costs_one_round(tmp_path: Path) -> None:
-    """It failed all of them. Round 1 fails while silos have trained nothing yet."""
+    """It failed all of them."""
     with federation(tmp_path, study=MASKED, silos=SILOS) as processes:
         processes.serve()
         for silo in SILOS:
