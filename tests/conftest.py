@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.compiled_tests import compile_share
 
@@ -41,6 +42,11 @@ with contextlib.suppress(ImportError):
 # Libraries and thousands of tests stay until the end: there is no use in looking at them again and again, as Python's
 # collector does by default. Cycles that tests leave behind are still freed, only later.
 gc.set_threshold(20_000, 20, 20)
+
+
+# Nothing is timed: beside other work any example may take long.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

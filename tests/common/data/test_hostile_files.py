@@ -81,7 +81,7 @@ def seeds(kind: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_read_and_nothing_else(kind, tmp_path, data):
     suffix = KINDS[kind][0]
@@ -112,7 +112,7 @@ def _outcome(attempt: Callable[[], int]) -> bool:
 
 
 @pytest.mark.parametrize("suffix", sorted({suffix for suffix, _ in KINDS.values()} | {"", ".npz"}))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=600))
 def test_random_bytes_under_any_name_are_refused(suffix, tmp_path, content):
     (tmp_path / f"x{suffix}").write_bytes(content)

@@ -78,7 +78,7 @@ def back(store: PayloadStore, written: PayloadRef, *references: Reference, requi
 # The arithmetic -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), count=st.integers(0, 9), data=st.data())
 def test_any_patterns_of_any_type_come_back_from_their_differences(dtype: str, count: int, data: st.DataObject) -> None:
     kind = ELEMENT_TYPES[dtype]
@@ -91,7 +91,7 @@ def test_any_patterns_of_any_type_come_back_from_their_differences(dtype: str, c
     assert not code_against(bits, bits, kind, ReferenceForm.BITS).any()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(dtype=st.sampled_from(["float32", "float64"]), data=st.data())
 def test_a_model_made_by_adding_an_update_is_the_sum_again(dtype: str, data: st.DataObject) -> None:
     """Small whole numbers: every sum of theirs is exact, and so is what is sent."""
@@ -163,7 +163,7 @@ def test_a_reference_with_other_tensors_is_the_callers_mistake(store: PayloadSto
 # Payloads -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout=st.lists(st.tuples(st.sampled_from(sorted(ELEMENT_TYPES)), st.lists(st.integers(0, 4), max_size=3)),
                        max_size=4),
        alike=st.booleans(), aim=st.sampled_from(list(Aim)), data=st.data())

@@ -101,7 +101,7 @@ def test_a_group_of_zeros_takes_no_byte_and_its_elements_still_count(store: Payl
     assert rows["raw"].dense_bytes == 40
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 400), max_size=5))
 def test_a_download_that_is_cut_anywhere_adds_up_to_one_that_is_not(cuts: list[int]) -> None:
     parts = (Part(FRAMING, 0, 8, 0, 0), Part("raw", 8, 130, 104), Part("bits:zeros", 130, 130, 77, 0),

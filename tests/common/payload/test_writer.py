@@ -124,7 +124,7 @@ def test_awkward_tensors_come_back_bit_for_bit_and_in_order(store: PayloadStore)
             assert same_bits(tensor, AWKWARD[key].detach()), key
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), shape=st.lists(st.integers(0, 4), max_size=4), data=st.data())
 def test_random_tensors_come_back_bit_for_bit(store: PayloadStore, dtype: str, shape: list[int],
                                               data: st.DataObject) -> None:

@@ -130,7 +130,7 @@ def test_the_silo_of_a_task_comes_from_the_certificate_and_never_from_the_messag
        settings_=st.dictionaries(st.text(max_size=8), st.one_of(st.booleans(), st.integers(-2**53, 2**53),
                                                                 st.floats(allow_nan=False, allow_infinity=False),
                                                                 st.text(max_size=8)), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_numbers_and_settings_arrive_bit_for_bit(seed: int, mean: float, settings_: dict[str, object]) -> None:
     task = make_task(seed=seed, settings=settings_, image=ImageForm(size=8, channels=1, mean=(mean,), std=(1e-300,)))
     message = pb.Task.FromString(task_to_proto(task, report_interval_seconds=1.0).SerializeToString())

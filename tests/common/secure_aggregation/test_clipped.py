@@ -30,7 +30,7 @@ def length_of(levels: np.ndarray) -> float:
     return math.sqrt(sum(int(each)**2 for each in levels))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(count=st.integers(1, 3000), magnitude=st.sampled_from([1e-8, 1e-3, 1.0, 1e6, 1e30]),
        length=st.sampled_from([80.0, 500.0, 6553.0, 2.5e7]), spike=st.booleans(), seed=st.integers(0, 999))
 def test_no_update_is_longer_than_the_clip(count: int, magnitude: float, length: float, *, spike: bool,

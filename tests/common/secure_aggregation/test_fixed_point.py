@@ -30,7 +30,7 @@ def test_words_without_room_are_our_own_mistake() -> None:
         largest_level(4, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bits=st.sampled_from([16, 20, 24, 32]), silos=st.integers(1, 32), bound=st.floats(1e-6, 1e6),
        seed=st.integers(0, 99))
 def test_the_decoded_sum_is_within_the_stated_error(bits: int, silos: int, bound: float, seed: int) -> None:

@@ -44,7 +44,7 @@ def test_a_roster_says_who_is_there_with_which_identity() -> None:
     assert roster_of([]).head == EMPTY
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cuts=st.tuples(*[st.integers(0, 5)] * 3).map(sorted))
 def test_a_silo_goes_on_from_what_it_has_seen(cuts: list[int]) -> None:
     """Whatever overlaps: the same roster as from the beginning."""

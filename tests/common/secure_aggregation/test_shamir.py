@@ -74,7 +74,7 @@ FIRST_SHARE = ("0097f2fff5221ef205ac7f99d8b3dc7226638ca69a5e2edc3a2b3cc99491bf37
                "22a89415010a444769d5330866875f22cbc8ea7ba5f7ee083803daeebb975cadbf")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(secret=st.binary(min_size=32, max_size=32), seed=st.binary(min_size=32, max_size=32), data=st.data())
 def test_any_threshold_of_the_shares_give_the_secret(secret: bytes, seed: bytes, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 32))

@@ -21,7 +21,7 @@ def plainly_packed(words: list[int], bits: int) -> bytes:
     return whole.to_bytes((len(words) * bits + 7) // 8, "little")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(bits=st.integers(16, 32), words=st.lists(st.integers(0, 2**32 - 1), max_size=150))
 def test_words_come_back_and_bytes_are_those_of_one_long_integer(bits: int, words: list[int]) -> None:
     array = np.array(words, dtype=np.uint32)

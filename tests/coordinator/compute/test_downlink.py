@@ -391,7 +391,7 @@ def test_the_same_tensors_for_one_silo_and_for_all_are_kept_for_all(hub: Hub) ->
     assert hub.cache.digests() == [digest(group.tensors)]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.lists(st.sets(st.integers(0, 12)), min_size=1, max_size=3), min_size=1, max_size=6),
        lost=st.sets(st.integers(0, 5)))
 def test_whatever_silos_hold_every_payload_is_readable_with_it_and_gives_the_version(

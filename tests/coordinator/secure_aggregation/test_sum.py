@@ -73,7 +73,7 @@ def test_one_silo_more_that_drops_out_ends_the_sum() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_silos_may_drop_out_at_any_arrows(data: st.DataObject) -> None:
     count = data.draw(st.integers(3, 12))

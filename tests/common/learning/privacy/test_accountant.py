@@ -63,7 +63,7 @@ def test_without_sampling_it_is_the_closed_form_and_never_below(noise: float, co
 
 @pytest.mark.slow
 @given(noise=st.floats(0.7, 20.0), count=st.integers(1, 500))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_closed_form_holds_whatever_the_noise(noise: float, count: int) -> None:
     exact = gaussian_epsilon(math.sqrt(count) / noise, DELTA)
     assert exact <= epsilon_of([steps(noise, 1.0, count)], DELTA) <= 1.01 * exact + 1e-9

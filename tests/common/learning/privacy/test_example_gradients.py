@@ -57,7 +57,7 @@ def summed(model: nn.Module, inputs_BCHW: Tensor, labels_B: Tensor, clip_norm: f
 
 
 @given(count=st.integers(1, 9), seed=st.integers(0, 50), clip=st.floats(1e-3, 50.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_sum_is_that_of_a_loop_over_images(count: int, seed: int, clip: float) -> None:
     """To one grid unit an image, and 1e-4 of what it is (float32 in another order, and the slack of 2^-16)."""
     model, (inputs, labels) = network(seed), batch(count, seed)
@@ -66,7 +66,7 @@ def test_the_sum_is_that_of_a_loop_over_images(count: int, seed: int, clip: floa
 
 
 @given(seed=st.integers(0, 100), clip=st.floats(1e-3, 10.0), scale=st.sampled_from([1e-6, 1.0, 1e4, 1e30]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_image_moves_the_sum_by_at_most_c(seed: int, clip: float, scale: float) -> None:
     """Sensitivity, exactly: sums are whole numbers, so no order of adding can make it more (Casacuberta et al.)."""
     model, (inputs, labels) = network(seed), batch(6, seed)

@@ -46,7 +46,7 @@ def parse(data: bytes, elements: int = 4, remaining: int = 1000, dtype: str = "f
     parse_header(data, elements=elements, remaining_bytes=remaining, kind=ELEMENT_TYPES[dtype])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), shape=st.lists(st.integers(0, 5), max_size=4), data=st.data(),
        plan=st.sampled_from(EXACT_PLANS), every_value=st.booleans())
 def test_any_bits_of_any_type_and_shape_come_back_as_they_were(
@@ -61,7 +61,7 @@ def test_any_bits_of_any_type_and_shape_come_back_as_they_were(
     assert trip.bits.tobytes() == raw
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), elements=st.integers(1, 5000), density=st.floats(0, 1),
        seed=st.integers(0, 2**32 - 1), run=st.sampled_from([1, 7, 300]), levels=st.sampled_from([2, 50, 2**63]),
        plan=st.sampled_from(EXACT_PLANS), coded=st.booleans())
@@ -185,7 +185,7 @@ def test_values_of_another_length_than_declared_are_refused() -> None:
         decode_block(short, bytes(12), np.zeros(4, dtype="<u4"), kind=FLOAT32)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(index=st.sampled_from([1, 2, 3, 4, 5, 6, 0x85, 0x86]), value=st.integers(1, 5), nnz=st.integers(0, 40),
        index_data=st.binary(max_size=5), value_data=st.binary(max_size=160))
 def test_random_bytes_are_refused_or_decoded_and_nothing_else(index: int, value: int, nnz: int, index_data: bytes,
@@ -199,7 +199,7 @@ def test_random_bytes_are_refused_or_decoded_and_nothing_else(index: int, value:
         pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(density=st.sampled_from([0.003, 0.05, 0.15, 0.4, 0.8, 0.999, 1]), form=st.sampled_from(list(ValueForm)),
        where=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255), cut=st.booleans())
 def test_a_damaged_block_is_refused_or_decoded_with_the_right_number_of_values(

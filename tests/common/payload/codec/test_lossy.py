@@ -49,7 +49,7 @@ def test_normal_values_keep_their_error_and_share_of_dense(form: ValueForm, roun
     assert trip.size_bytes <= share * values.nbytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values=st.lists(finite_floats, min_size=1, max_size=300), form=st.sampled_from(FORMS),
        rounding=st.sampled_from(["nearest", "stochastic"]), aim=st.sampled_from(list(Aim)))
 def test_any_finite_floats_come_back_finite(values: list[float], form: ValueForm, rounding: Any, aim: Aim) -> None:
@@ -58,7 +58,7 @@ def test_any_finite_floats_come_back_finite(values: list[float], form: ValueForm
     assert np.isfinite(trip.bits.view("<f4")).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values=st.lists(finite_floats, min_size=1, max_size=600), codes=st.sampled_from(CODES), squeeze=st.booleans())
 def test_the_nearest_code_is_at_most_half_a_scale_away(values: list[float], codes: ScaledCodes, squeeze: bool) -> None:
     exact = np.array(values, dtype="<f4")
@@ -134,7 +134,7 @@ def test_a_value_that_is_not_finite_is_refused_before_anything_is_encoded(form: 
         there_and_back(all_ones, FLOAT32, smallest(form))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=st.lists(finite_floats, min_size=1, max_size=50))
 def test_bf16_rounds_as_torch_does_but_stays_finite(values: list[float]) -> None:
     exact = np.array(values, dtype="<f4")

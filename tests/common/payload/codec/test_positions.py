@@ -120,7 +120,7 @@ def test_positions_at_one_distance_are_listed_by_their_gaps() -> None:
     assert len(data) < 100
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(n=st.integers(2, 3000), density=st.floats(0, 1), run=st.sampled_from([1, 5, 700]), compact=st.booleans(),
        seed=st.integers(0, 2**32 - 1))
 def test_any_mask_comes_back_in_at_most_the_bytes_of_a_bitmask(n: int, density: float, run: int, compact: bool,
@@ -252,7 +252,7 @@ def test_complements_of_impossible_counts_are_refused() -> None:
         decoded(GAPS, compress(bytes([0, 1, 6])), 10, 8, complement=True)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(encoding=st.sampled_from([BITMASK, ZSTD_BITMASK, GAPS, RICE, CLASSES]), data=st.binary(max_size=30),
        wrap=st.booleans(), n=st.integers(1, 200), count=st.integers(0, 200), complement=st.booleans())
 def test_whatever_is_decoded_is_increasing_in_range_and_of_the_right_number(
@@ -267,7 +267,7 @@ def test_whatever_is_decoded_is_increasing_in_range_and_of_the_right_number(
     assert all(0 <= position < n for position in positions)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(classes=st.binary(min_size=1, max_size=40), low=st.binary(max_size=40), n=st.integers(1, 3000),
        exact=st.booleans())
 def test_whatever_classes_are_listed_is_increasing_and_in_range_or_refused(classes: bytes, low: bytes, n: int,

@@ -13,7 +13,7 @@ from tests.common.codec_samples import there_and_back
 SMALLEST = Plan(aim=Aim.SMALLEST)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), size=st.integers(0, 50), data=st.data())
 def test_any_pattern_against_any_base_comes_back(dtype: str, size: int, data: st.DataObject) -> None:
     kind = ELEMENT_TYPES[dtype]

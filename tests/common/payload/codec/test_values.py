@@ -22,7 +22,7 @@ UINT8 = ELEMENT_TYPES["uint8"]
 MAGIC = bytes.fromhex("28b52ffd")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), count=st.integers(1, 3000), bits=st.integers(1, 64),
        coded=st.booleans(), squeeze=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_planes_give_any_numbers_back(dtype: str, count: int, bits: int, coded: bool, squeeze: bool, seed: int) -> None:

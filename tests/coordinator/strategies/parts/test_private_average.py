@@ -49,7 +49,7 @@ def test_it_is_the_mean_of_clipped_updates_with_noise_of_sigma_c_over_their_numb
 
 
 @given(seed=st.integers(0, 50), scale=st.sampled_from([1e-6, 0.01, 1.0, 1e20]), clip=st.floats(1e-3, 100.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_one_silo_moves_the_sum_by_at_most_the_clip(seed: int, scale: float, clip: float) -> None:
     """Exactly, for whole numbers are added; an update that is not clipped (planted) moves it by its own length."""
     of = average(clip=clip)

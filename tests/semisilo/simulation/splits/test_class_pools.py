@@ -38,7 +38,7 @@ def test_what_one_class_cannot_give_the_others_do():
     assert spread_evenly(4, np.array([0, 0])).tolist() == [0, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 200), st.lists(st.integers(0, 30), min_size=1, max_size=8))
 def test_an_even_spread_gives_all_it_can_and_no_class_gives_more_than_another_that_has_some_left(total, left):
     given_C = spread_evenly(total, np.array(left))

@@ -61,7 +61,7 @@ def test_largest_remainder_breaks_ties_towards_the_lowest_index():
     assert largest_remainder([1, 0, 2], 0).tolist() == [0, 0, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any), st.integers(0, 500))
 def test_largest_remainder_equals_exact_arithmetic(weights, total):
     shares = [Fraction(weight * total, sum(weights)) for weight in weights]
