@@ -208,7 +208,7 @@ class Agent:
             began = time.monotonic()
             self._display.state(f"connecting to {self._address}")
             self._save(state=f"connecting to {self._address}")
-            pauses = waits(self._link.backoff, silo=self._silo)
+            pauses, unanswered = waits(self._link.backoff, silo=self._silo), ""
             while True:
                 await self._until_well(self._renew)
                 asked = time.monotonic()
@@ -226,9 +226,10 @@ class Agent:
                     away = self._away()
                     if away is not None and not self._said_away:
                         continue  # given in the moment in which that began: the next call says so
-                    if await self._work(answer.task, away):
-                        pauses = waits(self._link.backoff, silo=self._silo)
-                    else:  # it may be given again at once, and end in the same way
+                    if not await self._work(answer.task, away):  # it may be given again at once, and end in the same way
+                        if answer.task.task_id != unanswered:  # what became of another says nothing of this one
+                            pauses = waits(self._link.backoff, silo=self._silo)
+                            unanswered = answer.task.task_id
                         await asyncio.sleep(next(pauses))
                     continue
                 ended = self._standby(answer.standby, first=first)

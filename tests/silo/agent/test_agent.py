@@ -9,7 +9,7 @@ import io
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.agent.watch import Watch
 from semisilo.silo.compute.messages import Survey, Surveyed
 from semisilo.silo.link.link import Link, LinkSettings
-from semisilo.silo.link.retrying_calls import Backoff
+from semisilo.silo.link.retrying_calls import Backoff, waits
 from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
@@ -1036,6 +1036,30 @@ def test_a_task_that_cannot_be_answered_is_not_tried_without_pause(tmp_path: Pat
             running = asyncio.ensure_future(bench.agent.run())
             await until(lambda: len(coordinator.hellos) >= 7)
             assert time.monotonic() - began > 0.35, "pauses of 0.01, 0.02, 0.04, 0.08, 0.1 and 0.1 s at least"
+            running.cancel()
+    run(work())
+
+
+def test_a_silo_whose_answers_are_not_wanted_does_not_hold_up_one_round_after_another_for_longer(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        coordinator, drawn = FakeCoordinator(), list[float]()
+
+        def recorded(*args: Any, **kwargs: Any) -> Iterator[float]:
+            for pause in waits(*args, **kwargs):
+                drawn.append(pause)
+                yield pause
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            number = len(coordinator.hellos)
+            coordinator.tasks = [make_task(number, rounds=99, settings={"unknown": 1})]
+            return TaskClosed("not accepted") if rpc == "BeginUpdate" else None
+        coordinator.fault = fault
+        monkeypatch.setattr("semisilo.silo.agent.agent.waits", recorded)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(drawn) >= 5)
+            assert len(set(drawn)) == 1, "each round begins with the shortest pause"
             running.cancel()
     run(work())
 
