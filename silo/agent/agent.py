@@ -226,10 +226,9 @@ class Agent:
                     away = self._away()
                     if away is not None and not self._said_away:
                         continue  # given in the moment in which that began: the next call says so
-                    if not await self._work(answer.task, away):  # it may be given again at once, and end in the same way
+                    if not await self._work(answer.task, away):  # given again at once, it may end in the same way
                         if answer.task.task_id != unanswered:  # what became of another says nothing of this one
-                            pauses = waits(self._link.backoff, silo=self._silo)
-                            unanswered = answer.task.task_id
+                            pauses, unanswered = waits(self._link.backoff, silo=self._silo), answer.task.task_id
                         await asyncio.sleep(next(pauses))
                     continue
                 ended = self._standby(answer.standby, first=first)
