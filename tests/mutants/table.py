@@ -356,7 +356,8 @@ _FEEDBACK = _mutants(
      "value - bits_to_tensor(bits, spec)",
      "value - value", f"{_COMPRESSION}::test_top_k_sends_the_largest_of_the_whole_group_exactly_and_keeps_the_rest "
      f"{_COMPRESSION}::test_what_is_left_out_is_sent_in_a_later_round"),
-    ("top-k-rounds-down", "silo/compute/lossy_update.py", "math.ceil(Fraction(share)", "math.floor(Fraction(share)",
+    ("top-k-rounds-down", "common/methods/uplink.py", "math.ceil(Fraction(self.top_k)",
+     "math.floor(Fraction(self.top_k)",
      f"{_COMPRESSION}::test_the_count_is_the_share_as_written_rounded_up"),
     ("top-k-keeps-the-smallest", "silo/compute/lossy_update.py", "mask = size > smallest", "mask = size < smallest",
      f"{_COMPRESSION}::test_the_largest_are_those_of_a_stable_sort"),
