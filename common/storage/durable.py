@@ -38,8 +38,18 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replaces the file at `path` by `content`, atomically and lastingly.
 
     The mode holds before the first byte is written, whatever the umask; nobody ever sees half a file.
-    Raises: OSError, with nothing changed at `path`.
+    Raises: OSError that names `path`, with nothing changed there.
     """
+    try:
+        _write_durably(path, content, mode)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # A write that fails names no file, and the name of the temporary one tells nobody anything.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _write_durably(path: Path, content: bytes, mode: int) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)
     try:

@@ -305,6 +305,11 @@ class PayloadStore:
         """Removes the spare files, as when there is nothing more to come; returns the bytes that became free."""
         return self._spares.drop()
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that the spare files take, which the next ones are written over."""
+        return self._spares.size_bytes
+
     def clean(self, *, keep_partials: Collection[str] = (), before_unix: float = math.inf) -> None:
         """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`; only
         what was written last before `before_unix`, in seconds.
@@ -680,6 +685,11 @@ class SpareFiles:
                     os.replace(path, target)
                     return True
         return False
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all spares together."""
+        return sum(size for size, _ in self._files())
 
     def drop(self, *, keep: int = 0) -> int:
         """Removes spares until `keep` are left; returns the bytes that became free."""

@@ -23,6 +23,7 @@ from semisilo.common.errors import (
     BadData,
     CertificateRevoked,
     ComputeFailed,
+    DiskFull,
     PayloadNotServed,
     SecureSumRefused,
     SemisiloError,
@@ -821,6 +822,29 @@ def test_what_a_late_update_left_is_dropped_before_another_task_even_from_a_full
             assert tries == 4
             assert "not wanted any more: the round is closed" in bench.text
             assert memory.pending_for(make_task().task_id) is None
+    run(work())
+
+
+def test_a_disk_without_room_for_the_answer_is_said_once_and_nothing_is_trained_meanwhile(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            memory, tries = bench.agent._memory, 0
+
+            def check_room(study: str) -> None:
+                nonlocal tries
+                tries += 1
+                assert not bench.compute.trained
+                if tries < 4:
+                    raise DiskFull("/silo/memory: training would leave 2 MB here, and not so much is free.",
+                                   remedy="Free some space.")
+            memory.check_room = check_room  # type: ignore[method-assign]
+            assert await bench.agent.run() == "reached 91.2 %"
+            assert (tries, len(bench.compute.trained)) == (4, 1)
+            lines = [line for line in bench.text.splitlines() if "put off: /silo/memory: training would" in line]
+            assert len([line for line in lines if "on the wire" in line]) == 1
+            assert len(lines) <= 2, "and what it is doing, which a log shows when it changes"
+            assert bench.text.count(": training (semifl") == 1
     run(work())
 
 
