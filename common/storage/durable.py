@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
+__all__ = ["naming", "start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
            "write_secret"]
 
 _waits = True
@@ -97,6 +97,17 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def write_secret(path: Path, content: bytes) -> None:
     """As `write_durably`, readable by the owner only. The one function that writes private keys."""
     write_durably(path, content, mode=0o600)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has errors of the system name a file meanwhile: those of an open file, of which it says none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def start_writing(descriptor: int, offset: int, length: int) -> None:

@@ -22,7 +22,7 @@ from tempfile import mkstemp
 from typing import TYPE_CHECKING, NamedTuple
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
-from semisilo.common.storage.durable import start_writing, sync_file, sync_folder
+from semisilo.common.storage.durable import naming, start_writing, sync_file, sync_folder
 from semisilo.common.storage.half_written import nobody_has_open
 from semisilo.common.text.system_errors import explained
 
@@ -599,9 +599,9 @@ class PartialFile:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, hex; reads it in pieces of 1 MiB."""
+    """SHA-256 of a file, hex; reads it in pieces of 1 MiB. Raises: OSError that names it."""
     total = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with naming(path), path.open("rb", buffering=0) as file:
         while data := file.read(_READ_BYTES):
             total.update(data)
     return total.hexdigest()

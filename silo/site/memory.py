@@ -26,7 +26,7 @@ from pathlib import Path
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, DiskFull, StorageDamaged
 from semisilo.common.methods.contract import PayloadRef, try_of
-from semisilo.common.storage.durable import sync_found, write_durably
+from semisilo.common.storage.durable import naming, sync_found, write_durably
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
 from semisilo.common.text.describe import describe_bytes
@@ -380,7 +380,8 @@ class SiloMemory:
         path = self.folder / _INDEX
         sync_found(path)  # an answer that is sent upon it must not be forgotten with it
         try:
-            content = json.loads(path.read_bytes())
+            with naming(path):
+                content = json.loads(path.read_bytes())
             if isinstance(content, dict) and isinstance(written := content.get("format"), int) and written > _FORMAT:
                 raise StorageDamaged(f"{path}: written by a newer version (format {written}).",
                                      remedy="Upgrade semisilo on this machine.")

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.storage import durable
-from semisilo.common.storage.durable import sync_file, sync_folder, sync_found, without_waiting, write_durably
+from semisilo.common.storage.durable import (
+    naming,
+    sync_file,
+    sync_folder,
+    sync_found,
+    without_waiting,
+    write_durably,
+)
 from tests.synced_paths import synced_paths
 
 
@@ -103,3 +110,13 @@ def test_what_the_system_refuses_names_the_file_and_not_the_temporary_one(
     assert failed.value.filename == str(path)
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_of_an_open_file_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    with pytest.raises(OSError, match=r"record'$"), naming(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(FileNotFoundError, match=r"other'$"), naming(path):
+        (tmp_path / "other").read_bytes()
+    with pytest.raises(OSError, match=r"^in words$"), naming(path):
+        raise OSError("in words")
