@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 __all__ = ["LOSSY_FORMS", "RANDOM_K", "Uplink", "parse_uplink"]
@@ -40,6 +41,11 @@ class Uplink:
         """The lossy forms in it, by the names of `LOSSY_FORMS`; empty when an update arrives as it left."""
         forms = () if self.values == "exact" else (self.values,)
         return forms if self.top_k == 1 else (*forms, "top-k")
+
+    def sent(self, elements: int) -> int:
+        """How many of the float32 elements of a group that means a difference are sent: ceil(top_k * elements), of the
+        share as it is written. 7 % of 100 is 7, although 0.07 * 100 > 7 in float64."""
+        return min(elements, math.ceil(Fraction(self.top_k).limit_denominator(10**9) * elements))
 
 
 def parse_uplink(text: str, *, rounding: Literal["nearest", "stochastic"] = "stochastic",

@@ -121,7 +121,8 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, object], *,
             sync_folder(path.parent)
         return total.hexdigest()
     except OSError as error:
-        raise explained(error, path) or error from error
+        # A file that is called by what it holds has no name before all of it is there.
+        raise explained(error, path if named else path.parent) or error from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
+__all__ = ["naming", "start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
            "write_secret"]
 
 _waits = True
@@ -38,8 +38,18 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replaces the file at `path` by `content`, atomically and lastingly.
 
     The mode holds before the first byte is written, whatever the umask; nobody ever sees half a file.
-    Raises: OSError, with nothing changed at `path`.
+    Raises: OSError that names `path`, with nothing changed there.
     """
+    try:
+        _write_durably(path, content, mode)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # A write that fails names no file, and the name of the temporary one tells nobody anything.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _write_durably(path: Path, content: bytes, mode: int) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)
     try:
@@ -87,6 +97,17 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def write_secret(path: Path, content: bytes) -> None:
     """As `write_durably`, readable by the owner only. The one function that writes private keys."""
     write_durably(path, content, mode=0o600)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has errors of the system name a file meanwhile: those of an open file, of which it says none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def start_writing(descriptor: int, offset: int, length: int) -> None:

@@ -22,7 +22,7 @@ from tempfile import mkstemp
 from typing import TYPE_CHECKING, NamedTuple
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
-from semisilo.common.storage.durable import start_writing, sync_file, sync_folder
+from semisilo.common.storage.durable import naming, start_writing, sync_file, sync_folder
 from semisilo.common.storage.half_written import nobody_has_open
 from semisilo.common.text.system_errors import explained
 
@@ -304,6 +304,11 @@ class PayloadStore:
     def drop_spares(self) -> int:
         """Removes the spare files, as when there is nothing more to come; returns the bytes that became free."""
         return self._spares.drop()
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that the spare files take, which the next ones are written over."""
+        return self._spares.size_bytes
 
     def clean(self, *, keep_partials: Collection[str] = (), before_unix: float = math.inf) -> None:
         """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`; only
@@ -594,9 +599,9 @@ class PartialFile:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, hex; reads it in pieces of 1 MiB."""
+    """SHA-256 of a file, hex; reads it in pieces of 1 MiB. Raises: OSError that names it."""
     total = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with naming(path), path.open("rb", buffering=0) as file:
         while data := file.read(_READ_BYTES):
             total.update(data)
     return total.hexdigest()
@@ -680,6 +685,11 @@ class SpareFiles:
                     os.replace(path, target)
                     return True
         return False
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all spares together."""
+        return sum(size for size, _ in self._files())
 
     def drop(self, *, keep: int = 0) -> int:
         """Removes spares until `keep` are left; returns the bytes that became free."""

@@ -409,7 +409,8 @@ class Operations:
                       num_classes=len(study.data.frozen.classes))
         # What is kept for a silo is a file as large as the model.
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
-        found = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
+        found = check_file(update.path, self._expected_of(state, step, round, header.silo, before),
+                           study.config.wire.uplink_form())
         self._sound.note(update.path, found.norms)
         return CheckedUpdate(held=found.held, encoded=found.encoded)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from semisilo.common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors, TensorSpec
+from semisilo.common.methods.uplink import Uplink
 from semisilo.common.payload.codec import ELEMENT_TYPES, Bits, exceeds
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest
 from semisilo.common.payload.reader import PayloadReader, check_finite
@@ -76,9 +77,12 @@ class CheckedFile:
     """What its blocks took: the file is open anyway."""
 
 
-def check_file(path: Path, expected: Expected) -> CheckedFile:
+def check_file(path: Path, expected: Expected, uplink: Uplink = Uplink()) -> CheckedFile:
     """Whether the update in a file is what is expected; reads it one tensor at a time, or one group that overwrites.
 
+    Args:
+        uplink: the form that the study wants. Only its top-k is held against the update: a silo that sends more numbers
+            than the others moves more of the model. All else that it may do costs nothing but bytes.
     Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
     """
     held, norms = [], {}
@@ -93,14 +97,27 @@ def check_file(path: Path, expected: Expected) -> CheckedFile:
                 held.append(group_digest(group))
                 continue
             squares: list[float] = []
+            sent = 0
             # Decoding is half of the check; an infinity or NaN is above the limit as well.
             for spec, bits in reader.tensors(name, require_finite=False):
                 if exceeds(bits, ELEMENT_TYPES[spec.dtype], LARGEST_VALUE):
                     check_finite(bits, spec, name)
                     raise _absurd(spec.name, name)
                 squares.append(_squares(_numbers(bits, spec)))
+                if uplink.top_k < 1 and spec.dtype == "float32":
+                    sent += int(np.count_nonzero(bits))
+            if uplink.top_k < 1 and layout.meaning is Meaning.DIFFERENCE:
+                _check_sent(name, layout, sent, uplink)
             norms[name] = math.sqrt(math.fsum(squares))
         return CheckedFile(held=tuple(held), norms=norms, encoded=encodings_in(reader))
+
+
+def _check_sent(name: str, layout: GroupLayout, sent: int, uplink: Uplink) -> None:
+    """Raises: BadPayload for more numbers than top-k leaves of a group."""
+    elements = sum(spec.num_elements for spec in layout.tensors if spec.dtype == "float32")
+    if sent > (most := uplink.sent(elements)):
+        raise BadPayload(f"The group '{name}' has {sent} numbers that are not zero; of its {elements}, top-k"
+                         f" {100 * uplink.top_k:g}% leaves {most}.", remedy="Update the silo.")
 
 
 def group_norm(group: TensorGroup) -> float:

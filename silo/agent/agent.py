@@ -37,6 +37,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
+from semisilo.common.text.seldom_lines import SeldomLines
 from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.asked import AskedRecord
@@ -193,6 +194,10 @@ class Agent:
         """What the status says is in the way."""
         self._quick_answers = 0
         self._said_away = False
+        self._lines = SeldomLines()
+        """About records that cannot be written: they are tried with every call."""
+        self._put_off = "", ""
+        """The task that was worked on last, and what became of it."""
         self._leaving = False
 
     # The loop ---------------------------------------------------------------------------------------------------------
@@ -208,7 +213,7 @@ class Agent:
             began = time.monotonic()
             self._display.state(f"connecting to {self._address}")
             self._save(state=f"connecting to {self._address}")
-            pauses = waits(self._link.backoff, silo=self._silo)
+            pauses, unanswered = waits(self._link.backoff, silo=self._silo), ""
             while True:
                 await self._until_well(self._renew)
                 asked = time.monotonic()
@@ -226,9 +231,9 @@ class Agent:
                     away = self._away()
                     if away is not None and not self._said_away:
                         continue  # given in the moment in which that began: the next call says so
-                    if await self._work(answer.task, away):
-                        pauses = waits(self._link.backoff, silo=self._silo)
-                    else:  # it may be given again at once, and end in the same way
+                    if not await self._work(answer.task, away):  # given again at once, it may end in the same way
+                        if answer.task.task_id != unanswered:  # what became of another says nothing of this one
+                            pauses, unanswered = waits(self._link.backoff, silo=self._silo), answer.task.task_id
                         await asyncio.sleep(next(pauses))
                     continue
                 ended = self._standby(answer.standby, first=first)
@@ -458,7 +463,9 @@ class Agent:
             news = self._heads.saw(answer.audit_head, study=printable(answer.task.study, limit=128),
                                    round=answer.task.round, seen_unix=self._clock())
         except OSError as error:
-            _LOG.warning("the head of the coordinator's audit trail cannot be kept: %s", error)
+            if self._lines.standing("head") is None:  # the task comes again and again meanwhile
+                _LOG.warning("%s: the head of the coordinator's audit trail cannot be kept: %s", self._home.heads,
+                             error.strerror or error)
             return
         if news.problem:
             _LOG.error("the coordinator's audit trail: %s", news.problem)
@@ -500,11 +507,15 @@ class Agent:
         about = "about " if carried.estimated else ""
         text = (f"{name}: {outcome.text}; on the wire {about}{describe_bytes(carried.sent_bytes)} out, "
                 f"{about}{describe_bytes(carried.received_bytes)} in")
-        if outcome.kind == "answered":  # four small messages a round, which the record of disclosures has as well
+        if outcome.kind == "put_off" and (task.task_id, outcome.text) == self._put_off:
+            _LOG.debug("%s", text)  # it has been said, and may be tried again for days
+            self._display.state(f"{name}: {outcome.text}")
+        elif outcome.kind == "answered":  # four small messages a round, which the record of disclosures has as well
             _LOG.debug("%s", text)
             self._display.state(f"{name}: {outcome.text}")
         else:
             self._display.event(text)
+        self._put_off = task.task_id, outcome.text
         answered = self._status.now.tasks_answered + int(outcome.answered)
         self._save(last_outcome=outcome.text, tasks_answered=answered, stage="", stage_fraction=0.0, stage_text="",
                    **self._refusal(outcome))
@@ -640,7 +651,8 @@ class Agent:
                                 received_bytes=self._before_start.received_bytes + carried.received_bytes,
                                 bytes_estimated=carried.estimated or self._status.now.bytes_estimated, **changes)
         except OSError as error:
-            _LOG.warning("the status file cannot be written: %s", error)
+            if self._lines.standing("status") is None:
+                _LOG.warning("%s: the status cannot be written: %s", self._home.status, error.strerror or error)
 
 
 class Renewal:

@@ -110,12 +110,13 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
         masked: told `Trained.vector` before the answer is kept; may raise, so that it is not.
     Raises: NotPermitted and what else `check_task` raises, before anything is fetched; NotPermitted when the answer
         holds what must not leave, and DailyBudget when it does not fit into the day: nothing is recorded as disclosed
-        then; what `steps` and training raise.
+        then; DiskFull when there is no room for the answer; what `steps` and training raise.
     """
     spec = check_task(site.policy, task)
     before = await _at_files(site, _done_before, site.memory, task)
     if before is None:
         payloads = await steps.fetch(task)
+        await _at_files(site, site.memory.check_room, task.study)
         request = await _at_files(site, _request, task, site, payloads, steps.upload_rate)
         trained = await steps.train(request if masking is None else replace(request, masking=masking))
         if masking is not None:

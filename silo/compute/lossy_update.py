@@ -13,10 +13,8 @@ Source: Seide et al. 2014 (1-bit SGD); Stich, Cordonnier and Jaggi 2018 (top-k);
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -33,7 +31,7 @@ from semisilo.common.payload.torch_tensors import bits_to_tensor, encoded_input,
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
 from semisilo.common.storage.store import PayloadStore
 
-__all__ = ["Residuals", "Sender", "largest", "merged", "plan_of", "share_count", "write_update"]
+__all__ = ["Residuals", "Sender", "largest", "merged", "plan_of", "write_update"]
 
 _SEPARATOR = "\n"
 """Between the parts of a key: names of groups and tensors have no unprintable characters."""
@@ -78,7 +76,7 @@ def write_update(store: PayloadStore, groups: Mapping[str, TensorGroup], uplink:
             inputs[name] = encoded_input(group, plan=Plan(aim=plan.aim, link_bytes_per_second=link_bytes_per_second))
             continue
         wanted[name] = _with_residual(name, group, residuals if uplink.error_feedback else {}, sender)
-        inputs[name] = _lossy_input(group, wanted[name], plan, uplink.top_k, numpy_generator(
+        inputs[name] = _lossy_input(group, wanted[name], plan, uplink, numpy_generator(
             sender.seed, f"rounding{_SEPARATOR}{sender.phase}{_SEPARATOR}{name}", round=sender.round,
             silo=sender.silo))
     payload = write_payload(store, inputs)
@@ -90,15 +88,6 @@ def plan_of(uplink: Uplink, *, link_bytes_per_second: float = 0.0) -> Plan:
     """What the codec is asked for; `top_k` is no matter of the codec, which leaves out zeros anyway."""
     return Plan(aim=Aim(uplink.aim), link_bytes_per_second=link_bytes_per_second, values=ValueForm(uplink.values),
                 rounding=uplink.rounding)
-
-
-def share_count(share: float, elements: int) -> int:
-    """ceil(share * elements), of the share as it is written: 7 % of 100 is 7, although 0.07 * 100 > 7 in float64.
-
-    Args:
-        share: above 0, at most 1.
-    """
-    return min(elements, math.ceil(Fraction(share).limit_denominator(10**9) * elements))
 
 
 def largest(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
@@ -164,10 +153,10 @@ def _with_residual(name: str, group: TensorGroup, residuals: Mapping[str, Tensor
     return wanted
 
 
-def _lossy_input(group: TensorGroup, wanted: Mapping[str, Tensor], plan: Plan, share: float,
+def _lossy_input(group: TensorGroup, wanted: Mapping[str, Tensor], plan: Plan, uplink: Uplink,
                  generator: np.random.Generator) -> EncodedInput:
-    count = share_count(share, sum(tensor.numel() for tensor in wanted.values()))
-    masks = dict(zip(wanted, largest(list(wanted.values()), count), strict=True)) if share < 1 else {}
+    count = uplink.sent(sum(tensor.numel() for tensor in wanted.values()))
+    masks = dict(zip(wanted, largest(list(wanted.values()), count), strict=True)) if uplink.top_k < 1 else {}
     inputs = [TensorInput(tensor_spec(name, tensor), partial(_chosen_bits, wanted.get(name, tensor), masks.get(name)))
               for name, tensor in group.tensors.items()]
     return EncodedInput(inputs, group.meaning, group.base, plan, generator)

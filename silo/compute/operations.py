@@ -47,6 +47,7 @@ from semisilo.common.methods.parts.secure_sum import divisor_of, totals_of
 from semisilo.common.methods.spec import EPSILON, FROZEN, MEASURING, counts_of
 from semisilo.common.models.exported import read_model
 from semisilo.common.models.factory import check_model, model_builder
+from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.numerics import numerics
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.process.messages import Handler
@@ -85,6 +86,10 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("semisilo.work")
 _NAMED_FILES = 5
+_WIDEST_BYTES = 8
+"""Of an element: float64."""
+_BESIDES_BYTES = 16 * 2**20
+"""That a tensor group may have besides a number for each element of the network."""
 _STOPPED = Evaluated(classes=(), why_not="the next task came before it was done")
 
 
@@ -150,6 +155,8 @@ class Operations:
         self._disk: Path | None = None
         """Where images may lie that are too many for memory: see `Train.images_folder`."""
         self._fitting: tuple[ModelSettings, ImageForm, tuple[str, ...]] | None = None
+        self._sized: tuple[tuple[ModelSettings, ImageForm, tuple[str, ...]], int] | None = None
+        """The network that was built last to see how large it is, and its elements."""
 
     def handlers(self) -> tuple[Handler, ...]:
         """See `semisilo.common.process.messages.Operations`."""
@@ -282,7 +289,7 @@ class Operations:
         settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         record = numerics.apply(order.numerics, device=device, processors=self._processors)
-        groups = self._received(order, spec, request.payloads, cache)
+        groups = self._received(order, spec, request, cache)
         frozen = groups.pop(FROZEN, None)
         build = model_builder(order.model, order.image, request.factories,
                               frozen=None if frozen is None else frozen.tensors)
@@ -298,10 +305,21 @@ class Operations:
         return _Ready(spec=spec, settings=settings, groups=groups, frozen=frozen, build=build, device=device,
                       record=record)
 
-    def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
+    def _received(self, order: TaskSpec, spec: MethodSpec, request: Train | EvaluateReceived,
                   cache: PayloadStore) -> dict[str, TensorGroup]:
         """The tensor groups of a task. To be overridden where several silos share their files."""
-        return receive(order, spec, payloads, cache)
+        return receive(order, spec, request.payloads, cache,
+                       most_bytes=self._most_bytes(order, request.factories))
+
+    def _most_bytes(self, order: TaskSpec, factories: Sequence[PermittedCode]) -> int:
+        """That a tensor group of the task may have: a number for each element of the network, of the widest type, and
+        some for what a method may send besides. The network is built once for that."""
+        model = (order.model, order.image, tuple(map(str, factories)))
+        if self._sized is None or self._sized[0] != model:
+            with torch.random.fork_rng(devices=[]):
+                network = model_builder(order.model, order.image, factories)()
+            self._sized = model, sum(tensor.numel() for tensor in network.state_dict().values())
+        return _WIDEST_BYTES * self._sized[1] + _BESIDES_BYTES
 
     def _check_model(self, order: TaskSpec, build: ModelBuilder, besides: tuple[str, ...]) -> None:
         """Once for the same network: it is the same in every round of a study. `besides`: what else it follows from."""

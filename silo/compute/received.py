@@ -7,32 +7,38 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from semisilo.common.errors import BadPayload, LayoutMismatch, TensorsMissing, WrongBase
+from semisilo.common.data.room import free_bytes
+from semisilo.common.errors import BadPayload, LayoutMismatch, SystemTrouble, TensorsMissing, WrongBase
 from semisilo.common.learning.tensors import digest, group_digest
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import Meaning, PayloadRef, TaskSpec, TensorGroup
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.manifest import DEFAULT_MAX_BYTES, check_manifest
-from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.reader import PayloadReader, read_manifest
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.describe import describe_bytes
 
 __all__ = ["hold", "receive"]
 
 _LOG = logging.getLogger("semisilo.work")
 
 
-def receive(task: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
-            store: PayloadStore) -> dict[str, TensorGroup]:
+def receive(task: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path], store: PayloadStore, *,
+            most_bytes: int = DEFAULT_MAX_BYTES) -> dict[str, TensorGroup]:
     """The tensor groups of a task, decoded. Each is kept on disk as well, for the next payload to be coded against.
 
     Args:
         payloads: path of each payload that was fetched, by digest; already verified.
         store: of payloads that arrive; in its folder "tensors" are the groups that this silo holds.
-    Raises: BadPayload for what the method does not declare; TensorsMissing when what the task builds on is damaged
-        here: it is dropped, and the task comes again with the whole group.
+        most_bytes: that a group may have when decoded, by what the study's network has: a hundred kilobytes can stand
+            for gigabytes, and nothing else tells that they are of no use.
+    Raises: BadPayload for what the method does not declare or what is too large; SystemTrouble where there is no memory
+        for all of them; TensorsMissing when what the task builds on is damaged here: it is dropped, and the task comes
+        again with the whole group.
     """
     cache = TensorCache(store)
+    _check_sizes(task, payloads, cache, most_bytes)
     groups: dict[str, TensorGroup] = {}
     for payload in task.payloads:
         found = _held(payload, cache, spec) or _fetched(task, payload, payloads, spec, store, cache)
@@ -41,6 +47,29 @@ def receive(task: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
                 raise BadPayload(f"Task {task.task_id} brings the group '{name}' twice.")
             groups[name] = group
     return groups
+
+
+def _check_sizes(task: TaskSpec, payloads: Mapping[str, Path], cache: TensorCache, most_bytes: int) -> None:
+    """Looks at what the groups take when they are decoded, before memory is taken for any. A file that is not here or
+    cannot be read is for whoever decodes it to say."""
+    total = 0
+    for payload in task.payloads:
+        path = (cache.find(payload.tensors) if payload.tensors else None) or payloads.get(payload.digest)
+        if path is None or not path.is_file():
+            continue
+        try:
+            groups = read_manifest(path)
+        except BadPayload:
+            continue
+        for group in groups:
+            if group.dense_bytes > most_bytes:
+                raise BadPayload(f"The group '{group.name}' has {describe_bytes(group.dense_bytes)} when decoded; with"
+                                 f" the network of study {task.study} at most {describe_bytes(most_bytes)} can be.")
+            total += group.dense_bytes
+    free = free_bytes()
+    if free is not None and total > free:
+        raise SystemTrouble(f"The tensor groups of task {task.task_id} need {describe_bytes(total)} of memory;"
+                            f" {describe_bytes(free)} are free.", remedy="Free some memory.")
 
 
 def _held(payload: PayloadRef, cache: TensorCache, spec: MethodSpec) -> dict[str, TensorGroup]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from semisilo.common.config import canonical_json
-from semisilo.common.storage.durable import sync_file, sync_folder, sync_found
+from semisilo.common.storage.durable import naming, sync_file, sync_folder, sync_found
 
 __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
            "read_line", "read_lines"]
@@ -123,12 +123,13 @@ class DisclosureLog:
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # `silo check` and others record as well: what is cut off where a line cannot be written is this line.
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            size = os.fstat(handle).st_size
-            if size and not _ends_with_newline(self._path):
-                line = "\n" + line
-            _write_line(handle, line.encode(), size)
+            with naming(self._path):
+                # `silo check` and others record as well: what is cut off where a line cannot be written is this line.
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                size = os.fstat(handle).st_size
+                if size and not _ends_with_newline(self._path):
+                    line = "\n" + line
+                _write_line(handle, line.encode(), size)
         finally:
             os.close(handle)
         if not size:

@@ -17,17 +17,19 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semisilo.common.config import canonical_json, from_dict
-from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.errors import BadConfiguration, DiskFull, StorageDamaged
 from semisilo.common.methods.contract import PayloadRef, try_of
-from semisilo.common.storage.durable import sync_found, write_durably
+from semisilo.common.storage.durable import naming, sync_found, write_durably
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import hash_file
+from semisilo.common.text.describe import describe_bytes
 from semisilo.silo.site.stores import open_outgoing
 
 __all__ = ["UNUSED_DAYS", "CommittedMemory", "PendingUpdate", "SiloMemory", "update_id_of"]
@@ -107,6 +109,8 @@ class SiloMemory:
         """Study -> since when it has looked unused at every look, of `monotonic`."""
         self.outgoing = open_outgoing(folder / "outgoing" if outgoing is None else outgoing)
         folder.mkdir(parents=True, exist_ok=True)
+        self._last_bytes: dict[str, int] = {}
+        """Study -> size of the last update of it in the life of this process."""
         self._whole: dict[str, tuple[int, int, int]] = {}
         self._index = self._load()
 
@@ -242,7 +246,22 @@ class SiloMemory:
             if not path.is_file():
                 raise StorageDamaged(f"{path}: written for task {task_id}, but not there.")
         self._put(study, replace(kept, pending=pending))
+        self._last_bytes[study] = 0 if payload is None else payload.size_bytes
         return pending
+
+    def check_room(self, study: str) -> None:
+        """Whether what the next answer leaves would fit on the disk, if it takes as much as the last one: to be asked
+        before hours of training that could not be kept. Memory is written beside the committed one; of an update, what
+        does not fit into a file that is written over.
+
+        Raises: DiskFull.
+        """
+        kept = self._index.studies.get(study, _Kept()).committed
+        memory = 0 if kept is None else sum(self._size(digest) for digest in (kept.digest, kept.residuals))
+        needed = memory + max(0, self._last_bytes.get(study, 0) - self.outgoing.spare_bytes)
+        if needed and needed > shutil.disk_usage(self.folder).free:
+            raise DiskFull(f"{self.folder}: training would leave {describe_bytes(needed)} here, and not so much is"
+                           " free.", remedy="Free some space.")
 
     def is_sound(self, study: str, last_folded_round: int) -> bool:
         """Whether all that the coordinator counts on is here, whole: what `resolve` would drop or miss is not."""
@@ -318,6 +337,12 @@ class SiloMemory:
     def _memory_path(self, digest: str) -> Path:
         return self.folder / f"{digest}{STATE_ENDING}"
 
+    def _size(self, digest: str) -> int:
+        try:
+            return self._memory_path(digest).stat().st_size if digest else 0
+        except FileNotFoundError:
+            return 0
+
     def _all_whole(self, *digests: str) -> bool:
         """Whether there is a file to name, and all that are named are whole."""
         named = [digest for digest in digests if digest]
@@ -355,7 +380,8 @@ class SiloMemory:
         path = self.folder / _INDEX
         sync_found(path)  # an answer that is sent upon it must not be forgotten with it
         try:
-            content = json.loads(path.read_bytes())
+            with naming(path):
+                content = json.loads(path.read_bytes())
             if isinstance(content, dict) and isinstance(written := content.get("format"), int) and written > _FORMAT:
                 raise StorageDamaged(f"{path}: written by a newer version (format {written}).",
                                      remedy="Upgrade semisilo on this machine.")

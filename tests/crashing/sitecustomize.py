@@ -6,6 +6,7 @@ compute process takes the light one with it, as a loss of power would.
 
 SEMISILO_TEST_LIE = "module:Class.train:what" makes a trainer lie in every update: "weights" has 3e38 in every value,
 "count" says that it is from a billion images. "module:function:shares" makes what that seals for others zeros.
+"module:Link.upload:bytes" sends other bytes than those that were written, as `hostile_bytes.py` has them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ def _lie(module: ModuleType, name: str, what: str) -> None:
     owner, _, last = name.partition(".")
     cls = getattr(module, owner)
     original = getattr(cls, last)
+    if what == "bytes":
+        from hostile_bytes import lying
+
+        setattr(cls, last, lying(original))
+        return
 
     @functools.wraps(original)
     def wrapper(*args: object, **kwargs: object) -> object:

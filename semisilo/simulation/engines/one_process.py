@@ -6,9 +6,8 @@ Tests: tests/semisilo/simulation/engines/test_ray.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from semisilo.common.methods import MethodSpec, Scenario
 from semisilo.common.methods.contract import TaskSpec, TensorGroup
@@ -16,7 +15,7 @@ from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import InlineCompute, OnProgress
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute.images import SiloImages
-from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.compute.messages import EvaluateReceived, Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.compute.received import receive
 from semisilo.silo.site.home import JoinChoice
@@ -63,7 +62,7 @@ class SimulatedOperations(Operations):
         if time.monotonic() >= self._tell_from:
             self._listener(fraction, text)
 
-    def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
+    def _received(self, order: TaskSpec, spec: MethodSpec, request: Train | EvaluateReceived,
                   cache: PayloadStore) -> dict[str, TensorGroup]:
         """As a silo reads them; what many silos get in the same file is read once."""
         groups: dict[str, TensorGroup] = {}
@@ -72,7 +71,7 @@ class SimulatedOperations(Operations):
             at = None if found is None else found.stat()
             key = None if at is None else _SharedFile(payload.groups, payload.tensors, at.st_ino, at.st_mtime_ns)
             if key is None or key not in self._shared:
-                read = receive(replace(order, payloads=(payload,)), spec, payloads, cache)
+                read = receive(replace(order, payloads=(payload,)), spec, request.payloads, cache)
                 if key is None:
                     groups |= read
                     continue

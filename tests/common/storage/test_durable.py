@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.storage import durable
-from semisilo.common.storage.durable import sync_file, sync_folder, sync_found, without_waiting, write_durably
+from semisilo.common.storage.durable import (
+    naming,
+    sync_file,
+    sync_folder,
+    sync_found,
+    without_waiting,
+    write_durably,
+)
 from tests.synced_paths import synced_paths
 
 
@@ -84,3 +92,31 @@ def test_what_another_process_has_left_is_synchronised_with_its_name_before_it_i
         with without_waiting():
             sync_found(tmp_path / "file")
     assert synced == [str(tmp_path / "file"), str(tmp_path)]
+
+
+@pytest.mark.parametrize("call", ["fsync", "open", "replace"])
+def test_what_the_system_refuses_names_the_file_and_not_the_temporary_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """What it says of a write, or of waiting for the disk, names none."""
+    path = tmp_path / "memory.json"
+    write_durably(path, b"before")
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *(["another"] if call != "fsync" else []))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(OSError, match=r"memory\.json'$") as failed:
+            write_durably(path, b"after")
+    assert failed.value.filename == str(path)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_of_an_open_file_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    with pytest.raises(OSError, match=r"record'$"), naming(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(FileNotFoundError, match=r"other'$"), naming(path):
+        (tmp_path / "other").read_bytes()
+    with pytest.raises(OSError, match=r"^in words$"), naming(path):
+        raise OSError("in words")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from semisilo.common.errors import StorageDamaged
+from semisilo.common.errors import DiskFull, StorageDamaged
 from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import hash_file
 
@@ -65,6 +67,11 @@ def test_a_write_that_fails_leaves_nothing_and_what_a_crash_left_is_cleaned(
                       lambda file: (_ for _ in ()).throw(OSError("disk gone")))
         with pytest.raises(OSError, match="disk gone"):
             files.save(State(5, {}, None))
+        patch.setattr("semisilo.common.storage.checkpoint.os.fsync",
+                      lambda file: (_ for _ in ()).throw(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        with pytest.raises(DiskFull) as full:
+            files.save(State(5, {}, None))
+        assert full.value.text == f"{tmp_path}: No space left on device."
     assert [path.name for path in tmp_path.iterdir()] == [f"{digest}{STATE_ENDING}"]
     (tmp_path / ".0011.tmp").write_bytes(b"half")
     files.clean()

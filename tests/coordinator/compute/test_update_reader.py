@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import GroupLayout, Meaning, TensorGroup
+from semisilo.common.methods.uplink import parse_uplink
 from semisilo.common.payload.reader import PayloadReader, read_manifest
 from semisilo.common.payload.torch_tensors import encode_groups
 from semisilo.common.payload.usage import encodings_of_payload
@@ -63,3 +65,18 @@ def test_an_update_is_opened_once_to_be_checked_and_once_to_be_read(tmp_path: Pa
         assert len(opened) == 2
     assert found.encoded == encodings_of_payload(path)
     assert all(torch.equal(groups["model"].tensors[name], tensor) for name, tensor in tensors.items())
+
+
+def test_an_update_with_more_numbers_than_top_k_leaves_is_refused(tmp_path: Path) -> None:
+    """Also where they hide among zeros of a dense block; integers are always sent whole."""
+    tensors = {"weight": torch.zeros(10, 20), "steps": torch.ones(50, dtype=torch.int64)}
+    uplink = parse_uplink("top-k 7%")
+    tensors["weight"].view(-1)[-14:] = 0.5
+    path, expected = spooled(tmp_path, tensors)
+    check_file(path, expected, uplink)
+    tensors["weight"].view(-1)[0] = -0.0
+    path, expected = spooled(tmp_path, tensors)
+    with pytest.raises(BadPayload, match=r"^The group 'model' has 15 numbers that are not zero; of its 200, top-k 7%"
+                                         r" leaves 14\.$"):
+        check_file(path, expected, uplink)
+    check_file(path, expected, parse_uplink("int8"))

@@ -9,7 +9,7 @@ import io
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from semisilo.common.errors import (
     BadData,
     CertificateRevoked,
     ComputeFailed,
+    DiskFull,
     PayloadNotServed,
     SecureSumRefused,
     SemisiloError,
@@ -41,7 +42,7 @@ from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.agent.watch import Watch
 from semisilo.silo.compute.messages import Survey, Surveyed
 from semisilo.silo.link.link import Link, LinkSettings
-from semisilo.silo.link.retrying_calls import Backoff
+from semisilo.silo.link.retrying_calls import Backoff, waits
 from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
@@ -824,6 +825,29 @@ def test_what_a_late_update_left_is_dropped_before_another_task_even_from_a_full
     run(work())
 
 
+def test_a_disk_without_room_for_the_answer_is_said_once_and_nothing_is_trained_meanwhile(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            memory, tries = bench.agent._memory, 0
+
+            def check_room(study: str) -> None:
+                nonlocal tries
+                tries += 1
+                assert not bench.compute.trained
+                if tries < 4:
+                    raise DiskFull("/silo/memory: training would leave 2 MB here, and not so much is free.",
+                                   remedy="Free some space.")
+            memory.check_room = check_room  # type: ignore[method-assign]
+            assert await bench.agent.run() == "reached 91.2 %"
+            assert (tries, len(bench.compute.trained)) == (4, 1)
+            lines = [line for line in bench.text.splitlines() if "put off: /silo/memory: training would" in line]
+            assert len([line for line in lines if "on the wire" in line]) == 1
+            assert len(lines) <= 2, "and what it is doing, which a log shows when it changes"
+            assert bench.text.count(": training (semifl") == 1
+    run(work())
+
+
 def test_a_silo_that_died_half_way_through_its_upload_sends_the_same_update_without_training_again(
         tmp_path: Path) -> None:
     async def work() -> None:
@@ -1036,6 +1060,30 @@ def test_a_task_that_cannot_be_answered_is_not_tried_without_pause(tmp_path: Pat
             running = asyncio.ensure_future(bench.agent.run())
             await until(lambda: len(coordinator.hellos) >= 7)
             assert time.monotonic() - began > 0.35, "pauses of 0.01, 0.02, 0.04, 0.08, 0.1 and 0.1 s at least"
+            running.cancel()
+    run(work())
+
+
+def test_a_silo_whose_answers_are_not_wanted_does_not_hold_up_one_round_after_another_for_longer(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        coordinator, drawn = FakeCoordinator(), list[float]()
+
+        def recorded(*args: Any, **kwargs: Any) -> Iterator[float]:
+            for pause in waits(*args, **kwargs):
+                drawn.append(pause)
+                yield pause
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            number = len(coordinator.hellos)
+            coordinator.tasks = [make_task(number, rounds=99, settings={"unknown": 1})]
+            return TaskClosed("not accepted") if rpc == "BeginUpdate" else None
+        coordinator.fault = fault
+        monkeypatch.setattr("semisilo.silo.agent.agent.waits", recorded)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(drawn) >= 5)
+            assert len(set(drawn)) == 1, "each round begins with the shortest pause"
             running.cancel()
     run(work())
 

@@ -21,7 +21,7 @@ from semisilo.common.payload.codec import Aim, ValueForm
 from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.storage.store import PayloadStore
-from semisilo.silo.compute.lossy_update import Sender, largest, merged, plan_of, share_count, write_update
+from semisilo.silo.compute.lossy_update import Sender, largest, merged, plan_of, write_update
 from tests.each_of import each_of
 
 BASE = "ab" * 32
@@ -69,13 +69,12 @@ class Wire:
     (0.07, 100, 7), (0.01, 100, 1), (0.01, 101, 2), (0.001, 10, 1), (1.0, 10, 10), (0.5, 0, 0), (0.29, 100, 29)])
 def test_the_count_is_the_share_as_written_rounded_up(share: float, elements: int, count: int) -> None:
     """0.07 * 100 is 7.000000000000001 in float64 and 0.29 * 100 is 28.999999999999996: neither may show."""
-    assert share_count(share, elements) == count
+    assert Uplink(top_k=share).sent(elements) == count
 
 
 @given(tenths=st.integers(1, 1000), elements=st.integers(0, 10**9))
 def test_the_count_of_any_share_a_study_can_write(tenths: int, elements: int) -> None:
-    share = parse_uplink(f"top-k {tenths / 10}%").top_k
-    assert share_count(share, elements) == math.ceil(Fraction(tenths, 1000) * elements)
+    assert parse_uplink(f"top-k {tenths / 10}%").sent(elements) == math.ceil(Fraction(tenths, 1000) * elements)
 
 
 @given(values=st.lists(st.lists(st.integers(-4, 4), max_size=12), min_size=1, max_size=4), data=st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 import logging
 from dataclasses import replace
@@ -18,13 +19,15 @@ from PIL import Image
 from semisilo.common.config import from_dict
 from semisilo.common.data import partly_labelled, readers
 from semisilo.common.data.form import AugmentationSettings, ImageForm, OnError
-from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermitted
+from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermitted, SystemTrouble
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.seeds import torch_generator
-from semisilo.common.methods.contract import Meaning, ModelSettings, TaskSpec, TensorGroup, Update
+from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, TaskSpec, TensorGroup, Update
 from semisilo.common.methods.numerics import Numerics
 from semisilo.common.models.exported import ModelFacts, inference_settings, write_model
 from semisilo.common.models.factory import initial_model, model_builder
+from semisilo.common.payload.codec import Aim, Plan
+from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import as_json
@@ -36,6 +39,8 @@ from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
+from tests.common.payload.codec.test_hostile_bytes import MIB, peak_of
+from tests.fuzz.seeds import payload_file
 
 NUM_IMAGES = 60
 CLASSES = tuple(str(digit) for digit in range(10))
@@ -433,6 +438,37 @@ def test_groups_that_the_method_does_not_declare_and_numbers_that_are_not_finite
         site: Site, given: dict[str, TensorGroup], text: str) -> None:
     site.given |= given
     with pytest.raises(BadPayload, match=text):
+        operations().train(site.request())
+
+
+def test_a_group_much_larger_than_the_network_is_refused_before_memory_is_taken(site: Site) -> None:
+    """40 kB that stand for 400 MB: of numbers that are all the same, or all zero."""
+    for value in (0.0, 0.1):
+        big = {f"w{number}": torch.full((2**20,), value) for number in range(2)}
+        small = encode_groups(site.cache, {"model": TensorGroup(big)}, plan=Plan(aim=Aim.SMALLEST))
+        path = site.cache.path(small.digest)
+        with PayloadReader(path) as reader:
+            group, = reader.groups
+            body = path.read_bytes()[reader.first_block:][:group.encoded_bytes // 2] * 100
+        specs = tuple(replace(group.tensors[0], name=f"w{number}") for number in range(100))
+        content = payload_file([replace(group, tensors=specs, encoded_bytes=len(body))], body)
+        assert len(content) < 50_000
+        payload = PayloadRef(hashlib.sha256(content).hexdigest(), len(content), ("model",))
+        request = site.request()
+        request = replace(request, task=replace(request.task, payloads=(payload,)),
+                          payloads={payload.digest: site.cache.add_bytes(content, payload.digest)})
+
+        def work(request: Train = request) -> None:
+            with pytest.raises(BadPayload, match=r"^The group 'model' has 419\.4 MB when decoded; with the network of"
+                                                 r" study s at most 17\.2 MB can be\.$"):
+                operations().train(request)
+
+        assert peak_of(work) < 16 * MIB
+
+
+def test_a_task_for_which_there_is_no_memory_is_put_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.silo.compute.received.free_bytes", lambda: 1000)
+    with pytest.raises(SystemTrouble, match=r"need .* of memory; 1.* kB are free"):
         operations().train(site.request())
 
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from semisilo.common.errors import StorageDamaged
+from semisilo.common.errors import DiskFull, StorageDamaged
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.silo.site.memory import SiloMemory, update_id_of
@@ -590,3 +590,26 @@ def test_a_silo_that_is_killed_as_it_moves_on_has_no_memory_of_the_other_federat
         memory = SiloMemory(tmp_path)
         memory.belong_to(authority)
         assert memory.pending_for("s/1/train") is None
+
+
+def test_room_for_an_answer_like_the_last_is_asked_for_before_it_is_made(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 0
+    monkeypatch.setattr("semisilo.silo.site.memory.shutil.disk_usage", lambda path: mock.Mock(free=free))
+    memory = SiloMemory(tmp_path)
+    memory.check_room("s")  # nothing is known of the first one
+    answer(memory, 1, content="m" * 1000, residuals="r" * 500)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    update = len("update 1 train")
+    free = 1500 + update
+    memory.check_room("s")
+    free -= 1
+    with pytest.raises(DiskFull, match=r": training would leave 1\.5 kB here, and not so much is free\.$"):
+        memory.check_room("s")
+    monkeypatch.setattr("semisilo.common.storage.store.SpareFiles.size_bytes", 10**6)
+    memory.check_room("s")  # an update is written over an old one
+    free = 1500 - 1
+    with pytest.raises(DiskFull):
+        memory.check_room("s")
+    with pytest.raises(DiskFull):
+        SiloMemory(tmp_path).check_room("s")
