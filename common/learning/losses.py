@@ -57,9 +57,10 @@ def cross_entropy(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
     Args:
         logits_BK: float, unnormalised.
-        labels_B: int64 (B,), 0..K-1; or multi-hot rows (B, K).
+        labels_B: int64 (B,), 0..K-1; or multi-hot rows, int8 (B, K); or soft labels, the probabilities of the classes,
+            float (B, K), for which it is -mean_b sum_k p_bk log softmax(logits_b)[k].
     """
-    if labels_B.ndim == 2:
+    if labels_B.ndim == 2 and not labels_B.is_floating_point():
         return example_losses(logits_BK, labels_B).mean()
     return functional.cross_entropy(logits_BK, labels_B)
 

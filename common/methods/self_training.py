@@ -58,6 +58,7 @@ __all__ = ["FEW_CLASSES", "SELF_TRAINING", "SelfTrainingSettings"]
 FEW_CLASSES = 8
 """Fewer have a threshold and a smoothing of their own: docs/decisions/0070-self-training-of-few-classes.md."""
 
+_SMOOTHING = 0.3
 _THRESHOLDS: dict[Scenario, float] = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9, "labels-at-both": 0.65}
 
 
@@ -90,9 +91,10 @@ class SelfTrainingSettings(LabelTaskSettings):
     """Under which class shares a silo labels: those of its own images, estimated once a round (Saerens, Latinne and
     Decaestecker, Neural Computation 2002), or those that the model stands for. Where nobody knows these, with labels at
     silos alone and another logit_adjustment than 1, it must be "model"."""
-    prior_smoothing: float = 0.3
+    prior_smoothing: float | None = None
     """The estimate counts this share of the silo's images once more, evenly over the classes (the mode under a
-    Dirichlet prior), so that no class is ever impossible."""
+    Dirichlet prior), so that no class is ever impossible. Left out: 0.3, of K classes fewer than eight 0.03 K, so that
+    a class of them is taken for no more frequent than one of ten would be."""
     local_logit_adjustment: float = 1.0
     """tau of the logit adjustment in a silo's losses, by the class shares of the labels that it kept (as FedLC, Zhang
     et al., ICML 2022, does with true labels). 0 turns it off."""
@@ -167,13 +169,14 @@ class SelfTrainingSettings(LabelTaskSettings):
             at_least(name, getattr(self, name), 0)
         for name in ("momentum", "global_momentum"):
             below_one(name, getattr(self, name))
-        for name in ("mixup_a", "prior_smoothing"):
-            positive(name, getattr(self, name))
+        positive("mixup_a", self.mixup_a)
+        if self.prior_smoothing is not None:
+            positive("prior_smoothing", self.prior_smoothing)
         if self.joined_passes and not (self.fix_weight and self.mix_weight):
             raise ValueError("joined_passes = true has no effect: there is one pass only.")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov = true needs momentum above 0.")
-        if self.silo_prior == "model":
+        if self.silo_prior == "model" and self.prior_smoothing != _SMOOTHING:  # which earlier versions wrote down
             refuse_unused(self, "prior_smoothing", 'silo_prior = "model"')
 
     @property
@@ -208,6 +211,12 @@ class SelfTrainingSettings(LabelTaskSettings):
         if self.confidence_threshold is not None or num_classes >= FEW_CLASSES:
             return self.threshold
         return max(self.threshold, 13.0 / (12.0 + num_classes))
+
+    def smoothing_of(self, num_classes: int) -> float:
+        """prior_smoothing where an image has one of so many classes, or shows some of so many findings."""
+        if self.prior_smoothing is not None:
+            return self.prior_smoothing
+        return _SMOOTHING if num_classes >= FEW_CLASSES or self.multi_label else _SMOOTHING * num_classes / 10
 
     @property
     def under_privacy(self) -> ObjectiveSettings:

@@ -33,7 +33,7 @@ from semisilo.silo.trainers.parts.kept_momentum import KeptMomentum, momentum_to
 from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
 from semisilo.silo.trainers.parts.step_sums import StepSums
 
-__all__ = ["SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior", "log_shares"]
+__all__ = ["OwnLabels", "SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior", "log_shares"]
 
 _SMOOTHING, _SMOOTHING_OF_FEW = 0.1, 0.003
 """Share of the labels that is counted once more, evenly over the classes: a class that got none is then not
@@ -84,13 +84,14 @@ class SelfTrainingTrainer:
             return _trained_privately(task, model, unlabelled, momentum)
         kept = 0
         if unlabelled is not None:
-            labels, num_classes = _labels(task, model, unlabelled)
+            own, num_classes = _labels(task, model, unlabelled)
+            labels = own.labels
             report.add(labels.hard_label_B, labels.keep_B, unlabelled.labels_N)
             if kept := int(labels.keep_B.sum()):
                 optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
                                            momentum)
-                train_fix_and_mix(task, model, optimiser, unlabelled.images_NCHW, labels, sums,
-                                  priors=_priors(task, labels, num_classes))
+                train_fix_and_mix(task, model, optimiser, unlabelled.images_NCHW, labels, sums, partners=own.partners,
+                                  priors=_priors(task, own, num_classes))
                 momentum = momentum_of(optimiser)
         told = {**report.metrics(), **sums.metrics()} if sums.steps else dict(report.metrics())
         if labelled is not None:
@@ -128,10 +129,11 @@ def _count(images: ImageSet | None) -> int:
     return 0 if images is None else len(images)
 
 
-def _labels(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[PseudoLabels, int]:
+def _labels(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[OwnLabels, int]:
     """Of all images, with the number of classes. Raises: BadPayload without a prior for every class."""
     settings: SelfTrainingSettings = task.settings
-    logits_NK = torch.cat([part.float().cpu() for part in logits_of_weak_views(task, model, unlabelled.images_NCHW)])
+    logits_NK = torch.cat([part.float().cpu()
+                           for part in logits_of_weak_views(task, model, unlabelled.images_NCHW)])
     if len(settings.model_prior) != logits_NK.shape[1]:
         raise _missing_prior()
     return labels_under_own_prior(logits_NK, settings), logits_NK.shape[1]
@@ -168,7 +170,18 @@ def _trained_on_own(task: SiloTask, model: nn.Module, labelled: ImageSet,
     return training
 
 
-def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) -> PseudoLabels:
+@dataclass(frozen=True, slots=True)
+class OwnLabels:
+    """What a silo's images are labelled."""
+
+    labels: PseudoLabels
+    """Of which the kept ones are learnt from."""
+    partners: Tensor
+    """What they count as where they are partners of MixUp, kept or not: the hard labels; of fewer than `FEW_CLASSES`
+    classes soft ones, float32 (N, K)."""
+
+
+def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) -> OwnLabels:
     """Pseudo-labels of a silo's images under the class shares that these images themselves speak for.
 
         s = estimate_prevalence(softmax(f))      p_i = softmax(f_i + log s - log model_prior)
@@ -176,25 +189,33 @@ def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) ->
     kept where the largest p reaches the threshold. With silo_prior = "model" p is softmax(f). With several labels for
     an image every class is a two-class problem of its own, shown or not.
 
+    A partner of few classes is labelled by p itself, as in MixMatch (Berthelot et al., NeurIPS 2019, Eq. 6, without its
+    sharpening): of two classes the label of an image in doubt is wrong every other time, and more often where it is of
+    the rare one (docs/decisions/0103-soft-partners-of-few-classes.md).
     Args:
         logits_NK: of weak views of all images, on the CPU; at least one image.
     Source: Saerens, Latinne and Decaestecker, Neural Computation 14 (2002), Eq. 2.4 and 2.9.
     """
     logits_NK = logits_NK.double()
     if settings.multi_label:
-        return _findings_under_own_prior(logits_NK, settings)
+        labels = _findings_under_own_prior(logits_NK, settings)
+        return OwnLabels(labels, labels.hard_label_B)
+    num_classes = logits_NK.shape[1]
     if settings.silo_prior == "estimated":
         shares = estimate_prevalence(torch.softmax(logits_NK, dim=1).numpy(), trained=settings.model_prior,
-                                     smoothing=settings.prior_smoothing).shares
+                                     smoothing=settings.smoothing_of(num_classes)).shares
         logits_NK = align_logits(logits_NK, torch.tensor(shares), torch.tensor(settings.model_prior))
-    return pseudo_labels(logits_NK, settings.threshold_of(logits_NK.shape[1]))
+    labels = pseudo_labels(logits_NK, settings.threshold_of(num_classes))
+    return OwnLabels(labels, torch.softmax(logits_NK, dim=1).float() if num_classes < FEW_CLASSES
+                     else labels.hard_label_B)
 
 
 def _findings_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) -> PseudoLabels:
     """`labels_under_own_prior` of each class against its absence."""
     if settings.silo_prior == "estimated":
         model_K, found = settings.model_prior, []
-        smoothing = 2 * settings.prior_smoothing / len(model_K)  # each outcome as a class among several
+        # Each outcome as a class among several.
+        smoothing = 2 * settings.smoothing_of(len(model_K)) / len(model_K)
         p_NK = torch.sigmoid(logits_NK).numpy()
         for p_N, share in zip(p_NK.T, model_K, strict=True):
             both_N2 = np.stack([p_N, 1.0 - p_N], axis=1)
@@ -213,13 +234,14 @@ def _smoothed_odds(rows_NK: Tensor) -> Tensor:
     return (shown_K + 0.5 * _SMOOTHING_OF_FEW * known_K) / (known_K * (1.0 + _SMOOTHING_OF_FEW))
 
 
-def _priors(task: SiloTask, labels: PseudoLabels, num_classes: int) -> LogPriors | None:
+def _priors(task: SiloTask, own: OwnLabels, num_classes: int) -> LogPriors | None:
     """On the task's device; None where nothing is added."""
     if not (strength := task.settings.local_logit_adjustment):
         return None
-    kept = labels.hard_label_B if labels.hard_label_B.ndim == 2 else labels.hard_label_B[labels.keep_B]
+    hard = own.labels.hard_label_B
+    kept = hard if hard.ndim == 2 else hard[own.labels.keep_B]
     return LogPriors(*(log_shares(each, num_classes, strength=strength).to(task.device)
-                       for each in (kept, labels.hard_label_B)))
+                       for each in (kept, own.partners)))
 
 
 def log_shares(labels_N: Tensor, num_classes: int, *, strength: float) -> Tensor:
@@ -229,11 +251,15 @@ def log_shares(labels_N: Tensor, num_classes: int, *, strength: float) -> Tensor
     Added to the logits of a loss it lets the model learn what tells the classes apart and not how frequent they are
     here; a class without labels is hardly pushed down.
     Args:
-        labels_N: of at least one image, int64 (N,); or multi-hot rows (N, K), -1 where a class is not known.
+        labels_N: of at least one image, int64 (N,); or multi-hot rows, int8 (N, K), -1 where a class is not known; or
+            soft labels, float (N, K), of which the share of each class is the mean.
     Source: Menon et al., ICLR 2021, Eq. 10, with the shares of one silo as in FedLC, Zhang et al., ICML 2022, Eq. 6.
     """
-    if labels_N.ndim == 2:
+    if labels_N.is_floating_point():
+        counts_K = labels_N.double().sum(dim=0)
+    elif labels_N.ndim == 2:
         return strength * log_odds(_smoothed_odds(labels_N))
-    counts_K = torch.bincount(labels_N, minlength=num_classes)
+    else:
+        counts_K = torch.bincount(labels_N, minlength=num_classes)
     smoothing = _SMOOTHING_OF_FEW if num_classes < FEW_CLASSES else _SMOOTHING
     return (strength * smoothed_shares(counts_K, smoothing).log()).float()

@@ -71,7 +71,7 @@ class LogPriors:
     kept_K: Tensor
     """Of the labels that were kept: in the fix loss, and in the mix loss for the kept image."""
     all_K: Tensor
-    """Of the labels of all images, in doubt or not: in the mix loss for the partner, which is drawn from all."""
+    """Of the labels that partners have, of all images, in doubt or not: in the mix loss for the partner."""
 
 
 def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> list[Tensor]:
@@ -93,10 +93,12 @@ def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor) 
 
 
 def train_fix_and_mix(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, labels: PseudoLabels,
-                      sums: StepSums, *, priors: LogPriors | None = None) -> None:
+                      sums: StepSums, *, partners: Tensor | None = None, priors: LogPriors | None = None) -> None:
     """Steps 2.4 and 2.5: `local_epochs` over the kept images, in place; at least one image must be kept.
 
     Args:
+        partners: what the partners of MixUp, which are drawn from all images, are labelled: classes, multi-hot rows or
+            soft labels, as `cross_entropy` takes them, of N images. None: the labels, kept or not.
         priors: added to the logits; None adds nothing.
     """
     settings: FixAndMixSettings = task.settings
@@ -106,7 +108,8 @@ def train_fix_and_mix(task: SiloTask, model: nn.Module, optimiser: SGD, images_N
     total, done = settings.local_epochs * len(kept_F), 0
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
-        for batch in _batches(task, images_NCHW, labels.hard_label_B, kept_F):
+        for batch in _batches(task, images_NCHW, labels.hard_label_B,
+                              labels.hard_label_B if partners is None else partners, kept_F):
             done += len(batch.fix_B)
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
             with sums.batch():
@@ -180,7 +183,8 @@ def _mixed(task: SiloTask, batch: _Batch, lam: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A FIX batch and its MIX batch, on the task's device: pseudo-labels int64 (B,), and views uint8 (B, C, H, W)."""
+    """A FIX batch and its MIX batch, on the task's device: pseudo-labels int64 (B,), or other forms that
+    `cross_entropy` takes, and views uint8 (B, C, H, W)."""
 
     fix_B: Tensor
     mix_B: Tensor
@@ -189,7 +193,8 @@ class _Batch:
     mix_BCHW: Tensor
 
 
-def _batches(task: SiloTask, images_NCHW: Tensor, hard_label_N: Tensor, kept_F: Tensor) -> Iterator[_Batch]:
+def _batches(task: SiloTask, images_NCHW: Tensor, label_N: Tensor, partner_label_N: Tensor,
+             kept_F: Tensor) -> Iterator[_Batch]:
     """Every epoch: FIX in a new order, each image beside one drawn with replacement from all images.
 
     The partners are drawn anew in every epoch, as the official code does at every access.
@@ -207,6 +212,6 @@ def _batches(task: SiloTask, images_NCHW: Tensor, hard_label_N: Tensor, kept_F: 
             strong = augment.strong(images_BCHW, task.augmentation, views)
             weak = augment.weak(images_BCHW, task.augmentation, views)
             other = augment.weak(others_BCHW, task.augmentation, views)
-            fix_B, mix_B = (hard_label_N[index].to(task.device) for index in (fix, mixed))
+            fix_B, mix_B = label_N[fix].to(task.device), partner_label_N[mixed].to(task.device)
             parts = zip(*(torch.split(part, size) for part in (fix_B, mix_B, strong, weak, other)), strict=True)
             yield from (_Batch(*part) for part in parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from semisilo.silo.trainers import load_trainer
 from semisilo.silo.trainers import self_training as trainer
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.self_training import (
+    OwnLabels,
     SelfTrainingMemory,
     SelfTrainingTrainer,
     labels_under_own_prior,
@@ -44,8 +47,8 @@ PLAIN = {"silo_prior": "model", "local_logit_adjustment": 0.0}
 """What makes it SemiFL."""
 
 
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), StaticBatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+def _net(num_classes: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), StaticBatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, num_classes))
 
 
 def _images(count: int = 23) -> ImageSet:
@@ -54,14 +57,14 @@ def _images(count: int = 23) -> ImageSet:
     return ImageSet(pixels, None, tuple(str(index) for index in range(count)))
 
 
-def _task(settings: Any, **changes: Any) -> SiloTask:
-    w = initial_model(_net, 3)
-    model = _net()
+def _task(settings: Any, build: Callable[[], nn.Module] = _net, **changes: Any) -> SiloTask:
+    w = initial_model(build, 3)
+    model = build()
     tensors.load_into(model, w)
     statistics = batch_norm.to_tensors(batch_norm.measure(model, _images().images_NCHW, form=FORM,
                                                           generator=torch.Generator().manual_seed(1)))
     values = {"study": "s", "round": 1, "rounds": 5, "phase": "train", "silo": "a", "seed": 1, "settings": settings,
-              "groups": {"model": TensorGroup(w), "batch_norm": TensorGroup(statistics)}, "build_model": _net,
+              "groups": {"model": TensorGroup(w), "batch_norm": TensorGroup(statistics)}, "build_model": build,
               "augmentation": AugmentationSettings(policy="semifl_official"), "image": FORM}
     return SiloTask(**{**values, **changes})
 
@@ -88,7 +91,7 @@ def test_labels_are_those_of_the_posterior_under_the_estimated_shares() -> None:
     expected = p * shares / prior
     expected /= expected.sum(1, keepdims=True)
     found = labels_under_own_prior(logits_NK, _settings(
-        confidence_threshold=0.7, model_prior=tuple(prior), prior_smoothing=smoothing))
+        confidence_threshold=0.7, model_prior=tuple(prior), prior_smoothing=smoothing)).labels
     assert found.hard_label_B.tolist() == expected.argmax(1).tolist()
     assert found.max_prob_B.tolist() == pytest.approx(expected.max(1).tolist(), abs=1e-5)
     assert found.keep_B.tolist() == (expected.max(1) >= 0.7).tolist()
@@ -101,7 +104,7 @@ def test_images_that_a_model_of_equal_classes_doubts_go_to_the_frequent_class() 
     sure, unsure = torch.tensor([[6.0, 0.0, 0.0]]).expand(90, 3), torch.tensor([[1.0, 1.2, -3.0]]).expand(10, 3)
     logits_NK = torch.cat([sure, unsure])
     labels = {prior: labels_under_own_prior(logits_NK, _settings(
-        silo_prior=prior, confidence_threshold=0.9)) for prior in ("estimated", "model")}
+        silo_prior=prior, confidence_threshold=0.9)).labels for prior in ("estimated", "model")}
     assert labels["model"].hard_label_B[90:].unique().tolist() == [1]
     assert not labels["model"].keep_B[90:].any()
     assert labels["estimated"].hard_label_B[90:].unique().tolist() == [0]
@@ -133,18 +136,53 @@ def test_a_rare_finding_is_taken_for_about_as_rare_as_it_is() -> None:
 def test_each_label_in_the_losses_has_the_shares_of_those_that_it_was_drawn_from() -> None:
     """Kept images speak for kept ones, partners of MixUp for all."""
     labels = PseudoLabels(torch.ones(6), torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([1, 1, 1, 1, 0, 0]).bool())
-    priors = trainer._priors(_task(_settings(local_logit_adjustment=0.5)), labels, 3)
-    assert priors is not None
-    assert torch.equal(priors.kept_K, log_shares(torch.tensor([0, 0, 0, 1]), 3, strength=0.5))
-    assert torch.equal(priors.all_K, log_shares(labels.hard_label_B, 3, strength=0.5))
-    assert trainer._priors(_task(_settings(local_logit_adjustment=0.0)), labels, 3) is None
+    soft_NK = torch.softmax(_logits(6), dim=1)
+    for partners in (labels.hard_label_B, soft_NK):
+        priors = trainer._priors(_task(_settings(local_logit_adjustment=0.5)), OwnLabels(labels, partners), 3)
+        assert priors is not None
+        assert torch.equal(priors.kept_K, log_shares(torch.tensor([0, 0, 0, 1]), 3, strength=0.5))
+        assert torch.equal(priors.all_K, log_shares(partners, 3, strength=0.5))
+    assert priors.all_K.tolist() == pytest.approx(
+        (0.5 * ((soft_NK.double().sum(0) + 0.003 * 6 / 3) / (6 * 1.003)).log()).tolist()), "of soft labels the mean"
+    off = _task(_settings(local_logit_adjustment=0.0))
+    assert trainer._priors(off, OwnLabels(labels, soft_NK), 3) is None
+
+
+def test_partners_of_few_classes_are_labelled_by_the_probabilities_and_of_more_by_the_class() -> None:
+    few = labels_under_own_prior(_logits(), _settings())
+    assert few.partners.dtype == torch.float32
+    assert few.partners.sum(1).tolist() == pytest.approx([1.0] * 40)
+    assert few.partners.max(1).values.tolist() == pytest.approx(few.labels.max_prob_B.tolist(), abs=1e-6)
+    assert few.partners.argmax(1).tolist() == few.labels.hard_label_B.tolist()
+    many = labels_under_own_prior(torch.randn(40, 8, generator=torch.Generator().manual_seed(1)),
+                                  _settings(model_prior=(1 / 8,) * 8))
+    assert many.partners is many.labels.hard_label_B
+
+
+@pytest.mark.parametrize(("num_classes", "smoothing"), [(2, 0.06), (3, 0.09), (7, 0.21), (8, 0.3), (10, 0.3)])
+def test_of_few_classes_the_estimated_shares_are_smoothed_less(num_classes: int, smoothing: float) -> None:
+    """So that a class that nobody shows has a fortieth of the images at most, of two classes as of ten."""
+    shown, doubt = torch.full((10_000, num_classes), -40.0), torch.zeros(1, num_classes)
+    shown[:, 0] = 0.0
+    settings = _settings(model_prior=(1 / num_classes,) * num_classes)
+    for given, expected in ((settings, smoothing), (replace(settings, prior_smoothing=0.5), 0.5)):
+        own = labels_under_own_prior(torch.cat([shown, doubt]), given)
+        # The probabilities of an image that could be anything are the shares.
+        assert 1 - float(own.labels.max_prob_B[-1]) == pytest.approx(
+            (num_classes - 1) * expected / num_classes / (1 + expected), rel=0.01)
+
+
+def test_findings_are_smoothed_as_among_ten_classes_however_many_there_are() -> None:
+    assert _settings(task="multi_label", confidence_threshold=0.9).smoothing_of(2) == 0.3
 
 
 def test_without_priors_it_is_semifl_to_the_bit() -> None:
     data = SiloData(unlabelled=_images())
-    same = {"confidence_threshold": 0.4, "round_lr": 0.03, "local_epochs": 2, "unlabelled_batch": 10}
-    ours, memory = SelfTrainingTrainer().train(_task(_settings(**PLAIN, **same)), data, None)
-    theirs, their_memory = SemiFLTrainer().train(_task(SemiFLSettings(**same)), data, None)
+    same = {"confidence_threshold": 0.2, "round_lr": 0.03, "local_epochs": 2, "unlabelled_batch": 10}
+    eight = partial(_net, 8)
+    ours, memory = SelfTrainingTrainer().train(
+        _task(_settings(**PLAIN, **same, model_prior=(1 / 8,) * 8), eight), data, None)
+    theirs, their_memory = SemiFLTrainer().train(_task(SemiFLSettings(**same), eight), data, None)
     assert memory is not None
     assert their_memory is not None
     for name, tensor in theirs.groups["model"].tensors.items():
@@ -154,21 +192,27 @@ def test_without_priors_it_is_semifl_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("num_classes", [3, 8])
 def test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_each_label_was_drawn_from(
-        joined: bool) -> None:
-    """One batch, recomputed with tensors only."""
+        num_classes: int, joined: bool) -> None:
+    """One batch, recomputed with tensors only; of three classes partners have soft labels."""
+    threshold, smoothing, build = {3: (0.4, 0.003, _net), 8: (0.2, 0.1, partial(_net, 8))}[num_classes]
     settings = _settings(silo_prior="model", local_epochs=1, unlabelled_batch=23, local_logit_adjustment=0.7,
-                         confidence_threshold=0.4, joined_passes=joined)
-    task = _task(settings, augmentation=AugmentationSettings(policy="none"))
+                         confidence_threshold=threshold, joined_passes=joined,
+                         model_prior=(1 / num_classes,) * num_classes)
+    task = _task(settings, build, augmentation=AugmentationSettings(policy="none"))
     update, _ = SelfTrainingTrainer().train(task, SiloData(unlabelled=_images()), None)
     x = augment.to_input(_images().images_NCHW, FORM)
-    model = _net()
+    model = build()
     tensors.load_into(model, task.groups["model"].tensors)
     batch_norm.load(model, task.groups["batch_norm"].tensors)
-    q, labels = torch.softmax(model.eval()(x).detach(), dim=1).max(1)
-    kept = torch.nonzero(q >= 0.4).flatten()
-    of_kept, of_all = (0.7 * ((torch.bincount(each, minlength=3).double() + 0.003 * len(each) / 3)
-                              / (len(each) * 1.003)).log().float() for each in (labels[kept], labels))
+    p = torch.softmax(model.eval()(x).detach(), dim=1)
+    q, labels = p.max(1)
+    kept = torch.nonzero(q >= threshold).flatten()
+    one_hot = torch.nn.functional.one_hot(labels, num_classes).float()
+    partners = p if num_classes == 3 else one_hot
+    of_kept, of_all = (0.7 * ((each.double().sum(0) + smoothing * len(each) / num_classes)
+                              / (len(each) * (1 + smoothing))).log().float() for each in (one_hot[kept], partners))
     assert not torch.allclose(of_kept, of_all, atol=0.01)
     order, partner = (torch_generator(1, purpose, round=1, silo="a") for purpose in ("local_order", "mix_index"))
     fix, other = (kept[torch.randperm(len(kept), generator=order)],
@@ -180,7 +224,7 @@ def test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_each_
     row = torch.arange(len(kept))
     loss = -torch.log_softmax(f + of_kept, 1)[row, labels[fix]].mean() \
         - lam * torch.log_softmax(f_mix + of_kept, 1)[row, labels[fix]].mean() \
-        - (1 - lam) * torch.log_softmax(f_mix + of_all, 1)[row, labels[other]].mean()
+        - (1 - lam) * (partners[other] * torch.log_softmax(f_mix + of_all, 1)).sum(1).mean()
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
     for (name, w), gradient in zip(model.named_parameters(), gradients, strict=True):
