@@ -86,7 +86,7 @@ _ENROLLMENT_SECONDS = 5.0
 enough for a trial that opens a port."""
 _FAREWELL_SECONDS = 15.0
 """No silo keeps `--exit-when-finished` waiting for longer. Room for a new connection, between whose trials gRPC waits
-up to 5 s (`common/rpc/tls.py`), and for the poll of a silo that came before the end, which without a study lasts 5 s at
+up to 5 s (`common/rpc/tls.py`), and for the poll of a silo that came before the end, which without a study lasts 7 s at
 most."""
 _LATELY_SECONDS = 600.0
 """A silo that nobody has heard for so long has gone: reports come every few seconds, and a pause between its trials is

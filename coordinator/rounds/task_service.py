@@ -78,7 +78,7 @@ _GATHERING_SECONDS_PER_SILO, _LONGEST_GATHERING_SECONDS = 0.0001, 0.1
 written with one wait for the disk: of a thousand silos some ten at a time. The round is longer by one such moment."""
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 _IDLE_SPREAD = 0.4
-"""Of many silos each waits by its name for up to this share less of that: those that have come together would else come
+"""Of many silos each waits by its name for up to this share longer: those that have come together would else come
 together again and again, and whoever calls then waits for all of them."""
 
 
@@ -281,7 +281,7 @@ class TaskService:
         """How long a silo's call waits while there is no study."""
         if len(self._runtime.held) <= _FEW_SILOS:
             return _IDLE_POLL_SECONDS
-        return _IDLE_POLL_SECONDS * (1 - _IDLE_SPREAD * zlib.crc32(silo.encode()) / 2**32)
+        return _IDLE_POLL_SECONDS * (1 + _IDLE_SPREAD * zlib.crc32(silo.encode()) / 2**32)
 
     def _not_given(self, task: TaskRow, version: str, lacks: Sequence[str]) -> None:
         """Ends a task that its silo would not do as it is asked, which counts as a refusal."""
