@@ -63,8 +63,8 @@ class RoundMeter:
         """
         for _ in self._connections.reading():
             await asyncio.sleep(0)
-        self._taken += [(study, round, phase, use) for use in [*self._messages.take(),
-                                                               *self._wire.take(phase, fresh=False)]]
+        uses: list[MessageUse | WireUse] = [*self._messages.take(), *self._wire.take(phase, fresh=False)]
+        self._taken += [(study, round, phase, use) for use in uses]
         while self._taken:
             for _ in range(min(_USES_AT_ONCE, len(self._taken))):
                 self._keep(_cost(*self._taken.popleft()))
