@@ -47,7 +47,7 @@ from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
-from semisilo.coordinator.rounds.live_file import LiveFile, LiveStatus
+from semisilo.coordinator.rounds.live_file import LiveFile, LiveStatus, seconds_between
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
@@ -67,9 +67,6 @@ __all__ = ["serve"]
 _LOG = logging.getLogger("semisilo.coordinator")
 _WATCH_SECONDS = 0.5
 """A command that pauses, stops or revokes acts this soon. A look reads one number of the ledger's file, no table."""
-_LIVE_SECONDS = 1.0
-"""Age of what `coordinator status` shows at most. Readers hold the file for current ten times as long
-(`live_file.STALE_SECONDS`), so that a busy machine does not look stopped."""
 _LISTEN_SECONDS = 5.0
 """The page and `coordinator status` show this soon that a silo is silent, or heard again. A look reads the roster."""
 _SETTLE_SECONDS = 2.0
@@ -89,7 +86,7 @@ _ENROLLMENT_SECONDS = 5.0
 enough for a trial that opens a port."""
 _FAREWELL_SECONDS = 15.0
 """No silo keeps `--exit-when-finished` waiting for longer. Room for a new connection, between whose trials gRPC waits
-up to 5 s (`common/rpc/tls.py`), and for the poll of a silo that came before the end, which without a study lasts 5 s at
+up to 5 s (`common/rpc/tls.py`), and for the poll of a silo that came before the end, which without a study lasts 7 s at
 most."""
 _LATELY_SECONDS = 600.0
 """A silo that nobody has heard for so long has gone: reports come every few seconds, and a pause between its trials is
@@ -334,7 +331,7 @@ class _Server:
             self._live.write(LiveStatus.from_runtime(self._runtime))
 
     async def _write_live(self) -> None:
-        await _every(lambda: _LIVE_SECONDS,
+        await _every(lambda: seconds_between(len(self._runtime.connected)),
                      lambda: self._live.write(LiveStatus.from_runtime(self._runtime)))
 
     async def _settle(self) -> None:

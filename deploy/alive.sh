@@ -1,6 +1,6 @@
 #!/bin/sh
 # Whether a service works, for health checks: a glance at its folder, without starting Python. Exit status 0 while it does.
-#   semisilo-alive coordinator /federation     `coordinator serve` writes live.json every second; where the disk takes
+#   semisilo-alive coordinator /federation     `coordinator serve` writes live.json every 1 to 3 s; where the disk takes
 #                                              nothing, it holds the lock of its folder, and its work waits
 #   semisilo-alive silo /silo                  `silo join` holds the lock of its folder
 # It needs sh, date, stat and flock, which Debian's smallest images have.

@@ -11,14 +11,15 @@ import gc
 
 __all__ = ["settle_collector"]
 
-_YOUNG_OBJECTS = 20_000
-"""Made since the last collection, when the next one of the youngest objects begins: some milliseconds."""
-_GENERATIONS = 50
-"""So many collections of a generation, until the one above is looked at as well."""
+_YOUNG_OBJECTS = 5_000
+"""Made since the last collection, when the next one of the youngest objects begins: a millisecond. gRPC leaves a cycle
+of eight objects behind with every call; with more of them a collection takes as long as several answers."""
+_YOUNG_COLLECTIONS, _GENERATIONS = 200, 50
+"""So many collections of the youngest and of those above, until the generation above is looked at as well."""
 
 
 def settle_collector() -> None:
     """Sets the collector of this process; to be called once all is imported and made that stays."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, _GENERATIONS, _GENERATIONS)
+    gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_COLLECTIONS, _GENERATIONS)

@@ -1,6 +1,7 @@
 """`live.json`: what `serve` is doing at this moment, for `coordinator status` in another shell.
 
-Nothing depends on it: it is rewritten about once a second without a disk flush, and a reader ignores it when it is old.
+Nothing depends on it: it is rewritten every second, of a thousand silos every three, without a disk flush, and a reader
+ignores it when it is old.
 A full disk does not keep `serve` from writing it; one that takes nothing at all does, which `Federation.silenced` tells
 from a `serve` that does not run.
 """
@@ -24,9 +25,12 @@ from semisilo.common.storage.shown_file import ShownFile
 if TYPE_CHECKING:  # commands read the file, and need no event loop for that
     from semisilo.coordinator.rounds.runtime import RuntimeState
 
-__all__ = ["STALE_SECONDS", "LiveFile", "LiveSilo", "LiveStatus", "read", "wait_for_enrollment", "write"]
+__all__ = ["STALE_SECONDS", "LiveFile", "LiveSilo", "LiveStatus", "read", "seconds_between", "wait_for_enrollment",
+           "write"]
 
 STALE_SECONDS = 10.0
+_SECONDS, _SECONDS_PER_SILO, _LONGEST_SECONDS = 1.0, 0.002, 3.0
+"""Between two writings. One takes ten milliseconds with a thousand silos, in which none of them is answered."""
 _TRIES, _TRY_SECONDS = 3, 0.01
 
 
@@ -119,6 +123,11 @@ class LiveFile:
         self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+
+def seconds_between(silos: int) -> float:
+    """How often it is written while so many silos are connected: readers hold it for current three times as long."""
+    return min(_LONGEST_SECONDS, _SECONDS + silos * _SECONDS_PER_SILO)
 
 
 def write(path: Path, status: LiveStatus) -> None:

@@ -11,6 +11,7 @@ import logging
 import math
 import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,9 @@ _GATHERING_SECONDS_PER_SILO, _LONGEST_GATHERING_SECONDS = 0.0001, 0.1
 """Where more silos than these few are connected, an update that was checked waits so long for others, which are then
 written with one wait for the disk: of a thousand silos some ten at a time. The round is longer by one such moment."""
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
+_IDLE_SPREAD = 0.4
+"""Of many silos each waits by its name for up to this share longer: those that have come together would else come
+together again and again, and whoever calls then waits for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,7 +247,7 @@ class TaskService:
         self._runtime.masked[silo] = hello.masked_study, hello.masked_round, hello.masked_phase
         self._runtime.notify()
         first = self._runtime.reason
-        end = time.monotonic() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
+        end = time.monotonic() + (min(timeout_seconds, self._idle_seconds(silo)) if first is StandbyReason.NO_STUDY
                                   else timeout_seconds)
         while True:
             task = None if hello.away_reason else self._current_task(silo)
@@ -272,6 +276,12 @@ class TaskService:
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - time.monotonic())
+
+    def _idle_seconds(self, silo: str) -> float:
+        """How long a silo's call waits while there is no study."""
+        if len(self._runtime.held) <= _FEW_SILOS:
+            return _IDLE_POLL_SECONDS
+        return _IDLE_POLL_SECONDS * (1 + _IDLE_SPREAD * zlib.crc32(silo.encode()) / 2**32)
 
     def _not_given(self, task: TaskRow, version: str, lacks: Sequence[str]) -> None:
         """Ends a task that its silo would not do as it is asked, which counts as a refusal."""

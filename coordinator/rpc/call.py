@@ -29,6 +29,8 @@ __all__ = ["Call", "CallWatch"]
 
 _LOOK_SECONDS = 0.5
 """A revoked silo's call ends this soon, which is to be within seconds."""
+_CALLS_AT_ONCE = 100
+"""Some milliseconds when the roster has changed."""
 
 
 class CallWatch:
@@ -64,9 +66,16 @@ class CallWatch:
         except SemisiloError:  # each call meets it by itself
             version = None
         changed, self._version = version is None or version != self._version, version
-        for call in tuple(self._calls):
-            call.look(roster_changed=changed)
+        self._look_at(list(self._calls), changed)
         self._later()
+
+    def _look_at(self, calls: list[Call], changed: bool) -> None:
+        """A part of the calls in each turn of the event loop: when the roster has changed, it is asked for each."""
+        for call in calls[:_CALLS_AT_ONCE]:
+            if call in self._calls:  # it may have ended meanwhile
+                call.look(roster_changed=changed)
+        if len(calls) > _CALLS_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._look_at, calls[_CALLS_AT_ONCE:], changed)
 
 
 class Call:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -13,8 +14,10 @@ from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["RoundMeter"]
 
-_ROWS_AT_ONCE = 250
-"""Cost rows of one transaction: some ten milliseconds."""
+_ROWS_AT_ONCE = 50
+"""Cost rows of one transaction: some milliseconds, in which no silo is answered. With fewer all would take longer."""
+_USES_AT_ONCE = 500
+"""Of what was counted since the last time, made into costs in one turn of the event loop: likewise."""
 
 
 class RoundMeter:
@@ -36,6 +39,8 @@ class RoundMeter:
         """What was counted, by all that says of what, oldest first: while the ledger cannot be written, as on a full
         disk, it grows with what silos do, not with how long that lasts."""
         self._wire = WireMeter(self._connections, side="coordinator", messages=self._messages)
+        self._taken: deque[tuple[str, int, str, MessageUse | WireUse]] = deque()
+        """(study, round, phase, use) that are no costs yet."""
 
     def bind(self, peer: str, silo: str) -> None:
         """The connection of `peer` (as gRPC names it) belongs to a silo."""
@@ -58,8 +63,13 @@ class RoundMeter:
         """
         for _ in self._connections.reading():
             await asyncio.sleep(0)
-        self._keep(_cost(study, round, phase, use) for use in self._messages.take())
-        self._keep(_cost(study, round, phase, use) for use in self._wire.take(phase, fresh=False))
+        uses: list[MessageUse | WireUse] = [*self._messages.take(), *self._wire.take(phase, fresh=False)]
+        self._taken += [(study, round, phase, use) for use in uses]
+        while self._taken:
+            for _ in range(min(_USES_AT_ONCE, len(self._taken))):
+                self._keep(_cost(*self._taken.popleft()))
+            if self._taken:
+                await asyncio.sleep(0)
         while self._unwritten:
             rows = list(islice(self._unwritten.items(), _ROWS_AT_ONCE))
             self._sums.add([row for _, row in rows])
@@ -67,12 +77,12 @@ class RoundMeter:
                 del self._unwritten[key]
             await asyncio.sleep(0)
 
-    def _keep(self, costs: Iterable[Cost]) -> None:
-        for cost in costs:
-            before = self._unwritten.get(cost.key)
-            self._unwritten[cost.key] = cost if before is None else replace(
-                before, bytes=before.bytes + cost.bytes, count=before.count + cost.count,
-                estimated=before.estimated or cost.estimated)
+    def _keep(self, cost: Cost) -> None:
+        key = cost.key
+        before = self._unwritten.get(key)
+        self._unwritten[key] = cost if before is None else replace(
+            before, bytes=before.bytes + cost.bytes, count=before.count + cost.count,
+            estimated=before.estimated or cost.estimated)
 
 
 def _cost(study: str, round: int, phase: str, use: MessageUse | WireUse) -> Cost:

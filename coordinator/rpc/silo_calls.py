@@ -107,7 +107,7 @@ class SiloCalls:
         async def admit(requests: AsyncIterator[bytes], context: _Context) -> Any:
             async with answering_errors(context):
                 with self._admitted(context, poll=poll) as silo:
-                    return await work(await self._read(requests, request, silo), context)
+                    return await work(await self._read(context, request, silo), context)
 
         return admit
 
@@ -134,19 +134,21 @@ class SiloCalls:
         finally:
             silo.in_flight -= 1
 
-    async def _read(self, requests: AsyncIterator[bytes], kind: type[Message], silo: _Silo) -> Message:
+    async def _read(self, context: _Context, kind: type[Message], silo: _Silo) -> Message:
         """The one request. One that is too long for any, or for the silo's rate, is not even parsed: nested messages
         take many times their bytes.
 
+        It is read from the context, not from gRPC's iterator of requests: of that one a generator would be left that
+        waits for more requests. Python's collector finds thousands of them at once, and each takes a task to be closed.
         Raises: TooManyCalls; BadPayload; Unreachable.
         """
         try:
             async with asyncio.timeout(self._request_seconds):
-                message = await anext(requests, None)
+                message: Any = await context.read()
         except TimeoutError:
             raise Unreachable(f"The request did not arrive within {self._request_seconds:.0f} s.",
                               remedy="It is tried again.") from None
-        if message is None:
+        if message is grpc.aio.EOF:
             raise BadPayload("The call brings no request.")
         if len(message) > _MAX_REQUEST_BYTES:
             raise BadPayload(f"A request of {len(message)} bytes: at most {_MAX_REQUEST_BYTES}.")

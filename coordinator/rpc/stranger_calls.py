@@ -11,6 +11,7 @@ Tests: tests/coordinator/rpc/test_stranger_calls.py.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import time
 from collections import Counter
@@ -107,7 +108,12 @@ def address_of(peer: str) -> str:
     Args:
         peer: gRPC's `context.peer()`, for example "ipv4:10.0.0.1:40000".
     """
-    text = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    return _network_of(unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _network_of(text: str) -> str:
+    """Asked at every call for a task, and of every connection twice a second."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

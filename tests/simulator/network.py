@@ -247,7 +247,7 @@ class Network:
     async def _answer(self, call: Call, handler: Any, context: _Context, requests: asyncio.Queue[bytes | None]) -> None:
         key = (call.rpc, call.line.silo)
         try:
-            messages = _messages(requests, self.counted, key)
+            messages = context.messages = _messages(requests, self.counted, key)
             if handler.stream_stream is not None:
                 await handler.stream_stream(messages, context)
                 context.end(grpc.StatusCode.OK, "", b"")
@@ -398,6 +398,8 @@ class _Context:
         self._ended = False
         self.silo = call.line.silo
         self._peer = call.line.peer
+        self.messages: AsyncIterator[bytes]
+        """That the silo sends."""
 
     def invocation_metadata(self) -> Any:
         return self._call.metadata
@@ -411,6 +413,9 @@ class _Context:
     async def send_initial_metadata(self, metadata: Any) -> None:
         if not self._call.ghost:
             self._network.carry(self._call, "down", lambda _: _set(self._call.initial), b"", self._call.client)
+
+    async def read(self) -> Any:
+        return await anext(self.messages, grpc.aio.EOF)
 
     async def write(self, data: bytes) -> None:
         call = self._call

@@ -16,6 +16,7 @@ from semisilo.coordinator.rounds.live_file import (
     LiveFile,
     LiveStatus,
     read,
+    seconds_between,
     wait_for_enrollment,
     write,
 )
@@ -139,3 +140,10 @@ def test_a_file_that_is_just_overwritten_is_read_again(tmp_path: Path, monkeypat
     path.write_text(whole[:40] + "\0" * 40)
     monkeypatch.setattr(time, "sleep", lambda seconds: path.write_text(whole))
     assert read(path) == status
+
+
+def test_of_many_silos_it_is_written_more_seldom_and_is_never_near_to_being_old() -> None:
+    """With a thousand silos a writing takes as long as several answers."""
+    assert seconds_between(0) == 1.0
+    assert seconds_between(1000) == 3.0
+    assert 3 * seconds_between(100_000) < STALE_SECONDS

@@ -856,6 +856,38 @@ def test_without_a_study_a_silo_is_told_so_and_a_new_study_ends_its_wait(tmp_pat
     asyncio.run(scenario())
 
 
+def test_calls_of_many_silos_that_came_together_do_not_end_together_while_there_is_no_study(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand silos called every five seconds in the rhythm in which they had joined, fifty at a time."""
+    monkeypatch.setattr(task_service, "_IDLE_POLL_SECONDS", 2.0)
+    silos = [f"silo-{number:02}" for number in range(30)]
+
+    async def ends(coordinator: Coordinator) -> list[float]:
+        ended: list[float] = []
+
+        async def ask(silo: str) -> None:
+            began = asyncio.get_running_loop().time()
+            answer = await coordinator.ask(silo, timeout_seconds=60.0)
+            assert isinstance(answer, Standby)
+            ended.append(asyncio.get_running_loop().time() - began)
+
+        await asyncio.gather(*map(ask, silos))
+        return ended
+
+    async def scenario() -> None:
+        coordinator = Coordinator(tmp_path)
+        for silo in silos:
+            coordinator.enroll(silo)
+        few = await ends(coordinator)
+        assert min(few) > 1.9
+        monkeypatch.setattr(task_service, "_FEW_SILOS", 20)
+        many = await ends(coordinator)
+        assert min(many) > 1.9
+        assert max(many) - min(many) > 0.4
+        coordinator.close()
+    asyncio.run(scenario())
+
+
 def test_a_silo_that_has_answered_is_not_sampled_while_the_coordinator_collects(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,26 @@ def test_calls_that_wait_ask_the_roster_only_when_it_has_changed() -> None:
         released.set()
         assert await asyncio.gather(*waiting) == [None] * CALLS
         assert roster.asked == 2 * CALLS
+    asyncio.run(work())
+
+
+def test_of_many_calls_a_part_is_looked_at_in_a_turn_of_the_event_loop_and_all_are_in_the_end(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the roster was held against a thousand calls at once: nobody was answered meanwhile."""
+    monkeypatch.setattr(call_module, "_CALLS_AT_ONCE", 4)
+
+    async def work() -> None:
+        roster: Any = Roster()
+        watch, released, seen = CallWatch(roster, clock=lambda: 50.0), asyncio.Event(), list[int]()
+        waiting = [asyncio.ensure_future(ends(identified(watch), released=released)) for _ in range(CALLS)]
+        async with asyncio.timeout(300):
+            while roster.asked < CALLS:
+                seen.append(roster.asked)
+                await asyncio.sleep(0)
+        seen.append(roster.asked)
+        assert max(after - before for before, after in itertools.pairwise(seen)) <= 4
+        roster.revoked, roster.changes = True, 1
+        assert all(isinstance(each, CertificateRevoked) for each in await asyncio.gather(*waiting))
     asyncio.run(work())
 
 

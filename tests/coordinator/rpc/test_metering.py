@@ -138,6 +138,34 @@ def test_a_settlement_that_is_cut_off_loses_nothing_and_counts_nothing_twice(
     asyncio.run(scenario())
 
 
+def test_others_have_their_turn_while_counts_become_costs_and_a_cut_then_loses_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand silos there are ten thousand: in one go they held everybody up for 0.1 s."""
+    monkeypatch.setattr(metering, "_USES_AT_ONCE", 10)
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    meter = RoundMeter(ledger, port=1)
+    names = [f"silo-{number:03}" for number in range(95)]
+    made = list[int]()
+
+    async def scenario() -> None:
+        for name in names:
+            meter.message("AwaitTask", name, "up", 100)
+        settling = asyncio.ensure_future(meter.settle(study="s", round=9, phase="train"))
+        for _ in range(4):
+            await asyncio.sleep(0)
+            made.append(len(meter._unwritten))
+        settling.cancel()
+        await asyncio.wait({settling})
+        assert not costs_of(ledger, "s")
+        await meter.settle(study="s", round=10, phase="standby")
+
+    asyncio.run(scenario())
+    assert made == [10, 20, 30, 40]
+    assert {(row.silo, row.round, row.phase, row.bytes) for row in costs_of(ledger, "s")} == {
+        (name, 9, "train", 100) for name in names}
+    ledger.close()
+
+
 def test_what_cannot_be_written_is_added_up_however_long_that_lasts(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weekend with a full disk has a hundred thousand settlements."""
