@@ -132,8 +132,7 @@ def _count(images: ImageSet | None) -> int:
 def _labels(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[OwnLabels, int]:
     """Of all images, with the number of classes. Raises: BadPayload without a prior for every class."""
     settings: SelfTrainingSettings = task.settings
-    logits_NK = torch.cat([part.float().cpu()
-                           for part in logits_of_weak_views(task, model, unlabelled.images_NCHW)])
+    logits_NK = torch.cat([part.float().cpu() for part in logits_of_weak_views(task, model, unlabelled.images_NCHW)])
     if len(settings.model_prior) != logits_NK.shape[1]:
         raise _missing_prior()
     return labels_under_own_prior(logits_NK, settings), logits_NK.shape[1]
@@ -190,8 +189,8 @@ def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) ->
     an image every class is a two-class problem of its own, shown or not.
 
     A partner of few classes is labelled by p itself, as in MixMatch (Berthelot et al., NeurIPS 2019, Eq. 6, without its
-    sharpening): of two classes the label of an image in doubt is wrong every other time, and more often where it is of
-    the rare one (docs/decisions/0103-soft-partners-of-few-classes.md).
+    sharpening): a hard one would count in full, however much the image is in doubt
+    (docs/decisions/0103-soft-partners-of-few-classes.md).
     Args:
         logits_NK: of weak views of all images, on the CPU; at least one image.
     Source: Saerens, Latinne and Decaestecker, Neural Computation 14 (2002), Eq. 2.4 and 2.9.
