@@ -348,6 +348,8 @@ def test_links_within_the_repository_resolve(page: Path) -> None:
         name, _, anchor = target.partition("#")
         linked = (page.parent / name).resolve() if name else page
         assert linked.exists(), target
+        if ROOT / "docs" in page.parents:  # the site is built of docs/ alone, and strictly
+            assert (ROOT / "docs") in linked.parents, f"{target}: say where it is in the repository, without a link"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {_anchor(heading) for heading in headings}, target
