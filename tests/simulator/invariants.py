@@ -269,9 +269,21 @@ def _memory(federation: SimulatedFederation, ledger: Ledger, study: str) -> list
             for kept in memory._index.studies.values():
                 if kept.pending is not None and memory._index.studies.get(study) is kept:
                     memory._index.studies[study] = replace(kept, pending=replace(kept.pending, payload=None))
-        if not memory.is_sound(study, ledger.silo_state(study, silo)[0]):
-            found.append(f"{silo}: its memory is not that of round {ledger.silo_state(study, silo)[0]}")
+        folded = ledger.silo_state(study, silo)[0]
+        if not memory.is_sound(study, folded) and not _awaits_rollback(memory, ledger, study, silo):
+            found.append(f"{silo}: its memory is not that of round {folded}")
     return found
+
+
+def _awaits_rollback(memory: SiloMemory, ledger: Ledger, study: str, silo: str) -> bool:
+    """Whether a silo still has, whole, what it remembered before the study went back, and has answered no task since: a
+    task is what tells it."""
+    kept, back = memory._index.studies.get(study), rollbacks_of(ledger, study)
+    if not back or kept is None or kept.committed is None:
+        return False
+    answered = ledger.query("SELECT 1 FROM task WHERE study = ? AND silo = ? AND round > ? AND state IN (?, ?)", study,
+                            silo, back[-1].to_round, TaskState.UPDATED, TaskState.ABSTAINED)
+    return not answered and memory.is_sound(study, kept.committed.round)
 
 
 def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[str]:
