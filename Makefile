@@ -53,7 +53,7 @@ test: setup  ## run the tests that take seconds
 	@echo "==> tests, without those marked slow" >&2
 	$(BIN)/python -m pytest -m "not slow" -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
 
-test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 million parameters, the wheel
+test-slow: setup  ## run the tests that take longer: browsers, simulations, kills and restarts, 100 million parameters, the wheel
 	@echo "==> tests marked slow" >&2
 	$(BIN)/python -m pytest -m slow -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
 
@@ -70,7 +70,7 @@ fail-file-operations: setup  ## fail every STRIDE-th operation on a file of a hu
 planted-bugs: setup  ## put old bugs back, one at a time, and count the seeds until simulate-faults finds each (hours)
 	@$(BIN)/python -m tests.simulator.planted --jobs $(TEST_PROCESSES)
 
-mutants: setup  ## break the program in over a hundred places, one at a time, and see that the quick tests notice
+mutants: setup  ## break the program in over a hundred places, one at a time, and see that tests notice
 	@echo "==> python -m tests.mutants.run $(MUTANTS_ARGS)" >&2
 	@$(BIN)/python -m tests.mutants.run $(MUTANTS_ARGS)
 

@@ -153,6 +153,7 @@ def _untested(path: Path) -> str:
     return f"{module}: its docstring names {', '.join(absent)}, and there is none" if absent else ""
 
 
+@pytest.mark.slow
 def test_a_module_s_test_lies_at_the_mirrored_path_or_the_module_says_where() -> None:
     modules = [path for path in _sources() if path.name not in ("__init__.py", "__main__.py")
                and not path.is_relative_to(ROOT / GENERATED)]

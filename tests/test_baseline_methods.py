@@ -133,6 +133,7 @@ SILOS = {name: SiloData(labelled=_small(count, count), unlabelled=_small(2 * cou
          for name, count in (("a", 9), ("b", 12), ("c", 20))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "settings"), [
     ("fedavg", {"objective": "sl", "lambda_s": 1.0}),
     pytest.param("fedavg", {"objective": "sl", "lambda_s": 1.0, "global_momentum": 0.5, "persist_local_momentum": True},
@@ -153,6 +154,7 @@ def test_with_labels_at_silos_digits_are_learnt(method: str, settings: dict[str,
         assert {"label_ratio", "pseudo_label_accuracy"} <= set(study.answers["a"].metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "settings"), [
     ("fedavg", {"objective": "fixmatch", "lambda_s": 1.0}),
     pytest.param("fedprox", {"objective": "uda", "lambda_s": 1.0}, marks=pytest.mark.slow),

@@ -231,6 +231,7 @@ def test_what_is_disclosed_names_the_classes_of_pseudo_labels_and_the_losses_tha
 # Groups and numbers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_case
 def test_what_crosses_is_what_the_method_declares_and_arrives_bit_for_bit(
         undisturbed: Any, study: MethodStudy, network: str) -> None:
@@ -300,6 +301,7 @@ def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: Metho
     assert "local_accuracy" in run.found.metrics(2) or not own_models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [each for each in FIRST if METHODS[each.method].counts], ids=str)
 def test_a_number_that_the_strategy_computes_with_is_refused_when_it_cannot_be(
         tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy) -> None:
@@ -327,6 +329,7 @@ def test_a_number_that_the_strategy_computes_with_is_refused_when_it_cannot_be(
 # The same bits --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_case_of_memory
 def test_new_objects_for_every_step_and_another_order_of_arrival_change_no_bit(
         tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy, network: str) -> None:
@@ -348,6 +351,7 @@ class Forgetful(SemiFLStrategy):
         return replace(after, w=tensors.scale(after.w, 0.5)) if self.rounds == 2 else after
 
 
+@pytest.mark.slow
 def test_the_control_a_strategy_that_keeps_something_beside_its_state_is_found_out(
         tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_work, "load_strategy", lambda name: Forgetful)
@@ -355,6 +359,7 @@ def test_the_control_a_strategy_that_keeps_something_beside_its_state_is_found_o
                 for fresh in (False, True)}) == 2
 
 
+@pytest.mark.slow
 @every_method_slowly
 def test_silos_that_lose_their_tensors_are_sent_the_same_bits_again(
         tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy) -> None:
@@ -391,6 +396,7 @@ def test_one_silo_alone_is_enough(tmp_path: Path, images: Images, study: MethodS
     assert ("accuracy" in found.metrics(2)) is study.has_statistics
 
 
+@pytest.mark.slow
 @every_method_slowly
 def test_a_silo_that_comes_late_and_one_that_abstains_now_and_then_take_part(
         tmp_path: Path, images: Images, study: MethodStudy) -> None:

@@ -77,6 +77,7 @@ def test_hadolint_finds_nothing(path: Path, tmp_path: Path) -> None:
     assert "DL3006" in _run(hadolint, tmp_path / "Dockerfile").stdout  # the control
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     shellcheck = _tool("shellcheck")
     run = _run(shellcheck, DEPLOY / "install.sh", DEPLOY / "alive.sh", DEPLOY / "slurm" / "silo.sbatch",

@@ -117,6 +117,7 @@ def undisturbed(folder: Path, images: Images, trained: dict[str, torch.Tensor]) 
     return run
 
 
+@pytest.mark.slow
 @every_method
 def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
         trained: dict[str, torch.Tensor], undisturbed: Callable[[MethodStudy], Run], study: MethodStudy) -> None:
@@ -152,6 +153,7 @@ def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
     assert None not in held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [
     pytest.param(each, id=str(each), marks=() if each.method == "semifl" else pytest.mark.slow) for each in FIRST])
 def test_frozen_layers_give_the_same_bits_through_the_disk_and_in_another_order(
@@ -164,6 +166,7 @@ def test_frozen_layers_give_the_same_bits_through_the_disk_and_in_another_order(
     assert one.found.metrics(2) == other.metrics(2)
 
 
+@pytest.mark.slow
 def test_a_silo_that_has_lost_its_cache_is_sent_the_frozen_tensors_again(
         tmp_path: Path, folder: Path, images: Images, undisturbed: Callable[[MethodStudy], Run]) -> None:
     found = federation(tmp_path / "other", folder, images, FIRST[0])
@@ -194,6 +197,7 @@ def test_without_a_weights_file_the_frozen_tensors_are_those_of_the_seed(
     assert not any(each.name == "frozen" for each in plain.down())
 
 
+@pytest.mark.slow
 def test_backbone_freezes_all_but_the_head(
         tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> None:
     study = FIRST[0]
@@ -204,6 +208,7 @@ def test_backbone_freezes_all_but_the_head(
     assert all(torch.equal(model[name], trained[name]) for name in FROZEN_PARAMETERS)
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_restart_with_the_same_frozen_tensors_or_not_at_all(
         tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor],
         undisturbed: Callable[[MethodStudy], Run]) -> None:
@@ -258,6 +263,7 @@ def a_task(tmp_path: Path, folder: Path, images: Images) -> tuple[Federation, li
     return found, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "says"), [
     (lambda group: {**group, "9.weight": torch.zeros(2)}, "'9.weight' is not the network's"),
     (lambda group: {**group, "0.weight": torch.zeros(4, 1, 5, 5)}, r"'0.weight' is \[4, 1, 5, 5\] float32"),
@@ -306,6 +312,7 @@ def test_a_silo_that_does_not_permit_the_group_refuses_before_it_fetches_anythin
     assert {task.state for task in found.tasks()} == {TaskState.UPDATED}
 
 
+@pytest.mark.slow
 def test_silo_check_hears_of_frozen_parts_and_holds_them_against_silo_toml(
         tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> None:
     found = federation(tmp_path / "f", folder, images, FIRST[0])
@@ -330,6 +337,7 @@ def test_silo_check_hears_of_frozen_parts_and_holds_them_against_silo_toml(
     assert needs_of(message, silo="a")[0] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [STUDIES[0], next(each for each in STUDIES if each.method == "fedmatch")], ids=str)
 def test_frozen_tensors_never_leave_a_silo_and_are_not_taken_by_the_coordinator(
         tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor], study: MethodStudy) -> None:
@@ -369,6 +377,7 @@ def test_weights_and_what_is_frozen_stay_at_the_coordinator(
     assert model_from_proto(model_to_proto(whole)) == ModelSettings(name="timm/resnet18", classes=("a", "b"))
 
 
+@pytest.mark.slow
 def test_the_cache_of_a_silo_keeps_the_frozen_tensors_while_others_come_and_go(
         tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> None:
     found = federation(tmp_path / "f", folder, images, FIRST[0], rounds=6)

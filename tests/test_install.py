@@ -263,6 +263,7 @@ def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> N
         "semisilo-coordinator.service", "semisilo-backup.service", "semisilo-backup.timer", "semisilo-silo.service"}
 
 
+@pytest.mark.slow
 def test_a_machine_with_one_role_keeps_to_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     assert machine("install", "1", role="silo").returncode == 0
@@ -272,6 +273,7 @@ def test_a_machine_with_one_role_keeps_to_it(tmp_path: Path) -> None:
     assert [path.name for path in (machine.root / "etc" / "systemd" / "system").iterdir()] == ["semisilo-silo.service"]
 
 
+@pytest.mark.slow
 def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that_was_rolled_back_from(tmp_path: Path
                                                                                                       ) -> None:
     machine = Machine(tmp_path)
@@ -293,6 +295,7 @@ def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that
     assert machine.in_use == "4"
 
 
+@pytest.mark.slow
 def test_a_rollback_backs_the_hub_up_with_the_version_that_goes_and_is_not_held_up_by_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for version in ("1", "2"):
@@ -322,6 +325,7 @@ def test_a_hub_is_not_upgraded_without_a_backup(tmp_path: Path) -> None:
     assert "The backup failed; nothing was changed." in done.stderr
 
 
+@pytest.mark.slow
 def test_of_versions_that_an_earlier_script_has_installed_a_rollback_takes_the_newest_older_one(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for version in ("1", "2"):
@@ -333,6 +337,7 @@ def test_of_versions_that_an_earlier_script_has_installed_a_rollback_takes_the_n
     assert machine.in_use == "1"
 
 
+@pytest.mark.slow
 def test_releases_that_lie_behind_a_link_are_told_apart_as_well(tmp_path: Path) -> None:
     """/opt may be a link to another disk."""
     machine = Machine(tmp_path)

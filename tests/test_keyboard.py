@@ -44,6 +44,7 @@ def loaded(script: str, *words: str, cwd: Path) -> set[str]:
     return set(done.stdout.partition("LOADED")[2].split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--help",), ("--version",)])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_and_version_load_none_of_the_heavy_libraries(script: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_status_of_a_study_under_way_loads_nothing_that_tasks_summaries_and_mask
                         "semisilo.coordinator.monitoring.results.by_class", "semisilo.coordinator.studies.privacy"}
 
 
+@pytest.mark.slow
 def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:
     import asyncio
 
@@ -89,6 +91,7 @@ def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:
 # JSON -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "hub")
@@ -119,6 +122,7 @@ def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pyt
 # Completion -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_command_gives_the_completion_script_of_the_shell_that_calls_it(script: str, tmp_path: Path) -> None:
     # Not the last command of the line: bash would step aside for it, and the shell above bash be found.
@@ -163,6 +167,7 @@ def test_names_of_studies_and_silos_are_completed_from_the_ledger_and_nothing_is
 # Exit status ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "status"), [
     (["-m", "semisilo.coordinator.cli.main", "--version"], 0),
     (["-m", "semisilo.silo.cli.main", "check", "--home", "none"], 1),
@@ -174,6 +179,7 @@ def test_a_command_ends_with_the_status_that_the_page_names(words: list[str], st
     assert done.returncode == status
 
 
+@pytest.mark.slow
 def test_serve_that_is_told_to_end_while_it_starts_ends_with_0(tmp_path: Path) -> None:
     """From the first moment in which it listens to signals, long before it has imported what it needs."""
     hub = tmp_path / "hub"
@@ -193,6 +199,7 @@ def test_serve_that_is_told_to_end_while_it_starts_ends_with_0(tmp_path: Path) -
         assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_serve_that_is_told_to_end_while_nothing_can_be_written_ends_with_the_same_status(
         number: int, status: int, tmp_path: Path) -> None:

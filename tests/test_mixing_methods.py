@@ -31,6 +31,7 @@ def _federation(folder: Path, images: Images, method: str, **settings: Any) -> F
     return Federation(folder, tables, images, SILOS)
 
 
+@pytest.mark.slow
 def test_silos_of_fedrgd_start_from_their_groups_models_and_answer_to_these(images: Images, tmp_path: Path) -> None:
     """From round 2 on silos of one round are sent different models; what they return refers to the one they had."""
     federation = _federation(tmp_path, images, "fedrgd", decay="schedule", unlabelled_batch=9)
@@ -46,6 +47,7 @@ def test_silos_of_fedrgd_start_from_their_groups_models_and_answer_to_these(imag
     federation.close()
 
 
+@pytest.mark.slow
 def test_fedmix_sends_two_models_of_which_the_first_rounds_are_one(images: Images, tmp_path: Path) -> None:
     federation = _federation(tmp_path, images, "fedmix", lr=0.05, lambda_2=0.1, lambda_1=1.0)
     federation.run()

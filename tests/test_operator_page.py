@@ -163,6 +163,7 @@ def over(processes: FederationOfProcesses) -> Any:
     return shown()
 
 
+@pytest.mark.slow
 def test_a_taken_port_costs_a_line_and_nothing_else(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, federation(tmp_path, page=True) as processes:
         port = taken.getsockname()[1]

@@ -89,6 +89,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Run
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aim", [pytest.param("raw", marks=pytest.mark.slow), "smallest", "auto"])
 def test_only_what_is_overwritten_crosses_and_every_aim_gives_the_same_bits(
         tmp_path: Path, images: Images, undisturbed: Run, aim: str) -> None:
@@ -155,6 +156,7 @@ def test_a_silo_keeps_what_it_made_over_rounds_that_ask_it_for_other_things_only
 # Losses and restarts --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_new_objects_for_every_operation_and_another_order_of_arrival_change_no_bit(
         tmp_path: Path, images: Images, undisturbed: Run) -> None:
     again = federation(tmp_path / "f", images, fresh=True, study={"local_accuracy": True})
@@ -181,6 +183,7 @@ def test_whatever_silos_lose_before_they_ask_costs_bytes_and_no_bit(
             and not sent.task_id.startswith("s/1/")], "some came whole"
 
 
+@pytest.mark.slow
 def test_what_a_silo_loses_after_it_was_given_the_task_comes_whole_when_it_asks_again(
         tmp_path: Path, images: Images, undisturbed: Run) -> None:
     found = federation(tmp_path / "f", images)
@@ -197,6 +200,7 @@ def test_what_a_silo_loses_after_it_was_given_the_task_comes_whole_when_it_asks_
     assert [sent.meaning for sent in later] == [Meaning.VALUES] * 6
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_has_lost_all_it_could_code_against_still_checks_and_folds_the_same(
         tmp_path: Path, images: Images, undisturbed: Run) -> None:
     found = federation(tmp_path / "f", images)
@@ -206,6 +210,7 @@ def test_a_coordinator_that_has_lost_all_it_could_code_against_still_checks_and_
     assert {sent.meaning for sent in found.up() if sent.name == "psi"} == {Meaning.OVERWRITE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "hit"), [("tasks", 3), ("check_update", 8), ("aggregate", 3), ("evaluate", 2)])
 @pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_kill_of_both_sides_anywhere_changes_neither_bits_nor_metrics(
@@ -275,6 +280,7 @@ async def _announce(found: Federation, task: TaskSpec, group: TensorGroup,
         metrics={"changed": 1.0}, training_seconds=0.1), hashlib.sha256(content).hexdigest()[:32])
 
 
+@pytest.mark.slow
 def test_an_update_that_refers_to_anything_but_what_its_silo_was_sent_is_refused_before_a_byte_comes(
         tmp_path: Path, images: Images) -> None:
     async def scenario() -> None:
@@ -311,6 +317,7 @@ def test_an_update_that_refers_to_anything_but_what_its_silo_was_sent_is_refused
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_what_was_announced_ends_the_task_when_it_is_decoded(
         tmp_path: Path, images: Images) -> None:
     """The declaration is right; the bytes refer to another base, lie about what comes out, or are not finite."""
@@ -338,6 +345,7 @@ def test_a_file_that_is_not_what_was_announced_ends_the_task_when_it_is_decoded(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_update_may_come_whole_instead(tmp_path: Path, images: Images) -> None:
     """VALUES say the same as overwriting everything; a silo's update is then as large as the model."""
     async def scenario() -> None:
@@ -357,6 +365,7 @@ def test_an_update_may_come_whole_instead(tmp_path: Path, images: Images) -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_declared_count_that_cannot_be_is_refused(tmp_path: Path, images: Images) -> None:
     async def scenario() -> None:
         found = federation(tmp_path / "f", images)
@@ -382,6 +391,7 @@ def _specs(found: Federation) -> Any:
 # Diagnostics ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_models_of_silos_are_measured_where_the_study_asks_for_it(
         tmp_path: Path, images: Images, undisturbed: Run) -> None:
     for number in (1, 2, 3):
@@ -405,6 +415,7 @@ def test_a_strategy_adds_its_own_finite_numbers_and_cannot_change_what_is_measur
     json.dumps(metrics, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_own_models_that_were_measured_are_not_measured_again_after_a_kill_before_the_commit(
         tmp_path: Path, images: Images, undisturbed: Run) -> None:
     first = federation(tmp_path / "f", images, study={"local_accuracy": True})

@@ -67,6 +67,7 @@ def test_a_network_of_another_name_does_not_exist(plugin: Any, name: str) -> Non
         getattr(network, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", [1.0, 0.1])
 def test_a_silo_changes_the_share_of_elements_that_is_asked_at_places_of_its_own(plugin: Any, density: float) -> None:
     """The share of 3 million independent draws is off by more than 0.002 once in more than 10^20 runs."""
@@ -83,6 +84,7 @@ def test_a_silo_changes_the_share_of_elements_that_is_asked_at_places_of_its_own
         assert abs(both - density**2) < 0.002, "two silos choose independently"
 
 
+@pytest.mark.slow
 def test_the_average_is_added_and_untouched_elements_keep_their_bits(plugin: Any) -> None:
     from semisilo_perturb.strategy import PerturbState, PerturbStrategy, PerturbTally
 

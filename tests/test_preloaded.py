@@ -119,6 +119,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_copy_has_the_surroundings_of_a_fresh_interpreter(start: Start, tmp_path: Path) -> None:
     found = []
     for kind in (subprocess.Popen, preloaded.Popen):
@@ -149,6 +150,7 @@ def test_the_copy_of_these_tests_is_one_and_their_interpreter_is_not(start: Star
         assert said(start(f"print({COPIED}, 'torch' in sys.modules)", kind=kind)) == (0, copied, "")
 
 
+@pytest.mark.slow
 @each_of(("code", "status", "out", "err"), [
     ("", 0, "", ""),
     ("sys.exit()", 0, "", ""),
@@ -287,6 +289,7 @@ def test_when_the_copying_process_is_gone_interpreters_are_started(start: Start,
             assert said(start(f"print({COPIED})")) == (0, "False\n", "")
 
 
+@pytest.mark.slow
 def test_many_that_are_started_at_once_get_their_own(start: Start) -> None:
     with ThreadPoolExecutor(8) as threads:
         begun = list(threads.map(lambda number: start(f"print({number}, {COPIED})"), range(8)))

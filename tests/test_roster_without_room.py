@@ -54,12 +54,14 @@ def _five_silos_and_a_roster_of_four(*, masked: bool) -> tuple[str, dict[str, An
     return outside, found
 
 
+@pytest.mark.slow
 def test_a_silo_without_room_in_the_roster_does_all_tasks_of_a_study_without_secure_sums() -> None:
     """Forty of a thousand silos were asked for ever: each handed its signature in again and again."""
     _, found = _five_silos_and_a_roster_of_four(masked=False)
     assert found["tasks"] == [[silo, "updated", ""] for silo in ("B", "a", "c", "d", "e")]
 
 
+@pytest.mark.slow
 def test_in_secure_sums_it_refuses_and_the_others_go_on() -> None:
     outside, found = _five_silos_and_a_roster_of_four(masked=True)
     refused = [outside, "refused", "SECURE_SUM_REFUSED: The roster does not list this silo with its own key."]

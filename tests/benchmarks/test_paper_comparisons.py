@@ -175,6 +175,7 @@ def _row(variant: Any, seed: int, *, accuracy: float, validation: float, revisio
             "rounds": [{"round": 1, "accuracy": accuracy, "validation_accuracy": validation, "label_ratio": 0.25}]}
 
 
+@pytest.mark.slow
 def test_a_choice_is_made_on_validation_images_and_only_among_all(tmp_path: Path) -> None:
     """0.5 is best on the test images, 0.9 on the validation images; rows of two revisions are told apart."""
     for name in ("small", "results"):

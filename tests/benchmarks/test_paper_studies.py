@@ -112,6 +112,7 @@ def _first_of_each_split() -> set[str]:
 _FIRST = _first_of_each_split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     name if name in _FIRST else pytest.param(name, marks=pytest.mark.slow) for name in FILES])
 def test_a_study_can_be_dealt_on_the_real_class_counts(name: str) -> None:

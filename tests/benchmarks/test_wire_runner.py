@@ -49,6 +49,7 @@ def test_silos_and_rounds_draw_different_noise() -> None:
     assert len(set(draws)) == len(draws)
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_silos_connection_are_counted_and_a_strangers_are_not(tmp_path: Path) -> None:
     """A child sends 3 000 000 bytes and receives 70 000; this process, which is no silo, sends 500 000."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -127,6 +128,7 @@ def test_entropy_of_a_tenth_and_its_limits() -> None:
     assert position_bound_bytes(8_000_000, 0.5) == 1_000_000
 
 
+@pytest.mark.slow
 def test_raw_tls_moves_the_bytes_of_all_silos_both_ways() -> None:
     seconds = tls_round_seconds(2, 1_000_000, 2)
     assert [len(each) for each in seconds.values()] == [2, 2]
@@ -169,6 +171,7 @@ def test_the_page_shows_every_cell_and_what_failed(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "results.svg").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_is_done_and_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C while a measurement runs: exit code 130, and nothing that carries the run's mark is left. The raw limits
     are what was measured before."""

@@ -31,6 +31,7 @@ def test_the_corpus_is_refused_or_accepted_without_another_error(target: str) ->
     assert not all(accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_seeds_are_accepted_and_what_mutators_make_of_them_gives_no_other_error(target: str) -> None:
     inputs = list(seeds(target))

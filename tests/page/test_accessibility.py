@@ -99,6 +99,7 @@ def test_axe_finds_nothing_in_a_report(scheme: str, viewport: dict[str, int], br
         assert violations(shown, scheme=scheme) == []
 
 
+@pytest.mark.slow
 def test_a_study_is_paused_with_the_keyboard_alone(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=12, done=3, collecting=True)
     with live_page(filled.federation) as served, tab(browser, served.address) as shown:
@@ -127,6 +128,7 @@ def test_a_study_is_paused_with_the_keyboard_alone(browser: Any, tmp_path: Path)
         shown.page.get_by_role("button", name="Resume").wait_for()
 
 
+@pytest.mark.slow
 def test_escape_closes_a_dialog_and_the_focus_goes_back(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address) as shown:
         shown.go("#/silos")

@@ -49,6 +49,7 @@ def sign_in(shown: Tab, token: str = TOKEN) -> None:
         shown.page.get_by_role("dialog", name="Operator's token").wait_for(state="detached")
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_refused_and_nothing_happens(shown: Tab, filled: Filled) -> None:
     press(shown, "Pause")
     sign_in(shown, "not-the-token-of-this-operator")
@@ -62,6 +63,7 @@ def test_a_wrong_token_is_refused_and_nothing_happens(shown: Tab, filled: Filled
     shown.problems.clear()
 
 
+@pytest.mark.slow
 def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
     press(shown, "Pause")
     sign_in(shown)
@@ -77,6 +79,7 @@ def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
     assert shown.page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.slow
 def test_a_silo_is_set_aside_with_a_reason_and_taken_back(shown: Tab, filled: Filled) -> None:
     shown.go("#/silo/hospital-a")
     press(shown, "Set aside")
@@ -91,6 +94,7 @@ def test_a_silo_is_set_aside_with_a_reason_and_taken_back(shown: Tab, filled: Fi
     until(lambda: LedgerRoster(filled.ledger).aside() == {})
 
 
+@pytest.mark.slow
 def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: Filled) -> None:
     press(shown, "Stop")
     sign_in(shown)
@@ -114,6 +118,7 @@ def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: F
     shown.wait_for("() => ![...document.querySelectorAll('button')].some(button => button.innerText === 'Stop')")
 
 
+@pytest.mark.slow
 def test_extend_moves_the_deadline(shown: Tab, filled: Filled) -> None:
     before = filled.ledger.phase("first", 4, 0).deadline_unix
     press(shown, "Extend deadline")
@@ -126,6 +131,7 @@ def test_extend_moves_the_deadline(shown: Tab, filled: Filled) -> None:
     assert filled.ledger.phase("first", 4, 0).deadline_unix == pytest.approx(before + 3600, abs=1)
 
 
+@pytest.mark.slow
 def test_an_invitation_is_shown_once_and_can_be_copied(shown: Tab, filled: Filled) -> None:
     create_authority(filled.federation.authority, filled.federation.name, now=time.time())
     shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -164,6 +170,7 @@ def test_revoke_wants_the_name_typed(shown: Tab, filled: Filled) -> None:
     assert row["revoked_unix"] is not None
 
 
+@pytest.mark.slow
 def test_what_the_coordinator_refuses_is_said_in_its_words(shown: Tab, filled: Filled) -> None:
     press(shown, "Pause")
     sign_in(shown)

@@ -27,6 +27,7 @@ def failed_study(folder: Path) -> Filled:
     return filled
 
 
+@pytest.mark.slow
 def test_the_bell_leads_to_what_needs_a_person_and_what_to_do(browser: Any, tmp_path: Path) -> None:
     with live_page(failed_study(tmp_path / "hub").federation) as page, tab(browser, page.address) as shown:
         shown.go("#/silos", title="Silos")
@@ -40,6 +41,7 @@ def test_the_bell_leads_to_what_needs_a_person_and_what_to_do(browser: Any, tmp_
         assert "coordinator queue first" in shown.text()
 
 
+@pytest.mark.slow
 def test_a_study_that_runs_well_needs_nobody(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=3, done=1, collecting=True)
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:
@@ -49,6 +51,7 @@ def test_a_study_that_runs_well_needs_nobody(browser: Any, tmp_path: Path) -> No
         assert shown.page.locator(".bell").get_attribute("aria-label") == "Nothing needs a person"
 
 
+@pytest.mark.slow
 def test_the_browser_announces_what_is_new_once_it_was_asked_to(browser: Any, tmp_path: Path) -> None:
     filled = failed_study(tmp_path / "hub")
     filled.ledger.queue_study("second", {"study": {"rounds": 3}})

@@ -25,6 +25,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePage]:
         yield served
 
 
+@pytest.mark.slow
 def test_studies_are_chosen_and_compared_over_rounds_bytes_and_time(browser: Any, three: LivePage) -> None:
     with tab(browser, three.address) as shown:
         shown.go("#/studies", title="Studies")
@@ -43,6 +44,7 @@ def test_studies_are_chosen_and_compared_over_rounds_bytes_and_time(browser: Any
             shown.wait_for("axis => document.querySelector('line-chart svg').textContent.includes(axis)", axis)
 
 
+@pytest.mark.slow
 def test_an_accuracy_is_rounded_alike_wherever_it_stands_on_a_page(browser: Any, three: LivePage) -> None:
     """84.55 % was 84.6 in one place and 84.5 in another."""
     with tab(browser, three.address) as shown:

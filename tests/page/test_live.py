@@ -61,6 +61,7 @@ def test_a_real_study_is_followed_while_a_silo_dies_and_comes_back(browser: Any,
         forgive(shown)
 
 
+@pytest.mark.slow
 def test_an_update_leaves_focus_scroll_and_open_details_alone(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=12, done=3, collecting=True)
     with live_page(filled.federation) as served, tab(browser, served.address) as shown:
@@ -79,6 +80,7 @@ def test_an_update_leaves_focus_scroll_and_open_details_alone(browser: Any, tmp_
         assert shown.page.evaluate("window.same === document.querySelector('figure tbody tr')") is True
 
 
+@pytest.mark.slow
 def test_progress_moves_and_times_tick(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address) as shown:
         shown.go("#/study/first")
@@ -91,6 +93,7 @@ def test_progress_moves_and_times_tick(browser: Any, page: LivePage) -> None:
         page.silos = {"hospital-a": LiveSilo(stage="training", fraction=0.4)}
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_goes_away_is_said_and_its_return_is_noticed(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=12, done=3, collecting=True)
     with live_page(filled.federation) as first:

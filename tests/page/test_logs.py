@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.coordinator.ledger_fixture import fill_study
 from tests.page.kit import NARROW, TOKEN, live_page, tab
 from tests.page.test_accessibility import violations
@@ -15,6 +17,7 @@ def record(text: str, level: int) -> logging.LogRecord:
     return logging.LogRecord("semisilo.coordinator", level, "", 0, text, None, None)
 
 
+@pytest.mark.slow
 def test_an_operator_reads_filters_and_follows_the_log(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=2)
     with live_page(filled.federation) as page, tab(browser, page.address, viewport=NARROW) as shown:

@@ -19,6 +19,7 @@ def sign_in(shown: Tab) -> None:
     shown.page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
 
 
+@pytest.mark.slow
 def test_a_study_is_made_from_the_template_and_queued_with_what_the_command_says(
         browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(self: HandOver, study: str) -> None:
@@ -47,6 +48,7 @@ def test_a_study_is_made_from_the_template_and_queued_with_what_the_command_says
                        "(row) => row.innerText.includes('second') && row.innerText.includes('queued'))")
 
 
+@pytest.mark.slow
 def test_a_note_is_kept_beside_the_study(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=3)
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:

@@ -67,6 +67,7 @@ def test_the_overview_says_where_the_study_stands(shown: Tab) -> None:
     assert shown.page.locator("[aria-current=step]").inner_text().startswith("Collect")
 
 
+@pytest.mark.slow
 def test_a_silo_that_refuses_is_red_with_its_reason_and_a_silent_one_can_be_left_out(
         browser: Any, tmp_path: Path) -> None:
     filled = refused_study(tmp_path / "hub")
@@ -93,6 +94,7 @@ def test_a_study_that_paused_because_every_silo_refuses_says_why_and_claims_no_g
         assert "+1.8" not in text
 
 
+@pytest.mark.slow
 def test_the_overview_shows_the_model_at_each_site_and_who_sent_no_numbers(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4)
     add_site_evaluation(filled.ledger, SILOS[0], SiteEvaluation(study="first", round=4, classes=(
@@ -107,6 +109,7 @@ def test_the_overview_shows_the_model_at_each_site_and_who_sent_no_numbers(brows
         assert "75.0 % (65.7 to 82.5 %)" in rows[0]
 
 
+@pytest.mark.slow
 def test_a_running_study_that_waits_for_silos_says_so(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4, done=2, complete=False)
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:
@@ -169,6 +172,7 @@ def test_silos_can_be_filtered_and_sorted(shown: Tab) -> None:
     shown.wait_for_text("No silo fits the filter")
 
 
+@pytest.mark.slow
 def test_the_audit_trail_filters_and_says_that_the_chain_holds(shown: Tab) -> None:
     shown.go("#/audit")
     shown.wait_for_text("The chain of hashes holds")
@@ -232,6 +236,7 @@ def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(sh
     assert shown.page.locator(".confusion tbody tr").count() == 10
 
 
+@pytest.mark.slow
 def test_charts_are_large_enough_and_say_unit_last_value_and_interval(browser: Any, page: LivePage) -> None:
     """Of 355 test images round 10 finds 92.4 %."""
     found = wilson(round(355 * accuracy_after(10)), 355)
@@ -248,6 +253,7 @@ def test_charts_are_large_enough_and_say_unit_last_value_and_interval(browser: A
             assert chart.locator("path.band").count() == 1
 
 
+@pytest.mark.slow
 def test_heat_strips_have_a_scale(drifted: Tab) -> None:
     drifted.go("#/silo/hospital-a", title="hospital-a")
     assert drifted.text(".heat .scale").split("\n") == ["share of the round's pseudo-labels", "0 %", "77.5 %"]
@@ -275,6 +281,7 @@ def test_a_state_is_shown_once_it_has_held(shown: Tab) -> None:
               "connected", "silent"]
 
 
+@pytest.mark.slow
 def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address, viewport=NARROW) as shown:
         for view, title in VIEWS.items():
@@ -283,6 +290,7 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> 
             assert over <= 0, view
 
 
+@pytest.mark.slow
 def test_names_from_the_network_stay_text(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=3, complete=False)
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
@@ -299,6 +307,7 @@ def test_names_from_the_network_stay_text(browser: Any, tmp_path: Path) -> None:
             assert "taken" not in shown.page.title().split(" · ")[-1]
 
 
+@pytest.mark.slow
 def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "hub", silos=())
     with live_page(filled.federation) as served, tab(browser, served.address) as shown:
@@ -312,6 +321,7 @@ def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_pa
         shown.wait_for_text("No study yet")
 
 
+@pytest.mark.slow
 def test_a_study_that_does_not_run_says_why(browser: Any, tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "hub")
     filled.ledger.queue_study("first", study_config(rounds=3))
@@ -330,6 +340,7 @@ def test_a_study_that_does_not_run_says_why(browser: Any, tmp_path: Path) -> Non
             shown.wait_for_text(words)
 
 
+@pytest.mark.slow
 def test_a_finished_study_can_be_read_and_not_acted_on(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4)
     with live_page(filled.federation, read_only=True, serving=False) as served, tab(browser, served.address) as shown:
@@ -341,6 +352,7 @@ def test_a_finished_study_can_be_read_and_not_acted_on(browser: Any, tmp_path: P
         assert "read only" in shown.text(".bar-top")
 
 
+@pytest.mark.slow
 def test_who_stands_out_is_named_and_rounds_that_are_gone_can_be_read(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4)
     add_notice(filled.ledger, NoticeKind.STANDS_OUT, study="first", round=2, silo="hospital-a",
@@ -357,6 +369,7 @@ def test_who_stands_out_is_named_and_rounds_that_are_gone_can_be_read(browser: A
         shown.wait_for_text("hospital-a stands out")
 
 
+@pytest.mark.slow
 def test_going_back_is_offered_to_the_rounds_whose_files_are_there(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4)
     states = filled.federation.studies / "first" / "states"
@@ -372,6 +385,7 @@ def test_going_back_is_offered_to_the_rounds_whose_files_are_there(browser: Any,
             assert shown.page.get_by_role("button", name="Go back to this round").count() == offered
 
 
+@pytest.mark.slow
 def test_what_does_not_exist_is_said_and_not_shown_as_loading(shown: Tab) -> None:
     shown.go("#/silo/nobody", title="nobody")
     shown.wait_for_text("No silo nobody")
@@ -446,6 +460,7 @@ def test_another_study_can_be_chosen(drifted: Tab) -> None:
     drifted.wait_for_text("Nothing sent yet")
 
 
+@pytest.mark.slow
 def test_chosen_colours_stay(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address, scheme="dark") as shown:
         shown.go("#/")
@@ -460,6 +475,7 @@ def test_chosen_colours_stay(browser: Any, page: LivePage) -> None:
         assert shown.page.get_by_role("button", name="Colours: light. Change").count() == 1
 
 
+@pytest.mark.slow
 def test_the_page_is_drawn_by_the_studys_measure_with_accuracy_beside_it(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=10, measure="balanced_accuracy")
     with live_page(filled.federation) as page, tab(browser, page.address) as shown:

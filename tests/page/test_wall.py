@@ -14,6 +14,7 @@ from tests.page.test_accessibility import violations
 FULL_HD = {"width": 1920, "height": 1080}
 
 
+@pytest.mark.slow
 def test_a_wall_shows_the_study_that_runs_in_large_letters_without_controls(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address, viewport=FULL_HD) as shown:
         shown.go("#/wall", title="first")
@@ -30,6 +31,7 @@ def test_a_wall_shows_the_study_that_runs_in_large_letters_without_controls(brow
         shown.page.get_by_role("navigation", name="Views").wait_for()
 
 
+@pytest.mark.slow
 def test_the_button_leads_to_the_wall(shown: Tab) -> None:
     shown.go("#/study/first", title="first")
     shown.page.get_by_role("link", name="Screen for a wall").click()

@@ -665,6 +665,7 @@ def test_a_survey_of_an_unlabelled_npz_has_no_classes(tmp_path):
     assert (found.num_images, found.classes, found.class_counts) == (4, (), {})
 
 
+@pytest.mark.slow
 def test_a_survey_does_not_import_torch(cells):
     code = (f"import sys; from semisilo.common.data.readers import survey; survey({str(cells)!r}); survey('digits'); "
             "sys.exit('torch' in sys.modules)")

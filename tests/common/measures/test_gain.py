@@ -63,6 +63,7 @@ def _recalls(drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> dict[s
     return {"balanced_accuracy": float(drawn.mean()), "recall/common": float(drawn[0]), "recall/rare": float(drawn[1])}
 
 
+@pytest.mark.slow
 def test_of_an_auroc_it_holds_the_true_area_as_often_as_it_says() -> None:
     """Scores of two classes a normal distance apart: the area is Phi(d / sqrt 2). Of two classes both areas are the
     same number, so that their mean is no surer than each: the interval must not be that of two independent ones."""

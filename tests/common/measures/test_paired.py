@@ -120,6 +120,7 @@ def test_an_image_adds_to_the_average_precision_what_more_of_it_would() -> None:
         assert parts[1][image] - is_N[image] * parts[0] / is_N.sum() == pytest.approx(slope, abs=1e-5)
 
 
+@pytest.mark.slow
 @each_of(("patients", "images", "alike"), [(100, 1, 0.0), (30, 8, 0.4)])
 def test_equally_good_models_differ_as_seldom_as_it_says_and_it_is_narrower_than_without_pairs(
         patients: int, images: int, alike: float) -> None:

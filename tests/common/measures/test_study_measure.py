@@ -131,6 +131,7 @@ def test_an_area_of_single_images_is_a_coin_and_a_perfect_order_has_no_error() -
         area_error(0.5, inside=0, outside=3)
 
 
+@pytest.mark.slow
 @each_of(("area", "inside", "outside"), [(1.0, 15, 85), (0.999, 15, 85), (0.8, 50, 50), (0.0, 3, 4), (1.0, 1, 1)])
 def test_the_spread_of_an_area_is_half_of_all_areas_that_are_within_their_error_of_it(area: float, inside: int,
                                                                                      outside: int) -> None:

@@ -33,6 +33,7 @@ def test_the_parts_of_a_network_are_names_that_can_be_frozen_and_add_up(
     assert sum(part.batch_norm_layers for part in found.parts) == (20 if name == "resnet18" else 5)
 
 
+@pytest.mark.slow
 def test_a_size_that_does_not_fit_is_refused_with_some_that_do() -> None:
     with pytest.raises(BadConfiguration, match="33x33") as caught:
         parts_of("vit_b_16", num_classes=3, size=33, channels=3)

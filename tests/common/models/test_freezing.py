@@ -26,6 +26,7 @@ def network(name: str = "small_cnn", **settings: Any) -> nn.Module:
     return build_model(ModelSettings(name=name, classes=CLASSES, **settings), channels=1, size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "head"), [
     ("small_cnn", 8, {"classifier.weight", "classifier.bias"}),
     ("wide_resnet_28_2", 8, {"classifier.weight", "classifier.bias"}),

@@ -18,6 +18,7 @@ from semisilo.coordinator.studies.study_file import config_from_dict
 CLASSES = ("a", "b", "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "near"), [
     ("squeezenet1_1", 8), ("resnet9", 28), pytest.param("timm/test_vit", 28, marks=pytest.mark.slow), ("cnn13", 8)])
 def test_the_sizes_named_work_and_the_asked_one_is_not_among_them(name: str, near: int) -> None:
@@ -32,6 +33,7 @@ def test_the_sizes_named_work_and_the_asked_one_is_not_among_them(name: str, nea
             assert model.train()(torch.zeros(2, 3, size, size)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_the_nearest_come_first() -> None:
     assert sizes_that_work(ModelSettings(name="vit_b_16", classes=CLASSES), channels=1, near=100) == (80, 96, 112)
     assert sizes_that_work(ModelSettings(name="resnet9", classes=CLASSES), channels=1, near=224) == (32,)
@@ -46,6 +48,7 @@ def tables(name: str, size: int) -> dict[str, Any]:
             "data": {"labelled": "digits#train", "image": {"size": size, "channels": 1, "mean": [0.3], "std": [0.4]}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "good"), [
     pytest.param("vit_b_16", 28, "16, 32, 48", marks=pytest.mark.slow),
     ("squeezenet1_1", 8, "28, 32, 48"), ("timm/test_vit", 40, "32, 48, 64")])

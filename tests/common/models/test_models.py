@@ -49,6 +49,7 @@ def test_wide_resnet_28_2_has_the_published_blocks_layers_and_tensors() -> None:
     assert len(list(model.parameters())) == 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalisation", ["static_batch", "group", "layer", "none"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_wide_resnet_writes_over_nothing_that_its_backward_pass_needs(normalisation: Normalisation,
@@ -139,6 +140,7 @@ def test_the_networks_of_the_papers_have_their_numbers_of_parameters(
         assert _count(build_model(settings, channels=channels, size=size)) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "channels", "size"), [
     ("resnet9", 1, 32), ("alexnet_like", 1, 8),
     *(pytest.param("alexnet_like", *each, marks=pytest.mark.slow) for each in ((3, 32), (1, 12), (1, 28))),
@@ -189,6 +191,7 @@ def test_normalisation_that_a_network_has_no_place_for_is_refused(name: str, kin
     assert kind in caught.value.text
 
 
+@pytest.mark.slow
 def test_resnet9_computes_its_table() -> None:
     """The layers of models.md applied one by one with plain functions."""
     torch.manual_seed(0)
@@ -252,6 +255,7 @@ def test_cnn13_has_the_published_layers() -> None:
     assert [tuple(size) for size in sizes] == [(16, 16), (8, 8), (6, 6), (6, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "channels", "size"), [(ResNet9, 3, 32), (AlexNetLike, 1, 8)])
 def test_networks_of_fedmatch_start_by_variance_scaling(network: type[nn.Module], channels: int, size: int) -> None:
     """Variance 1 / fan-in after cutting at two sigmas of 1 / sqrt(fan-in) / 0.87962566. Of n values the sample variance
@@ -316,6 +320,7 @@ def test_a_torchvision_network_gets_the_studys_head_and_static_batch_norm() -> N
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+@pytest.mark.slow
 def test_a_grey_image_enters_as_the_repeated_image_would() -> None:
     settings = ModelSettings(name="resnet18", classes=CLASSES)
     torch.manual_seed(5)
@@ -326,12 +331,14 @@ def test_a_grey_image_enters_as_the_repeated_image_would() -> None:
     assert torch.allclose(grey.double()(x), colour.double()(x.expand(-1, 3, -1, -1)), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("mobilenet_v3_small", 32), ("vit_b_16", 32), ("googlenet", 32)])
 def test_other_kinds_of_torchvision_networks_fit_the_study(name: str, size: int) -> None:
     form = ImageForm(size=size, channels=1, mean=(0.5,), std=(0.5,))
     assert check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form), form, 10) > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("alexnet", 8), ("vit_b_16", 20), ("inception_v3", 16)])
 def test_a_network_that_does_not_fit_the_images_is_refused_in_one_line(name: str, size: int) -> None:
     form = ImageForm(size=size, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)

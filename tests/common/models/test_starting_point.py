@@ -173,6 +173,7 @@ def test_a_grey_image_enters_as_the_repeated_image_would(trained: Path) -> None:
     assert "summed over the colours" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "prefix"), [
     ("safetensors", "module."), ("pth", "module."), ("safetensors", "model."), ("safetensors", "backbone."),
     ("safetensors", "module.model."), ("pth", "_orig_mod.module.backbone.")])
@@ -328,6 +329,7 @@ def test_a_tensor_that_claims_to_be_enormous_is_only_compared(trained: Path, tmp
     assert "conv1.1.bias is [1152921504606846976]" in refused(path).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stage2.0.branch1.0.weight", "fc.bias"])
 def test_numbers_that_are_not_finite_are_refused(trained: Path, tmp_path: Path, name: str) -> None:
     def change(each: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -60,6 +60,7 @@ def _strides(tensor: Tensor) -> list[int]:
     return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("penalty", [False, True])
 @pytest.mark.parametrize("passes", [1, 2, 3])

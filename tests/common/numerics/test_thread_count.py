@@ -34,6 +34,7 @@ def _step(build: Callable[[], nn.Module] | None = None, *, passes: int = 1) -> T
                         image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), passes=passes)
 
 
+@pytest.mark.slow
 def test_measuring_leaves_threads_lanes_and_random_numbers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_count, "_SECONDS", 0.01)
     monkeypatch.setattr(thread_count, "_QUICK_SECONDS", 0.0)

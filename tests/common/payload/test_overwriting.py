@@ -165,6 +165,7 @@ def test_the_base_may_name_its_tensors_in_another_order(store: PayloadStore) -> 
         assert digest(receive(store, written, base).tensors) == digest(new)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout=st.lists(st.tuples(st.sampled_from(sorted(ELEMENT_TYPES)), st.lists(st.integers(0, 4), max_size=3)),
                        max_size=4),

@@ -78,6 +78,7 @@ def back(store: PayloadStore, written: PayloadRef, *references: Reference, requi
 # The arithmetic -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), count=st.integers(0, 9), data=st.data())
 def test_any_patterns_of_any_type_come_back_from_their_differences(dtype: str, count: int, data: st.DataObject) -> None:
@@ -163,6 +164,7 @@ def test_a_reference_with_other_tensors_is_the_callers_mistake(store: PayloadSto
 # Payloads -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout=st.lists(st.tuples(st.sampled_from(sorted(ELEMENT_TYPES)), st.lists(st.integers(0, 4), max_size=3)),
                        max_size=4),
@@ -354,6 +356,7 @@ def test_a_sum_of_a_type_that_has_none_is_refused(tmp_path: Path) -> None:
         decode_groups(path, require_finite=False, references={"cd" * 32: reference}.get)
 
 
+@pytest.mark.slow
 def test_every_altered_byte_of_a_coded_file_is_refused_with_an_error_of_the_catalogue(store: PayloadStore) -> None:
     written, reference, new = coded(store)
     content = store.path(written.digest).read_bytes()

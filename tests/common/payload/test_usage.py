@@ -53,6 +53,7 @@ def test_a_raw_tensor_takes_its_own_bytes_and_a_header_for_each_block(store: Pay
     assert rows[FRAMING].blocks == rows[FRAMING].dense_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [Plan(aim=Aim.RAW), Plan(), Plan(aim=Aim.SMALLEST), Plan(values=ValueForm.INT8),
                                   Plan(values=ValueForm.INT4), Plan(values=ValueForm.BF16)])
 def test_all_encodings_and_the_framing_are_the_whole_file_and_all_of_its_elements(store: PayloadStore,

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import gc, json, sys, weakref
 from semisilo.common.process.collector import settle_collector
@@ -42,6 +44,7 @@ def found(how: str) -> dict[str, int]:
     return answer
 
 
+@pytest.mark.slow
 def test_what_was_made_at_the_start_is_never_looked_at_again_and_cycles_are_still_freed() -> None:
     plain, settled = found("plain"), found("settled")
     assert plain["looked_at"] > 50_000 > settled["looked_at"]

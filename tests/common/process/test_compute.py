@@ -128,6 +128,7 @@ def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_remedy(tar
     with_process(target, body)
 
 
+@pytest.mark.slow
 def test_any_other_error_becomes_compute_failed_and_its_traceback_goes_to_the_log(
         target: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body(compute: ProcessCompute) -> None:

@@ -126,6 +126,7 @@ def test_the_silo_of_a_task_comes_from_the_certificate_and_never_from_the_messag
     assert task_from_proto(message, silo="hospital-b").silo == "hospital-b"
 
 
+@pytest.mark.slow
 @given(seed=st.integers(-2**63, 2**63 - 1), mean=st.floats(-10, 10, allow_nan=False),
        settings_=st.dictionaries(st.text(max_size=8), st.one_of(st.booleans(), st.integers(-2**53, 2**53),
                                                                 st.floats(allow_nan=False, allow_infinity=False),

@@ -287,6 +287,7 @@ def test_ipv6_is_counted_as_well(host: str) -> None:
     run(work())
 
 
+@pytest.mark.slow
 @linux
 def test_after_a_reset_the_figure_is_at_most_one_byte_short() -> None:
     async def work() -> None:

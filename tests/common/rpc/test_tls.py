@@ -57,6 +57,7 @@ def _faster(options: list[tuple[str, Any]], factor: int) -> list[tuple[str, Any]
              else value) for name, value in options]
 
 
+@pytest.mark.slow
 def test_a_waiting_rpc_survives_the_pings_that_the_silo_sends_and_would_not_without_our_options(tmp_path):
     """At 1/120 of the real times: a ping each second, gRPC's least, against a server that allows four. A server that
     keeps gRPC's default (one in five minutes without data) ends the waiting RPC, too_many_pings; so both the names and

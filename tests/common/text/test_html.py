@@ -98,6 +98,7 @@ def test_the_control_markup_in_a_module_is_noticed() -> None:
     assert markup_in('"""Makes a <table>."""\nusage = "silo enroll <the line>"') == []
 
 
+@pytest.mark.slow
 def test_modules_that_can_make_a_page_load_the_templates_library_only_when_they_do() -> None:
     code = ("import sys; import semisilo.coordinator.report.page, semisilo.common.text.html as html; "
             "print('jinja2' in sys.modules); html._environment('semisilo.common.text'); print('jinja2' in sys.modules)")

@@ -196,6 +196,7 @@ def queue(hub: Hub, name: str, *words: str) -> tuple[int, str]:
     return status, err.strip()
 
 
+@pytest.mark.slow
 def test_queue_refuses_what_serve_would_refuse_and_queues_nothing(hub: Hub) -> None:
     cannot_start(hub)
     for name, (_, words) in CANNOT_START.items():
@@ -367,6 +368,7 @@ def test_a_full_disk_is_said_so_and_the_study_goes_on_when_there_is_room(tmp_pat
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_stop_while_serve_starts_waits_until_what_has_begun_can_be_closed(hub: Hub) -> None:
     """The port of enrolment was open, and the process ended with "Event loop is closed" from a library."""
     hub.run("invite", "alpha", expect=0)
@@ -382,6 +384,7 @@ def test_a_stop_while_serve_starts_waits_until_what_has_begun_can_be_closed(hub:
     assert "stopping; a restart continues from here" in err
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with small_disk(4) as disk:
         hub = Hub(disk / "lung")
@@ -398,6 +401,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # While it runs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_serve_is_refused_an_invitation_can_be_used_when_it_is_printed_and_ctrl_c_ends_serve_with_130(
         hub: Hub) -> None:
     process = hub.start("serve")

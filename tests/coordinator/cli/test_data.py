@@ -65,6 +65,7 @@ def test_its_test_images_are_compared_with_its_classes(lung, capsys):
     assert f"sheet       {lung}/studies/first/contact-sheet-test.png" in said, "not that of the labelled images"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on_error", "status"), [("stop", 1), ("report", 1), ("skip", 0)])
 def test_where_a_study_would_stop_at_a_broken_file_looking_says_so_and_fails(lung, capsys, on_error, status):
     study = lung / "studies/first/study.toml"
@@ -209,6 +210,7 @@ def test_classes_that_validation_or_test_images_lack_are_said_where_the_measure_
 ODD = "naevus: atypisch 斑"
 
 
+@pytest.mark.slow
 @each_of(("parts", "refused"), [
     ({"labelled": "ab"}, "of the 6 labelled images none is of 'naevus: atypisch 斑', so no model can learn it"),
     ({"labelled": "abo", "validation": "ab"}, "of the 6 validation images none is of"),

@@ -138,6 +138,7 @@ def test_a_study_is_checked_when_it_is_queued_and_status_shows_it(command: Comma
     assert [(study["name"], study["state"]) for study in facts["studies"]] == [("second", "queued")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_that_cannot_start_is_in_status_with_its_reason(command: Command, tmp_path: Path) -> None:
     ledger = Ledger(open_federation(tmp_path / "lung").ledger)
@@ -149,6 +150,7 @@ def test_a_study_that_cannot_start_is_in_status_with_its_reason(command: Command
     assert command("report", "second", "--out", str(tmp_path / "report")).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "said"), [
     (("report",), ("no study",)), (("report", "nothing"), ("'nothing'",)), (("status", "--jason"), ("--jason",)),
     (("invite",), ("'SILO'", "--help")), (("invite", "Hospital A"), ("'Hospital A'",)),
@@ -181,6 +183,7 @@ def test_help_flows_at_80_columns_and_names_what_it_wants_in_capitals(name: str,
             assert len(line) + 1 + len(following.split()[0]) > 78, f"broken too early: {line}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("serve", "--help")])
 def test_help_and_version_load_neither_grpc_nor_torch(words: tuple[str, ...]) -> None:
     code = "import sys; from semisilo.common.text.cli_errors import run_cli\n" \

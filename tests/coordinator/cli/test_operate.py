@@ -129,6 +129,7 @@ def test_extend_moves_the_deadline_by_what_it_says(filled: Filled, command: Comm
         assert (status, out, error.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("pause",), ("resume",), ("stop", "--yes"), ("extend", "5m")])
 def test_where_nothing_runs_that_is_what_is_said(tmp_path: Path, command: Command, words: tuple[str, ...]) -> None:
     over = fill_study(tmp_path / "over", rounds=2)

@@ -56,6 +56,7 @@ def test_it_learns_what_the_labels_teach_and_reports_the_last_epoch() -> None:
     assert told[-1] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("labels", "batch"), [(20, 10), (1000, 10), (1001, 250)])
 def test_batches_are_the_papers(labels: int, batch: int) -> None:
     data = CoordinatorData(labelled=_halves(labels, 0), test=_halves(4, 1))
@@ -94,6 +95,7 @@ def _drawing(count: int, **changes: Any) -> Environment:
     return _environment(build_model=_net_that_draws, augmentation=AugmentationSettings(), data=data, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [23, 1300])  # batches of 10 in one block of views; of 250 in two, the last one short
 def test_left_after_any_batch_and_gone_on_with_in_memory_or_by_another_process_the_bits_are_those_of_one_run(
         count: int, tmp_path: Path) -> None:
@@ -193,6 +195,7 @@ def test_it_ends_when_the_accuracy_on_validation_images_rises_no_more(
     assert alone.found.history[-1].epoch == alone.found.epochs
 
 
+@pytest.mark.slow
 def test_gone_on_with_from_any_step_patience_ends_it_at_the_same_epoch(tmp_path: Path) -> None:
     """Also from between the test and the validation images of one epoch: a point of the history that stood already
     would be taken for both."""

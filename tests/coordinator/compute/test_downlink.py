@@ -108,6 +108,7 @@ def test_a_silo_that_holds_the_version_before_gets_much_less(hub: Hub) -> None:
     assert second.size_bytes < 0.7 * first.size_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", range(1, SPARE_REFERENCES + 1))
 def test_a_silo_that_missed_some_phases_gets_a_difference_while_its_version_is_kept(hub: Hub, behind: int) -> None:
     for number in range(8):
@@ -391,6 +392,7 @@ def test_the_same_tensors_for_one_silo_and_for_all_are_kept_for_all(hub: Hub) ->
     assert hub.cache.digests() == [digest(group.tensors)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.lists(st.sets(st.integers(0, 12)), min_size=1, max_size=3), min_size=1, max_size=6),
        lost=st.sets(st.integers(0, 5)))

@@ -172,6 +172,7 @@ def test_what_a_silo_says_to_hold_counts_more_than_what_it_was_given(tmp_path: P
     in_second_round(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phases", [None, TWO_PHASES], ids=["one phase", "two phases"])
 def test_whatever_silos_hold_and_lose_the_study_ends_with_the_same_bits(tmp_path: Path, phases: Any) -> None:
     plain = start(tmp_path / "plain", tensors=False, phases=phases)

@@ -27,6 +27,7 @@ from tests.coordinator.compute.test_operations import (
 __all__ = ["federation", "images"]  # fixtures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [form for form in ValueForm if form is not ValueForm.EXACT])
 def test_a_lossy_update_is_checked_and_folded_as_what_it_decodes_to(federation: Path, values: ValueForm) -> None:
     """Folding the lossy payload, and folding an exact payload of what it decodes to, give the same state."""

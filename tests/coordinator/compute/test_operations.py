@@ -458,6 +458,7 @@ def test_a_restart_before_the_fold_gives_the_same_state_bit_for_bit(federation: 
     assert undisturbed != state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robust", [
     pytest.param({}, id="the bound"), pytest.param({"rule": "trimmed_mean", "byzantine_silos": 1}, id="trimmed_mean"),
     pytest.param({"rule": "judge"}, id="judge")])
@@ -609,6 +610,7 @@ def test_what_a_strategy_keeps_for_a_silo_is_a_file_that_comes_back_at_its_next_
 # Results --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_exported_model_has_the_measured_accuracy_and_equal_states_give_equal_files(federation: Path) -> None:
     operations, first = opened(federation, method={"coordinator_epochs": 20})
     answer = prepare(operations)
@@ -664,6 +666,7 @@ def test_a_validation_set_is_measured_beside_the_test_set(federation: Path) -> N
     assert found["selection_score"] == found["validation_auroc"] != found["validation_accuracy"]
 
 
+@pytest.mark.slow
 def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     operations, _ = opened(federation)
     found = baseline(operations, 3)
@@ -688,6 +691,7 @@ def test_the_coordinators_images_on_the_disk_give_the_same_bits_as_in_memory(
     assert prepare(mapped) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["paper", pytest.param("strong", marks=pytest.mark.slow)])
 def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_of_one_run(
         federation: Path, monkeypatch: pytest.MonkeyPatch, recipe: BaselineRecipe) -> None:
@@ -744,6 +748,7 @@ def test_the_baseline_of_a_process_that_is_killed_in_the_middle_of_a_slice_has_t
     assert asyncio.run(scenario(first.frozen)) == operations.baseline(Baseline(epochs=300, slice_seconds=1e9))
 
 
+@pytest.mark.slow
 def test_a_warm_up_whose_process_dies_again_and_again_goes_on_where_it_was_and_has_the_bits_of_one_run(
         federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = {"name": "self_training", "warm_up_steps": 12}
@@ -810,6 +815,7 @@ def from_labels_alone(operations: Operations, alone: LabelledOnlyResult) -> Prep
     return answered(operations, Prepare(labels_alone=alone.model_digest, loss=alone.loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [{}, {"test": "", "validation": "test.npz#test"}], ids=["test", "validation"])
 def test_round_0_of_self_training_is_labels_alone_bit_for_bit(
         federation: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any]) -> None:
@@ -836,6 +842,7 @@ def test_round_0_of_self_training_is_labels_alone_bit_for_bit(
         operations.prepare(Prepare(labels_alone=alone.model_digest))
 
 
+@pytest.mark.slow
 def test_labels_alone_that_round_0_starts_from_have_the_same_bits_whenever_the_process_dies(
         federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_steps(monkeypatch)
@@ -857,6 +864,7 @@ def test_labels_alone_that_round_0_starts_from_have_the_same_bits_whenever_the_p
     assert from_labels_alone(operations, alone) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "changes", "uneven", "starts"), [
     ({}, {}, False, True),
     ({}, {"study": {"measure": "accuracy"}}, False, True),
@@ -953,6 +961,7 @@ def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(fe
 # Which tasks bring the global model -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalisation", ["static_batch", "group"])
 @pytest.mark.parametrize(("method", "brings"), [
     ({"name": "semifl", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05}, True),
@@ -1019,6 +1028,7 @@ def test_a_model_is_written_of_a_study_whose_images_have_changed_since_without_w
 _AT_COORDINATOR = {each.method: each for each in STUDIES if each.scenario != "labels-at-silo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("study", "how"), [*((each, "gone") for each in _AT_COORDINATOR.values()),
                                             (_AT_COORDINATOR["semifl"], "broken")],
                          ids=[*_AT_COORDINATOR, "broken"])
@@ -1054,6 +1064,7 @@ def test_a_model_is_written_of_a_study_whose_images_cannot_be_read_any_more(fede
 # No one silo in command -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [{"coordinator_epochs": 1}, AT_SILO], ids=["semifl", "fedavg"])
 def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path, method: dict[str, Any]) -> None:
     """Every value of it is finite, and may arrive. SemiFL diverges when it trains from there; FedAvg's sum is finite as
@@ -1128,6 +1139,7 @@ def _fedmatch_paths(federation: Path, operations: Operations, state: str, moved:
         tensors.digest(sent))}).digest) for silo, add in moved.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rules", "left_out"), [
     ({"aggregation": "uniform", "helpers": "similarity", "lambda_l2": 0.0}, ["b"]),
     ({"aggregation": "reliability"}, [])], ids=["similarity", "reliability"])
@@ -1224,6 +1236,7 @@ def test_a_shut_gate_stays_shut_where_more_may_lie_than_so_few_updates_can_do_wi
     assert steps == {1: 1.0, 2: 0.0, 0: 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "lies", "step"), [
     ("none", (-50.0,) * 3, 1.0), ("none", (-50.0,) * 8, 0.0), ("norm_clipping", (-50.0,) * 8, 0.0),
     ("none", (10.0,) * 3, 1.0)], ids=["three of ten", "a majority", "a majority under a rule", "honest"])
@@ -1253,6 +1266,7 @@ def test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_
     assert aggregate(operations, state, 1, updates) == found, "a control: again, the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["begin", "appraise"])
 def test_an_update_with_which_nothing_can_be_weighed_is_left_out_and_named(
         federation: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
@@ -1279,6 +1293,7 @@ def test_an_update_with_which_nothing_can_be_weighed_is_left_out_and_named(
             "appraise": "it cannot be folded. These cannot be weighed."}[step] in found.left_out["b"]
 
 
+@pytest.mark.slow
 def test_no_update_that_is_next_to_nothing_ends_a_study_under_fltrust(federation: Path) -> None:
     """It points the coordinator's way, and stretching it to the length of the coordinator's step overflowed."""
     operations, _ = opened(federation, method={"coordinator_epochs": 0}, robust={"rule": "fltrust"})
@@ -1291,6 +1306,7 @@ def test_no_update_that_is_next_to_nothing_ends_a_study_under_fltrust(federation
     assert found.metrics["updates_left_out"] >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["begin", "appraise", "fold"])
 @pytest.mark.parametrize("error", [RuntimeError("value cannot be converted to type float without overflow"),
                                    OverflowError("math range error"), ZeroDivisionError("division by zero")],

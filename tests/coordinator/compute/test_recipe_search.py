@@ -46,6 +46,7 @@ def test_the_same_seed_gives_the_same_folds_and_another_one_others() -> None:
     assert one != other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_all_images_of_a_patient_are_held_out_together_and_no_fold_takes_a_class_away(seed: int) -> None:
     """40 patients with 1 to 6 images of three classes, one of which is rare; one image is of nobody known."""

@@ -45,6 +45,7 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path) -> None:
         silo_noise(CLEAR, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "normalisation", "fits"), [
     ("resnet18", "static_batch", False), ("resnet18", "group", True), ("small_cnn", "layer", True),
     ("mlp_5000", "auto", True)])

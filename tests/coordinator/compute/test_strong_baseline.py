@@ -116,6 +116,7 @@ def test_work_of_an_earlier_version_goes_on_with_the_images_that_it_held_out(tmp
     assert alone.found is not None
 
 
+@pytest.mark.slow
 def test_left_after_any_batch_and_gone_on_with_by_another_process_the_bits_are_those_of_one_run(tmp_path: Path) -> None:
     environment, file = _drawing(23), tmp_path / "alone.safetensors"
     recipe = StrongRecipe(epochs=12, num_classes=2)
@@ -153,6 +154,7 @@ def test_a_file_of_another_recipe_is_begun_again(tmp_path: Path) -> None:
     assert StrongLabelsAlone(_drawing(23), RECIPE, file=file).fraction == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [23, 2])  # with folds to search on, and without
 def test_a_budget_ends_it_with_the_steps_that_fit(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
     clock = _Clock(0.5)
@@ -183,6 +185,7 @@ def _rare(count: int, rare: int, seed: int) -> ImageSet:
     return ImageSet(pixels.clamp(0, 255).to(torch.uint8), labels, tuple(map(str, range(count))))
 
 
+@pytest.mark.slow
 def test_where_the_study_is_about_accuracy_labels_alone_are_trained_for_accuracy() -> None:
     """5 % of the labels and of the test images are of the rare class: answering "no" to all is right for 95 %."""
     environment = _environment(data=CoordinatorData(labelled=_rare(60, 3, 0), test=_rare(1000, 50, 1)))

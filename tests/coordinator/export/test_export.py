@@ -76,6 +76,7 @@ def images_of(result: SimulationResult, name: str) -> tuple[torch.Tensor, np.nda
 # What is written ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_weights_the_graph_and_the_card(hand_over: Exported) -> None:
     assert {path.name for path in hand_over.folder.iterdir()} == {
         "model.safetensors", "model.onnx", "model_card.md", "model_card.html", "model_card.json", "reliability.png"}
@@ -98,11 +99,13 @@ def check_what_is_exported(result: SimulationResult, found: Exported) -> None:
         assert 0 < found.card["onnx"]["largest_difference"] < 1e-3
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_what_was_evaluated(simulated: SimulationResult, hand_over: Exported) -> None:
     assert hand_over.card["onnx"] is not None
     check_what_is_exported(simulated, hand_over)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [("safetensors",), pytest.param(("safetensors", "onnx"), marks=pytest.mark.slow)])
 def test_two_parts_of_fedmatch_are_exported_as_one_model(formats: tuple[str, ...], tmp_path: Path) -> None:
     result = run(study("fedmatch", rounds=1, silos=2, settings={"num_helpers": 1}, split={"num_test": 40}),
@@ -123,6 +126,7 @@ def test_graphs_of_other_networks_compute_what_was_evaluated(model: dict[str, An
     check_what_is_exported(result, found)
 
 
+@pytest.mark.slow
 def test_a_network_with_frozen_parts_is_exported_whole(tmp_path: Path) -> None:
     result = run(study("fedavg", rounds=1, silos=2, model={"name": "small_cnn", "freeze": "backbone"},
                        split={"num_test": 40}), out=tmp_path / "run", device="cpu")
@@ -196,6 +200,7 @@ def test_the_graph_names_no_place_of_this_machine(hand_over: Exported) -> None:
         assert word.encode() not in content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["weight", "constant", "cut", "NaN"])
 def test_a_graph_that_differs_from_the_network_is_not_handed_over(
         wrong: str, simulated: SimulationResult, hand_over: Exported, tmp_path: Path,
@@ -313,6 +318,7 @@ def test_test_images_that_stand_among_others_by_now_measure_nothing_and_the_card
     assert any("test images have the pixels of validation ones" in each for each in found.card["limits"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["labelled", "validation", "test"])
 def test_a_model_is_handed_over_though_images_cannot_be_read_any_more_and_the_card_says_so(
         simulated: SimulationResult, tmp_path: Path, name: str) -> None:
@@ -359,6 +365,7 @@ def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, 
         each.answers.get("updated", 0) for each in simulated.rounds)
 
 
+@pytest.mark.slow
 def test_a_card_of_a_study_in_which_no_silo_trained_says_so_and_claims_no_gain(
         hand_over: Exported, tmp_path: Path) -> None:
     tables = study("semifl", rounds=1, study={"labelled_only_baseline": True, "baseline_epochs": 1},
@@ -481,6 +488,7 @@ def test_names_that_hold_markup_stay_text(hand_over: Exported) -> None:
 # Which model, and where to --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_round_can_be_chosen_and_one_that_there_is_not_is_refused(simulated: SimulationResult, tmp_path: Path
                                                                     ) -> None:
     for number in (1, 2):
@@ -511,6 +519,7 @@ def test_a_round_whose_model_is_gone_is_named_with_those_that_are_kept(simulated
     assert "0, 2, 3" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_an_earlier_export_with_a_file_beside_it_is_refused_and_stays(simulated: SimulationResult, tmp_path: Path
                                                                      ) -> None:
     out = tmp_path / "out"
@@ -669,6 +678,7 @@ def test_code_of_others_is_imported_only_when_the_reader_names_it(hand_over: Exp
 # Operating point ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_operating_point_stands_in_facts_and_card_with_what_it_gives_on_both_sets(
         simulated: SimulationResult, tmp_path: Path) -> None:
     found = exported(simulated, tmp_path / "out", operating_point="sensitivity 90% for 3", calibrate=True,
@@ -698,6 +708,7 @@ def test_an_operating_point_stands_in_facts_and_card_with_what_it_gives_on_both_
     assert "## Operating point" not in card_markdown(plain.facts)
 
 
+@pytest.mark.slow
 def test_without_validation_images_an_operating_point_is_refused_with_a_remedy(tmp_path: Path) -> None:
     result = run(study("semifl", rounds=1, silos=2, split={"num_validation": 0}), out=tmp_path / "run", device="cpu")
     with pytest.raises(UsageError, match="validation images") as raised:

@@ -579,6 +579,7 @@ def _killed_at(rename: int, archive: Path, folder: Path) -> bool:
     return status == 9
 
 
+@pytest.mark.slow
 def test_a_restore_that_was_killed_at_any_moment_can_be_repeated(federation: Federation, tmp_path: Path) -> None:
     archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
     folder = tmp_path / "new"

@@ -179,6 +179,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_init_killed_at_any_moment_leaves_nothing_that_is_taken_for_a_federation(tmp_path: Path) -> None:
     """Before, `federation.toml` came first: after a kill `init --if-missing` said that the federation was there, and
     `serve` ended with a missing key in every start of the container."""
@@ -311,6 +312,7 @@ def _try_lock(folder: Path, answers: multiprocessing.Queue[str]) -> None:
         answers.put(error.line())
 
 
+@pytest.mark.slow
 def test_two_serves_never_run_over_one_folder_and_a_killed_one_is_no_obstacle(federation: Federation) -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[str] = context.Queue()

@@ -85,6 +85,7 @@ def act_when(coordinator: Coordinator, act: Callable[[], None], operation: str, 
 STEPS = ("open_study", "prepare", "phases", "tasks", "check_update", "aggregate", "evaluate", "export", "baseline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", STEPS)
 def test_a_study_paused_during_any_step_waits_and_ends_with_the_same_bits(tmp_path: Path, undisturbed: str,
                                                                           operation: str) -> None:
@@ -106,6 +107,7 @@ def test_a_study_paused_during_any_step_waits_and_ends_with_the_same_bits(tmp_pa
     assert final_digest(coordinator) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", STEPS)
 def test_a_study_stopped_during_any_step_ends_with_the_model_of_its_last_committed_round(
         tmp_path: Path, operation: str) -> None:
@@ -276,6 +278,7 @@ def test_a_study_stopped_while_nobody_served_is_tidied_up_at_the_next_start(tmp_
     assert second.compute.calls == calls, "the model is written once"
 
 
+@pytest.mark.slow
 def test_a_stopped_study_that_is_queued_again_goes_on_from_its_last_committed_round(tmp_path: Path) -> None:
     coordinator = start(tmp_path)
     operator = Operator(coordinator)

@@ -51,6 +51,7 @@ def ledger_of(result: SimulationResult) -> Ledger:
 # Counting -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_encodings_of_a_study_add_up_to_its_payload_bytes_both_ways_and_in_every_round(
         simulated: SimulationResult) -> None:
     ledger = ledger_of(simulated)
@@ -128,6 +129,7 @@ def test_a_group_that_a_silo_holds_is_saved_once_however_often_it_asks(tmp_path:
     assert held_groups([PayloadRef("aa", 10, ("model",), held_bytes=5)]) == []
 
 
+@pytest.mark.slow
 def test_counting_takes_less_than_a_hundredth_of_a_small_round(tmp_path: Path) -> None:
     """100 MB in 160 tensors: the headers are read in milliseconds, where a round takes seconds."""
     store = PayloadStore(tmp_path / "payloads")
@@ -146,6 +148,7 @@ def test_counting_takes_less_than_a_hundredth_of_a_small_round(tmp_path: Path) -
 # Showing --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_the_report_has_a_row_and_a_bar_for_each_encoding(simulated: SimulationResult, tmp_path: Path) -> None:
     ledger = ledger_of(simulated)

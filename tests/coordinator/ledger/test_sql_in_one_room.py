@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+
 from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,6 +67,7 @@ def sql_outside(root: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_file_outside_the_room_has_sql() -> None:
     assert sql_outside(ROOT) == {}
 

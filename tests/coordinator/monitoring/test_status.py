@@ -258,6 +258,7 @@ def test_the_facts_are_json(running: Filled) -> None:
     assert again["current_round"]["waiting_for"] == list(SILOS[1:])
 
 
+@pytest.mark.slow
 def test_status_needs_neither_torch_nor_matplotlib() -> None:
     code = ("import sys, semisilo.coordinator.monitoring.status, semisilo.coordinator.rounds.live_file\n"
             "import semisilo.coordinator.monitoring.terminal, semisilo.coordinator.report.report\n"

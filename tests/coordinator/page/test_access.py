@@ -51,6 +51,7 @@ def last_event(filled: Filled) -> dict[str, Any]:
 # Actions --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIONS)
 def test_without_the_token_no_action_is_done(filled: Filled, name: str) -> None:
     async def work(page: Page) -> None:

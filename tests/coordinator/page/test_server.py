@@ -108,6 +108,7 @@ def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, mo
     served(filled, work)
 
 
+@pytest.mark.slow
 def test_who_never_asks_for_anything_loses_the_place(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisilo.common.page.web_server._MOST_CONNECTIONS", 3)
     monkeypatch.setattr("semisilo.common.page.web_server._IDLE_SECONDS", 0.5)
@@ -124,6 +125,7 @@ def test_who_never_asks_for_anything_loses_the_place(filled: Filled, monkeypatch
     served(filled, work)
 
 
+@pytest.mark.slow
 def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_log(
         filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One in the middle of a body that is wanted, one of a body that is not, one of a second request."""
@@ -152,6 +154,7 @@ def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_lo
     assert [record for record in caplog.records if "semisilo" in record.name] == []
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_read_outlives_the_time_in_which_others_lose_their_place(
         filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisilo.common.page.web_server._IDLE_SECONDS", 0.2)

@@ -100,6 +100,7 @@ def test_pseudo_labels_of_a_round_add_up_over_silos(study: StudySummary) -> None
     assert pseudo_label_counts(study.rounds[4], 10) == {0: 120.0, 1: 90.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pseudo_labels/\u00b2", "pseudo_labels/99999999999", "pseudo_labels/10"])
 def test_a_class_that_no_study_has_is_in_no_plot_whatever_a_ledger_holds(study: StudySummary, name: str) -> None:
     rounds = [replace(entry, silo_metrics={silo: {**metrics, name: 1.0}
@@ -240,6 +241,7 @@ def test_where_images_have_several_labels_classes_are_drawn_by_auroc_and_not_by_
     assert not DIAGNOSTIC_FIGURES["recall_by_class"][1](empty_axes(), several, LIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_the_page_takes_the_new_plots(study: StudySummary, tmp_path: Path) -> None:
     figures = draw_figures(study)

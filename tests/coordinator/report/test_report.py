@@ -99,6 +99,7 @@ def page(page_path: Path) -> _Page:
     return _Page(page_path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_report_lies_in_the_folder_of_the_study_with_every_plot_as_a_file(page_path: Path) -> None:
     assert page_path.parts[-4:] == ("studies", "first", "report", "index.html")
     assert {path.name for path in page_path.parent.iterdir()} == {"index.html", *(f"{name}.png" for name in FIGURES)}
@@ -109,6 +110,7 @@ def test_the_report_lies_in_the_folder_of_the_study_with_every_plot_as_a_file(pa
         assert height > 500
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_but_itself(page: _Page) -> None:
     assert page.references, "there are pictures"
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
@@ -199,6 +201,7 @@ def test_a_study_that_has_not_begun_has_a_page_too(tmp_path: Path) -> None:
     assert all(image["alt"].startswith("Nothing to plot yet") for image in page.images)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_with_labels_at_silos_has_no_line_of_labels_alone_and_tells_who_has_labels(tmp_path: Path) -> None:
     pages = []
@@ -281,6 +284,7 @@ def test_many_silos_are_drawn_as_a_range(tmp_path: Path) -> None:
     assert "share of a silo's images" in page.images[3]["alt"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 @pytest.mark.parametrize(("measure", "title", "last", "alone", "gain"), [
     ("balanced_accuracy", "balanced accuracy", "81.3 %", "61.7 %", "+19.6"),

@@ -205,6 +205,7 @@ def test_a_coordinator_killed_around_any_step_ends_with_the_same_bits(tmp_path: 
     assert final_digest(second) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["open_round", "open_phase", "close_phase", "commit_round", "accept_update",
                                     "declare_update", "folded"])
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -510,6 +511,7 @@ def failing(coordinator: Coordinator, error: BaseException, *, study: str = "s")
     coordinator.engine._open_round = open_round  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError("Value out of range: 18446744073709551614"),
                                    AssertionError("a round commits once"), OSError("no errno"),
                                    FileNotFoundError(errno.ENOENT, "No such file", "x")])

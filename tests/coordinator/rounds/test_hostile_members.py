@@ -121,6 +121,7 @@ def test_with_silos_that_do_as_they_are_asked_a_sum_is_made(tmp_path: Path) -> N
     scenario(found.coordinator, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 2])
 def test_who_seals_no_share_for_some_has_no_part_and_the_others_go_on(tmp_path: Path, kept: int) -> None:
     """Its update was taken; then the others would not sign the list with it on, and the round failed by their
@@ -140,6 +141,7 @@ def test_who_seals_no_share_for_some_has_no_part_and_the_others_go_on(tmp_path: 
     scenario(found.coordinator, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [147, 149])
 def test_shares_of_a_size_that_nobody_opens_are_not_passed_on(tmp_path: Path, size: int) -> None:
     """All who were given them refused to mask, in turn."""
@@ -265,6 +267,7 @@ def test_whose_shares_do_not_open_is_set_aside_and_the_next_round_goes_on_withou
     scenario(found.coordinator, work)
 
 
+@pytest.mark.slow
 def test_whose_shares_two_cannot_open_is_set_aside_though_the_sum_was_made(tmp_path: Path) -> None:
     """It chose whose updates were never added up."""
     found = sites(tmp_path, {("beta", "shares"): closed_for("alpha", "gamma")}, rounds=2)
@@ -290,6 +293,7 @@ def test_of_two_that_complain_of_each_other_none_is_set_aside(tmp_path: Path) ->
     scenario(found.coordinator, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("liar", "step", "failed"), [("beta", "unmask", False), ("beta", "shares", True)])
 def test_who_sends_or_deals_wrong_shares_is_set_aside(tmp_path: Path, liar: str, step: str, failed: bool) -> None:
     """Shares of its own secret that do not fit fail the sum; those of others that it has changed do not."""
@@ -311,6 +315,7 @@ def test_who_sends_or_deals_wrong_shares_is_set_aside(tmp_path: Path, liar: str,
     scenario(found.coordinator, work)
 
 
+@pytest.mark.slow
 def test_an_operator_who_takes_it_back_is_not_overruled(tmp_path: Path) -> None:
     found = sites(tmp_path, {("beta", "shares"): closed_for("alpha", "gamma")}, rounds=2)
 

@@ -251,6 +251,7 @@ def test_where_round_0_starts_from_them_they_are_trained_before_it_and_never_aga
     assert final_digest(coordinator) == from_them != undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("operation", "count"), [("baseline", 1), ("baseline", 3), ("baseline", 5), ("prepare", 1),
                                                   ("phases", 1)])

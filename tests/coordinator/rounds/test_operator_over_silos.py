@@ -97,6 +97,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 # Going back -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_round", [0, 2])
 def test_a_study_that_goes_back_trains_on_with_the_bits_of_one_that_never_went_further(
         tmp_path: Path, undisturbed: list[str], to_round: int) -> None:
@@ -171,6 +172,7 @@ def test_serve_removes_the_model_that_going_back_could_not(tmp_path: Path) -> No
     assert model.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["collect", "aggregate", "phases"])
 def test_a_study_that_is_paused_and_goes_back_under_a_step_gives_the_same_bits(
         tmp_path: Path, undisturbed: list[str], operation: str) -> None:

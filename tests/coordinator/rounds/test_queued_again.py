@@ -219,6 +219,7 @@ def test_an_update_that_has_come_before_another_study_began_is_taken_once_its_ow
 INSTANTS = [(operation, when) for operation in ("open_study", "prepare") for when in ("before", "after")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize(("operation", "when"), [*INSTANTS, ("open_round", "after")])
 def test_a_study_that_was_stopped_before_its_first_commit_begins_anew_once_it_is_queued_again(
@@ -266,6 +267,7 @@ def test_a_study_that_was_stopped_before_its_first_commit_begins_anew_once_it_is
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("operation", ["phases", "tasks", "check_update", "aggregate", "evaluate"])
 def test_a_study_that_was_stopped_and_queued_again_before_the_engine_has_looked_gives_up_the_round(
@@ -323,6 +325,7 @@ def test_giving_up_the_round_of_a_study_that_failed_frees_the_spool(tmp_path: Pa
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_round_in_which_a_study_was_stopped_is_done_again(tmp_path: Path) -> None:
     """It counted as one of its rounds: a study that was stopped in its last one was complete without it at once."""
     for name in ("undisturbed", "stopped"):

@@ -150,6 +150,7 @@ def test_another_answer_than_a_refusal_ends_the_row(tmp_path: Path, third: dict[
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_a_coordinator_that_was_restarted_counts_the_same(tmp_path: Path, rounds: int) -> None:
     first = start(tmp_path, config=many_rounds())

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import time
 
+import pytest
+
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from tests.each_of import each_of
 
@@ -19,6 +21,7 @@ async def taking(runtime: RuntimeState, taken: list[int], number: int) -> None:
     taken.append(number)
 
 
+@pytest.mark.slow
 def test_while_many_silos_take_their_tasks_others_are_answered_after_a_few_of_them() -> None:
     async def scenario() -> None:
         runtime, taken, seen = RuntimeState(), list[int](), list[int]()

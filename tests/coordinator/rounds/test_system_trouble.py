@@ -59,6 +59,7 @@ def stopped(tmp_path: Path) -> Coordinator:
     return life(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_stopped_study_whose_model_cannot_be_written_holds_up_no_other(
         stopped: Coordinator, caplog: pytest.LogCaptureFixture) -> None:
     """Its images were on a share that was away: all studies behind it waited, and the log did not name it."""
@@ -134,6 +135,7 @@ def test_what_the_system_refused_is_no_longer_said_while_the_study_waits_for_sil
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_the_system_refused_is_no_longer_said_while_a_round_waits_for_its_quorum(tmp_path: Path) -> None:
     coordinator = start(tmp_path, config=study_config(quorum=2))
     disk = Disk(coordinator, "open_study")
@@ -160,6 +162,7 @@ def test_what_the_system_refused_is_no_longer_said_while_a_round_waits_for_its_q
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_pauses_grow_while_the_same_is_refused_though_the_study_can_be_opened(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     coordinator = start(tmp_path)

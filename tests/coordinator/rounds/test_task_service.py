@@ -268,6 +268,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[SemisiloError], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "error", "word"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 def test_a_declaration_that_the_task_does_not_allow_is_refused_before_a_byte_is_taken(
         tmp_path: Path, changes: dict[str, Any], error: type[SemisiloError], word: str) -> None:
@@ -856,6 +857,7 @@ def test_without_a_study_a_silo_is_told_so_and_a_new_study_ends_its_wait(tmp_pat
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_calls_of_many_silos_that_came_together_do_not_end_together_while_there_is_no_study(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand silos called every five seconds in the rhythm in which they had joined, fifty at a time."""

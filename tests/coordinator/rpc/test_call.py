@@ -152,6 +152,7 @@ def test_a_call_ends_with_its_certificate_or_when_nothing_moves_though_the_roste
     asyncio.run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "idle_seconds", "ended"), [(1, 0.5, True), (256 * 1024, 2.0, False)])
 def test_bytes_that_drip_are_as_idle_as_none_and_what_adds_up_to_a_chunk_in_time_is_not(
         count: int, idle_seconds: float, ended: bool) -> None:

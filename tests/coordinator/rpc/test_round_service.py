@@ -401,6 +401,7 @@ def test_of_two_uploads_of_one_silo_the_newer_goes_on_and_the_older_is_told_to_t
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path, max_uploads=1, idle_seconds=2.0) as made:
@@ -470,6 +471,7 @@ def test_a_silo_that_takes_no_answer_loses_its_place_and_hears_of_it_once_it_doe
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_silo_has_one_place_however_often_it_calls_and_none_once_it_is_revoked(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_service, "_CALLED_SECONDS", 3600.0)
@@ -519,6 +521,7 @@ async def drip(made: Hub, silo: str, *, seconds: float, offset: int = 0) -> Any:
         await writing
 
 
+@pytest.mark.slow
 def test_a_silo_that_lets_bytes_drip_gives_its_place_to_another_and_goes_on_with_what_has_come(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path, max_uploads=1, idle_seconds=2.0) as made:
@@ -548,6 +551,7 @@ def test_an_upload_whose_task_is_over_is_ended_though_nothing_more_arrives(tmp_p
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_slow_upload_gives_its_place_up_only_where_another_silo_waits_for_one(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pace_of = round_service._Pace
@@ -739,6 +743,7 @@ def test_a_silo_is_whom_its_certificate_names_whatever_it_says(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_flood_of_hellos_with_huge_lists_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silo_calls, "_BYTES_AT_ONCE", 1e9)
 
@@ -820,6 +825,7 @@ def test_progress_is_bounded_and_printable(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_revoking_a_silo_ends_its_waiting_call_and_every_later_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path) as made:

@@ -87,6 +87,7 @@ def test_a_call_that_brings_nothing_in_time_ends() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_address_may_send_so_many_requests_and_others_do_not_pay_for_it() -> None:
     now = [0.0]
 

@@ -24,6 +24,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rare_looks")
 def test_quick_streams_take_turns() -> None:
     async def run() -> None:
@@ -84,6 +85,7 @@ def test_a_stream_that_fails_or_is_cancelled_gives_its_place_back() -> None:
     asyncio.run(asyncio.wait_for(run(), 300))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rare_looks")
 def test_a_silo_waits_for_one_slot_and_its_other_streams_go_without() -> None:
     """Thirty downloads of one silo let the first of another wait for them all."""

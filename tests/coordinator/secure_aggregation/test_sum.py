@@ -51,6 +51,7 @@ def test_the_sum_is_the_plain_one_bit_by_bit(count: int) -> None:
     assert run.unmasked.wrong == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "step"), [
     (count, step) if count < 32 or step == 3 else pytest.param(count, step, marks=pytest.mark.slow)
     for count in (5, 8, 32) for step in (1, 2, 3, 4, 5)])
@@ -213,6 +214,7 @@ def bend(answer: UnmaskAnswer) -> UnmaskAnswer:
     return UnmaskAnswer(self_shares=bent(answer.self_shares), key_shares=bent(answer.key_shares))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("liars", [(0,), (7,), (0, 1), (2, 6)])
 def test_silos_with_wrong_shares_are_named_and_the_sum_is_right(liars: tuple[int, ...]) -> None:
     total = a_total(5)
@@ -275,6 +277,7 @@ def test_any_two_of_the_most_silos_that_lie_are_found() -> None:
         assert tuple(run.unmasked.wrong) == tuple(name_of(number) for number in liars)
 
 
+@pytest.mark.slow
 def test_liars_cannot_frame_others() -> None:
     """Errors at points 1 and 16 of a polynomial through points 1 to 17 cancel at 0, where the weights are 17 and -17:
     the secret is right, and all shares beyond the 17 seem wrong."""

@@ -190,6 +190,7 @@ def test_oracle_v10_two_rounds_on_quadratics(at: Any) -> None:
     assert controls == pytest.approx([1.225333, -3.283769], abs=1e-5)
 
 
+@pytest.mark.slow
 @AT
 def test_what_a_silo_has_left_in_the_sum_goes_with_it(at: Any) -> None:
     """Minimum of the first two: 2. The third stays in the sum as long as it is a member, and its gradient of before."""
@@ -205,6 +206,7 @@ def test_what_a_silo_has_left_in_the_sum_goes_with_it(at: Any) -> None:
     assert (world.state.correction_epoch, sorted(world.state.members)) == (2, ["0", "1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "ignores", "w", "d", "ends"), [
     pytest.param({}, False, 2.0, [-2.0, 2.0], [2.0, 2.0], id="V11"),
     pytest.param({"correction_at": "coordinator"}, False, 2.0, [-2.0, 2.0], [2.0, 2.0], id="V11 at the coordinator"),
@@ -265,6 +267,7 @@ def test_corrections_sum_to_zero_in_every_round_whoever_takes_part_also_in_float
     assert world.state.mass == 107
 
 
+@pytest.mark.slow
 def test_partial_participation_with_the_correction_still_ends_at_the_optimum() -> None:
     """Two of three silos in every round: the optimum of sum p_k f_k is reached, without correction it is missed."""
     optimum = (0.5 * 1.0 * 0.0 + 0.3 * 2.0 * 3.0 - 0.2 * 0.5 * 2.0) / (0.5 * 1.0 + 0.3 * 2.0 + 0.2 * 0.5)

@@ -96,6 +96,7 @@ def test_a_step_follows_the_average_of_the_gradients() -> None:
         assert all(torch.allclose(after.w[name], w - step, atol=1e-6) for name, w in state.w.items())
 
 
+@pytest.mark.slow
 def test_rounds_are_steps_of_one_descent_with_momentum_decay_and_clipping() -> None:
     """Against PyTorch's own optimiser over three rounds, the cosine included."""
     strategy = _strategy(scenario="labels-at-silo", lr=0.1, momentum=0.9, weight_decay=0.01, clip_norm=2.0)

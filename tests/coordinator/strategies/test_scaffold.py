@@ -232,6 +232,7 @@ def test_a_round_within_the_bound_has_the_bits_of_one_without(monkeypatch: pytes
     assert tensors.digest(bounded.state.c_sum) == tensors.digest(free.state.c_sum)
 
 
+@pytest.mark.slow
 def test_what_a_silo_has_left_in_the_sum_goes_with_it() -> None:
     """It lies within the bound, says 25 steps for 50, and is set aside."""
     ends = {}

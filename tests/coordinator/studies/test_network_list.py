@@ -41,6 +41,7 @@ def test_the_list_is_what_can_be_built_here_in_the_same_order() -> None:
     assert [each.name for each in listed.networks if each.of == "torchvision"] == list(torchvision_names())
 
 
+@pytest.mark.slow
 def test_the_networks_of_timm_are_those_that_it_lists_itself() -> None:
     pytest.importorskip("timm")
     listed = listed_networks()
@@ -93,6 +94,7 @@ def test_names_are_listed_without_torch() -> None:
                           check=True).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_the_command_prints_names_or_parts_and_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     from semisilo.coordinator.cli.main import app
 

@@ -181,6 +181,7 @@ def facts_of(filled: Filled) -> dict[str, str]:
         r"<tr>\s*<t[hd][^>]*>([^<]*state[^<]*)</t[hd]>\s*<td[^>]*>([^<]*)</td>", page, re.IGNORECASE)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_the_report_names_the_state_whose_model_is_handed_over_and_the_last_one_beside_it(tmp_path: Path) -> None:
     """It was that of the last round, and differed from the card's."""

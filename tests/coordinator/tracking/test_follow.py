@@ -145,6 +145,7 @@ def test_a_tracker_that_hangs_does_not_keep_serve_from_ending(filled: Filled) ->
     assert set(children()) == before
 
 
+@pytest.mark.slow
 def test_a_tracker_that_cannot_be_started_is_tried_again_and_ends_nothing(
         filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     configured(filled.federation, "tensorboard = true")

@@ -60,6 +60,7 @@ def history(tmp_path: Path, name: str) -> list[tuple[int, float]]:
     return sorted((entry.step, entry.value) for entry in client(tmp_path).get_metric_history(run.info.run_id, name))
 
 
+@pytest.mark.slow
 def test_a_run_has_the_settings_and_every_round_with_its_number(filled: Filled, tmp_path: Path) -> None:
     assert tell(filled, tmp_path) == 4
     run, = all_runs(tmp_path)
@@ -77,6 +78,7 @@ def test_a_run_has_the_settings_and_every_round_with_its_number(filled: Filled, 
     assert entry.timestamp == round(1000 * closed)
 
 
+@pytest.mark.slow
 def test_the_line_of_labels_alone_that_comes_later_is_told_of_the_rounds_before_it(
         filled: Filled, tmp_path: Path) -> None:
     baseline = filled.ledger.study("first").baseline

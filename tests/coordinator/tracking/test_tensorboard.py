@@ -204,6 +204,7 @@ def _write_for_ever(federation: str, out: str) -> None:
         next(Path(out).iterdir()).unlink()
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_leaves_a_file_that_is_gone_on_with(filled: Filled, tmp_path: Path) -> None:
     out = tmp_path / "tb"
     for pause in (0.005, 0.05):
@@ -228,6 +229,7 @@ def test_two_writers_do_not_mix(filled: Filled, tmp_path: Path) -> None:
     assert write_events(filled.ledger, "first", tmp_path) == 8
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_tensorflow_is_loaded_to_write(filled: Filled, tmp_path: Path) -> None:
     code = ("import sys; from pathlib import Path; from semisilo.coordinator.ledger.ledger import Ledger;"
             "from semisilo.coordinator.tracking.tensorboard_files import write_events;"

@@ -94,6 +94,7 @@ def test_data_sets_and_a_network_of_ones_own_are_all_that_a_simulation_needs(dig
     assert "label_accuracy" not in next(iter(silos.values())).metrics, "nobody knows the classes of these images"
 
 
+@pytest.mark.slow
 def test_classes_of_unlabelled_images_are_for_diagnostics_and_change_no_bit(digits: tuple[Tensor, Tensor]) -> None:
     images, labels = digits
     without = semisilo.simulate(**sets(digits), model=Flat, **CALL)
@@ -141,6 +142,7 @@ def test_what_contradicts_itself_is_said_before_anything_runs(arguments: dict[st
         semisilo.simulate(**arguments, progress=False)
 
 
+@pytest.mark.slow
 def test_another_network_is_another_run_and_the_same_one_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     call = {**CALL, "data": "digits", "num_labelled": 20, "tables": {"simulation": {"split": {"fraction": 0.12}}}}
     first = semisilo.simulate(model=Flat, **call)
@@ -214,6 +216,7 @@ def test_another_process_reads_the_model_once_it_is_handed_the_network(tmp_path:
     assert np.array_equal(semisilo.predict(folder, "digits#test", network=Flat).probabilities, expected)
 
 
+@pytest.mark.slow
 def test_a_file_beside_the_study_builds_the_network_and_goes_with_the_export(tmp_path: Path) -> None:
     (tmp_path / "my_net.py").write_text(
         "from torch import nn\n\ndef build(num_classes, channels, size):\n"

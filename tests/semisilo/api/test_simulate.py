@@ -63,6 +63,7 @@ def own_images() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 # Importing ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importing_is_light_and_every_public_name_is_there() -> None:
     code = ("import sys, semisilo\n"
             "assert not {'torch', 'numpy', 'matplotlib', 'grpc'} & set(sys.modules), sorted(sys.modules)\n"
@@ -196,6 +197,7 @@ def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(t
     assert named.digest == by_arrays.digest
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None:
     first = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     states = sorted(first.folder.rglob("states/*"))
@@ -210,6 +212,7 @@ def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None
     assert other.digest != first.digest
 
 
+@pytest.mark.slow
 def test_labels_may_be_at_the_silos() -> None:
     found = semisilo.simulate(data="digits", method={"name": "fedavg", "objective": "sl", "local_epochs": 1},
                               **{**SMALL, "num_labelled": None, "labelled_per_class": 1})
@@ -303,6 +306,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> semisilo.Comparison:
            "tables": {"study": {"baseline_epochs": 2}, "simulation": {"split": {"fraction": 0.12}}}})
 
 
+@pytest.mark.slow
 def test_a_comparison_has_a_run_for_each_method_and_seed_on_the_same_images(comparison: semisilo.Comparison) -> None:
     assert [(run.label, run.seed) for run in comparison.runs] == [
         ("a <b>$", 1), ("a <b>$", 2), ("second", 1), ("second", 2)]
@@ -311,6 +315,7 @@ def test_a_comparison_has_a_run_for_each_method_and_seed_on_the_same_images(comp
     assert len({run.digest for run in comparison.runs}) == 4
 
 
+@pytest.mark.slow
 def test_the_line_of_the_labels_alone_is_trained_once_for_each_seed(comparison: semisilo.Comparison) -> None:
     lines = [run.labelled_only_accuracy for run in comparison.runs]
     assert None not in lines
@@ -408,6 +413,7 @@ def test_a_mistake_in_the_last_method_is_told_before_the_first_one_runs(tmp_path
             semisilo.compare(["semifl"], data="digits", seeds=seeds, **SMALL)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_drawn")
 def test_the_plot_has_a_line_and_a_band_for_each_method_and_the_line_to_beat(comparison: semisilo.Comparison) -> None:
     for by, label in (("round", "round"), ("bytes", "payload bytes so far")):
@@ -446,6 +452,7 @@ def test_pandas_is_asked_for_only_when_it_is_wanted(comparison: semisilo.Compari
 # In a notebook --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_everything_works_where_an_event_loop_runs_already(tmp_path: Path) -> None:
     async def cell() -> semisilo.Comparison:
         return semisilo.compare([QUICK], data="digits", out=tmp_path / "out", **SMALL)
@@ -488,6 +495,7 @@ def test_an_interrupt_in_a_notebook_ends_the_simulation_and_the_same_call_goes_o
         loop.close()
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_notebook_has_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[str] = []
     handle = types.SimpleNamespace(update=pages.append)
@@ -516,6 +524,7 @@ def test_a_cell_of_a_notebook_has_one_output_that_changes(monkeypatch: pytest.Mo
 # What is on disk ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_a_run_is_read_from_its_folder_exported_and_used(tmp_path: Path) -> None:
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()

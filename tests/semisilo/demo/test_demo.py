@@ -135,6 +135,7 @@ def test_the_result_as_json_has_the_promised_keys_first() -> None:
     assert [facts[name] for name in ("gain", "gain_interval", "gain_measure")] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_an_unknown_method_is_one_line_and_status_2() -> None:
     done = subprocess.run([*console_script("semisilo"), "demo", "--method", "semifil"], capture_output=True, text=True)
     assert done.returncode == 2

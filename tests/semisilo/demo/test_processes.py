@@ -136,6 +136,7 @@ def test_when_we_are_killed_our_processes_end_too(tmp_path: Path) -> None:
         os.kill(grandchild, signal.SIGKILL)  # not ours to promise: the child would have to pass it on
 
 
+@pytest.mark.slow
 def test_console_scripts_run_from_any_folder_whatever_lies_there(tmp_path: Path) -> None:
     (tmp_path / "common.py").write_text("raise SystemExit('the wrong common')")
     for name in ("coordinator", "silo", "semisilo"):

@@ -70,6 +70,7 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_accuracy_is_exactly_the_coordinators_whatever_form_the_images_have(
         simulated: SimulationResult, model: Path, scans: Path) -> None:
     digits = archive.digits("test", source="digits")
@@ -78,6 +79,7 @@ def test_the_accuracy_is_exactly_the_coordinators_whatever_form_the_images_have(
         assert predict(model, source, device="cpu").accuracy == simulated.accuracy
 
 
+@pytest.mark.slow
 def test_every_probability_is_that_of_the_network_bit_for_bit_at_the_coordinators_batch_size(
         model: Path, scans: Path) -> None:
     found = predict(model / "model.safetensors", "digits#test", device="cpu")
@@ -104,6 +106,7 @@ def test_the_graph_predicts_what_the_network_predicts_and_loads_no_torch(with_gr
     assert done.stdout.split() == [str(ours.right), str(len(ours)), "False"]
 
 
+@pytest.mark.slow
 def test_a_graph_of_one_layer_predicts_in_a_process_without_torch(model: Path, scans: Path, tmp_path: Path) -> None:
     """As the graphs of networks, which take long to write: logits of fractions, temperature and operating point."""
     import onnx

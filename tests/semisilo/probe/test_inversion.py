@@ -34,6 +34,7 @@ def gradient_at(model: nn.Module, images_BCSS: torch.Tensor, labels_B: torch.Ten
     return gradient_of, [each.detach() for each in gradient_of(images_BCSS)]
 
 
+@pytest.mark.slow
 def test_an_image_is_found_in_the_gradient_of_a_dense_network_where_algebra_finds_it_too() -> None:
     """dL/dW_i = (dL/db_i) x for every row i of a first dense layer with a bias, so x = (dL/dW_i) / (dL/db_i): Phong et
     al., IEEE TIFS 2018; Geiping et al., NeurIPS 2020, proposition 3.1. What is searched for must be just that."""
@@ -49,6 +50,7 @@ def test_an_image_is_found_in_the_gradient_of_a_dense_network_where_algebra_find
     assert float((found.images_BCSS.flatten() - by_algebra).abs().max()) < 0.02
 
 
+@pytest.mark.slow
 def test_nothing_is_found_in_a_gradient_that_is_buried_in_noise() -> None:
     image_1CSS = torch.rand((1, 1, 4, 4), generator=torch.Generator().manual_seed(1))
     gradient_of, target = gradient_at(dense(), image_1CSS, torch.tensor([2]))

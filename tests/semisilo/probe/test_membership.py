@@ -80,6 +80,7 @@ def test_fewer_than_three_pairs_or_updates_that_are_no_pairs_are_refused() -> No
         likelihood_ratios(scores_UN, np.roll(members_UN, 1, axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leak", [0.5, 1.0, 2.0])
 def test_with_many_shadows_the_area_is_that_of_the_best_attack_there_is(leak: float) -> None:
     """Two normal distributions that are d deviations apart: the likelihood ratio's area is Phi(d / sqrt 2), and at the
@@ -90,6 +91,7 @@ def test_with_many_shadows_the_area_is_that_of_the_best_attack_there_is(leak: fl
     assert hits.value == pytest.approx(NORMAL.cdf(NORMAL.inv_cdf(rate) + leak), abs=0.03)
 
 
+@pytest.mark.slow
 def test_where_nothing_leaks_the_interval_holds_chance() -> None:
     found = [attack(0.0, pairs=8, images=60, seed=seed) for seed in range(12)]
     assert sum(each.area.low <= 0.5 <= each.area.high for each in found) >= 11

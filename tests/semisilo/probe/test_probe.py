@@ -73,6 +73,7 @@ def test_an_update_of_all_images_is_the_one_that_the_silo_would_send(tmp_path: P
     assert tensors.norm(found) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fednova"])
 def test_the_average_of_all_updates_leads_to_the_coordinators_next_model(method: str, tmp_path: Path) -> None:
     """The site comes in round 2 and has abstained in round 1: the model of round 2 is that of the others' updates."""
@@ -106,6 +107,7 @@ def test_what_was_learnt_by_heart_is_found_and_what_was_never_seen_is_not(tmp_pa
     assert found[1].low <= 0.5 <= found[1].high
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_where_it_was_and_gives_the_same_numbers(tmp_path: Path,
                                                                      capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "few.toml", tmp_path / "out"
@@ -177,6 +179,7 @@ def test_methods_with_other_updates_are_probed_as_well(method: str, tmp_path: Pa
     assert (method == "fedmatch") == any("averages no whole models" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_pictures_are_not_written_where_they_are_not_wanted(tmp_path: Path) -> None:
     found = probe(probed_tables(supervised("fedsgd", labelled_batch=1), name="study"), out=tmp_path / "out",
                   settings=replace(QUICK, shadows=0, others=False, pictures=False), device="cpu")
@@ -184,6 +187,7 @@ def test_pictures_are_not_written_where_they_are_not_wanted(tmp_path: Path) -> N
     assert not list((tmp_path / "out").rglob("*.png"))
 
 
+@pytest.mark.slow
 def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
@@ -261,6 +265,7 @@ def test_images_of_ones_own_take_the_place_of_those_of_the_study(tmp_path: Path)
         load_probed_study(file, silos=5)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_told_with_a_forecast(tmp_path: Path) -> None:
     lines: list[str] = []
     shares: list[float] = []

@@ -99,6 +99,7 @@ def test_the_clock_stands_still_while_silos_work_and_jumps_to_deadlines(monkeypa
     assert clock() == 900.0, "nobody has jumped beyond the real time"
 
 
+@pytest.mark.slow
 def test_a_round_of_too_few_for_a_sum_behind_masks_fails_and_the_next_one_comes(tmp_path: Path) -> None:
     """Who is there follows from the number of the round: who waited for others in the same round waited for ever."""
     found = run({

@@ -78,6 +78,7 @@ def test_permuting_the_labels_of_the_test_images_changes_no_choice_no_state_and_
         assert [each.metrics[name] for each in true.rounds] == [each.metrics[name] for each in permuted.rounds]
 
 
+@pytest.mark.slow
 def test_a_study_that_no_longer_gets_better_ends_early_and_says_why(tmp_path: Path) -> None:
     result = run(tables(digits(tmp_path, permuted=False), settings=STANDING), out=tmp_path / "run", device="cpu")
     state, reason, _ = stored(result)
@@ -125,6 +126,7 @@ def killed_then_resumed(tmp_path: Path, study_of: dict[str, Any], crash: str) ->
     return resumed
 
 
+@pytest.mark.slow
 def test_the_model_that_is_left_and_that_is_exported_are_those_of_the_chosen_round(tmp_path: Path) -> None:
     """The rounds before the last are given other scores, as if the last had spoilt the model."""
     result = run(tables(digits(tmp_path, permuted=False), rounds=3, study={"patience": 0}), out=tmp_path / "run",
@@ -150,6 +152,7 @@ def alone(source: str, **changes: Any) -> dict[str, Any]:
     return tables(source, rounds=1, study=settings, **changes)
 
 
+@pytest.mark.slow
 def test_where_the_rounds_learn_nothing_labels_alone_are_handed_over_and_it_is_said_first(tmp_path: Path) -> None:
     result = run(alone(digits(tmp_path, permuted=False), settings=STANDING), out=tmp_path / "run", device="cpu")
     choice = result.choice
@@ -172,6 +175,7 @@ def test_where_the_rounds_learn_nothing_labels_alone_are_handed_over_and_it_is_s
     assert (last.facts.model.chosen, last.folder) == ("last", result.folder / "export-round-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [pytest.param("paper", marks=pytest.mark.slow), "strong"])
 def test_without_test_images_validation_images_choose_between_the_rounds_and_labels_alone(tmp_path: Path, recipe: str
                                                                                          ) -> None:
@@ -189,6 +193,7 @@ def test_without_test_images_validation_images_choose_between_the_rounds_and_lab
     assert read_facts(result.model).method == "labels-alone"
 
 
+@pytest.mark.slow
 def test_the_gain_of_a_study_that_is_over_is_of_both_models_answers_to_each_test_image(tmp_path: Path) -> None:
     """Log, table in Python and card have the same interval; it is narrower than one of the two models' own numbers."""
     settings = {"labelled_only_baseline": True, "baseline_recipe": "paper", "baseline_epochs": 1}

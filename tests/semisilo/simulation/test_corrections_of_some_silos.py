@@ -22,6 +22,7 @@ def tables(silos_per_round: int, variant: str = "fed_shvr", **others: Any) -> di
         **others)
 
 
+@pytest.mark.slow
 def test_a_sum_goes_on_whichever_silos_a_round_asks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = run(tables(2), out=tmp_path, device="cpu")
     assert [each.metrics["correction_epoch"] for each in found.rounds] == [1.0] * 5
@@ -29,6 +30,7 @@ def test_a_sum_goes_on_whichever_silos_a_round_asks(tmp_path: Path, caplog: pyte
     assert not [each for each in caplog.records if "restarts" in each.getMessage()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["fed_shvr", "fed_sh"])
 def test_behind_masks_silos_weigh_alike_in_every_round_where_a_correction_hangs_on_it(
         tmp_path: Path, caplog: pytest.LogCaptureFixture, variant: str) -> None:

@@ -176,6 +176,7 @@ def test_a_restart_between_any_two_steps_changes_no_bit(at: Any, tmp_path: Path)
     assert _bits(Federation(world, settings).run(3, arrival=-1)) == whole, "nor does the order in which silos work"
 
 
+@pytest.mark.slow
 @AT
 def test_silos_that_come_and_go_are_corrected_and_lose_nothing(at: Any) -> None:
     """Two of three in each round. The sum of n_k c_k that the coordinator follows is that of what is really kept."""

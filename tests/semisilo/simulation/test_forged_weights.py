@@ -42,6 +42,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_forged_ends_its_round_and_the_study_goes_on(
         tmp_path: Path, liar: list[str], caplog: pytest.LogCaptureFixture) -> None:
     found = run(tables(), out=tmp_path / "run", device="cpu", engine="process")

@@ -47,6 +47,7 @@ def study_file(folder: Path, method: str = "semifl", scenario: str = "labels-at-
     return path
 
 
+@pytest.mark.slow
 def test_the_weights_are_found_beside_the_study_file_and_kept_with_the_simulation(tmp_path: Path) -> None:
     path = study_file(tmp_path / "mine")
     given = load_file(tmp_path / "mine" / "weights" / "w.safetensors")
@@ -99,6 +100,7 @@ def test_the_labelled_only_line_starts_from_the_same_weights(tmp_path: Path) -> 
     assert lines["trained"] != lines["random"]
 
 
+@pytest.mark.slow
 def test_fed_shvrs_diagnostics_look_at_the_trained_part(tmp_path: Path) -> None:
     path = study_file(tmp_path / "mine", "fed_shvr", "labels-at-silo")
     text = path.read_text(encoding="utf-8").replace("[simulation]", "[simulation]\nstationarity_gap = true", 1)

@@ -22,6 +22,7 @@ def _settings(method: str, scenario: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "scenario"), [
     case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES
     if case[0] != "self_training"])  # which has what it needs of them built in

@@ -85,10 +85,12 @@ def test_the_gap_of_a_round_is_that_of_its_two_models_over_all_silos(measured: S
     assert found["stationarity_labels"] > 0
 
 
+@pytest.mark.slow
 def test_every_round_has_a_gap_and_round_0_has_none(measured: SimulationResult) -> None:
     assert [[name in each.metrics for name in GAP] for each in measured.rounds] == [[False] * 4] + [[True] * 4] * 3
 
 
+@pytest.mark.slow
 def test_measuring_changes_no_bit_and_may_be_turned_on_and_off(tmp_path: Path, measured: SimulationResult) -> None:
     plain = run(shvr(), out=tmp_path / "out", device="cpu")
     assert plain.digest == measured.digest
@@ -121,6 +123,7 @@ def test_with_one_silo_the_accuracy_after_training_is_that_before_the_next_round
     assert after != before, "the network must learn something, or nothing is tested"
 
 
+@pytest.mark.slow
 def test_before_and_after_are_means_over_the_silos_own_labelled_images(measured: SimulationResult, problem: Problem
                                                                        ) -> None:
     from semisilo.common.learning import batch_norm, tensors
@@ -160,6 +163,7 @@ def test_a_diagnostic_that_the_method_cannot_have_is_refused(method: str, scenar
 # The report -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_left_blank")
 def test_the_report_is_written_again_with_every_diagnostic(measured: SimulationResult) -> None:
     for name in ("metrics.csv", "metrics.json", "report/index.html"):
@@ -217,6 +221,7 @@ def surface(measured: SimulationResult) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_middle_of_the_surface_is_the_objective_of_the_final_model(
         measured: SimulationResult, problem: Problem, surface: dict[str, Any]) -> None:
     w = state_after(measured, 3).w
@@ -248,6 +253,7 @@ def test_a_damaged_surface_is_named(tmp_path: Path) -> None:
         drawn_surface(tmp_path, state="a")
 
 
+@pytest.mark.slow
 def test_the_surface_is_refused_for_other_methods_and_for_images_that_are_gone_or_changed(tmp_path: Path) -> None:
     def ignore(share: float, text: str) -> None:
         pass

@@ -144,6 +144,7 @@ FEDMIX = {"lr": 0.05, "lambda_1": 0.1, "lambda_2": 0.05, "lambda_s": 1.0, "momen
 FEDRGD = {"lr": 0.1, "labelled_batch": 10, "unlabelled_batch": 32, "decay": "schedule", "coordinator_epochs": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "rounds", "settings"), [
     ("fedmix", 5, {"labels": 40, **FEDMIX}),
     pytest.param("fedrgd", 5, FEDRGD, marks=pytest.mark.slow),

@@ -80,6 +80,7 @@ def tables_of(images: Path, method: dict[str, Any], *, rounds: int = 2, silos: i
             "simulation": {"data": str(images), "split": split}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow)
                                   for case in CASES])
 def test_a_method_that_is_defined_for_several_labels_learns_them(images: Path, tmp_path: Path, case: str) -> None:
@@ -96,6 +97,7 @@ def test_a_method_that_is_defined_for_several_labels_learns_them(images: Path, t
         assert {"label_ratio", "threshold_accuracy"} <= told
 
 
+@pytest.mark.slow
 def test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does(images: Path, tmp_path: Path) -> None:
     found = run(tables_of(images, CASES["fedavg-sl"], rounds=1), out=tmp_path / "run", device="cpu", engine="process")
     with np.load(images) as arrays:
@@ -106,7 +108,8 @@ def test_a_site_measures_the_model_that_was_handed_over_as_the_coordinator_does(
     assert (measured.why_not, measured.class_names) == ("", CLASSES)
     for name, each in zip(CLASSES, measured.classes, strict=True):
         assert each.images + (each.others or 0) == 200, "every image is a question of each class"
-        assert each.auroc == pytest.approx(found.rounds[-1].metrics[f"auroc/{name}"], abs=1e-6)
+        # In batches of another size some images of almost the same probability change places: one pair of 11,000 each.
+        assert each.auroc == pytest.approx(found.rounds[-1].metrics[f"auroc/{name}"], abs=5e-4)
 
 
 @pytest.mark.slow

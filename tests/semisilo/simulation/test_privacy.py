@@ -29,6 +29,7 @@ def ledgers(folder: Path) -> dict[str, list[dict[str, Any]]]:
             for path in sorted(folder.rglob("spent.jsonl"))}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_every_simulated_silo_counts_and_the_study_can_be_repeated(tmp_path: Path) -> None:
     first = run(tables(), out=tmp_path / "a", engine="process", device="cpu")
@@ -58,6 +59,7 @@ def test_silos_are_hidden_by_noise_on_the_sum_that_can_be_repeated(tmp_path: Pat
     assert other.digest != first.digest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_behind_masks_every_silo_adds_a_share_of_the_noise_and_counts_it(tmp_path: Path) -> None:
     def study(**dp: Any) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def facts(result: SimulationResult) -> tuple[StudyRow, list[str], str, str]:
         ledger.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["labels-at-coordinator", "labels-at-both"])
 def test_round_0_is_the_model_of_labels_alone_and_nothing_of_them_is_left_for_later(tmp_path: Path,
                                                                                   scenario: str) -> None:
@@ -69,6 +70,7 @@ def test_round_0_is_the_model_of_labels_alone_and_nothing_of_them_is_left_for_la
     assert last != first
 
 
+@pytest.mark.slow
 def test_every_engine_and_a_kill_while_they_are_trained_give_the_same_bits(tmp_path: Path,
                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     expected = facts(run(tables(), out=tmp_path / "undisturbed", engine="process", device="cpu"))

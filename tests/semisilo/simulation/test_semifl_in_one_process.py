@@ -189,6 +189,7 @@ def test_the_order_in_which_silos_work_changes_no_bit() -> None:
     assert _bits(forwards.round(start, 1)) == _bits(backwards.round(start, 1, arrival=-1))
 
 
+@pytest.mark.slow
 def test_silos_that_do_not_move_leave_the_fine_tuned_model() -> None:
     """With lr 0 at the silos every difference is zero, so w changes by fine-tuning alone: as if nobody had answered."""
     world = _world(rounds=2)

@@ -92,6 +92,7 @@ def killed_in_round_2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash", [
     AFTER_AN_ANSWER,
     *(pytest.param(crash, marks=pytest.mark.slow) for crash in (
@@ -137,6 +138,7 @@ def test_a_silo_keeps_its_memory_and_no_update_that_was_folded(undisturbed: Simu
         assert not [path for path in (folder / "outgoing").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_model(tmp_path: Path, undisturbed: SimulationResult) -> None:
     other = run(RESUMED, out=tmp_path / "out", device="cpu", seed=6)
     assert other.digest != undisturbed.digest
@@ -174,6 +176,7 @@ def test_a_name_that_is_not_there_is_said_before_there_is_a_folder(tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_mistake_that_shows_when_the_study_is_opened_may_be_corrected(
         tmp_path: Path, undisturbed: SimulationResult, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SemisiloError, match="patience = 2 looks at validation images"):
@@ -186,6 +189,7 @@ def test_a_mistake_that_shows_when_the_study_is_opened_may_be_corrected(
     assert run(RESUMED, out=tmp_path, device="cpu") == corrected
 
 
+@pytest.mark.slow
 def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(
         tmp_path: Path, killed_in_round_2: Path) -> None:
     path, out = copied(killed_in_round_2, tmp_path / "copy")
@@ -248,6 +252,7 @@ def test_the_command_tells_rounds_line_by_line_and_leaves_report_and_metrics(
     assert (out / "studies" / "lungs" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_there_is_a_bar_with_accuracy_bytes_and_time_left(tmp_path: Path) -> None:
     stream = io.StringIO()
     watcher = ConsoleWatcher(Console(file=stream, force_terminal=True, width=200, _environ={"TERM": "xterm-256color"}))
@@ -260,6 +265,7 @@ def test_on_a_terminal_there_is_a_bar_with_accuracy_bytes_and_time_left(tmp_path
     assert "round 1/2: accuracy" not in shown, "no lines beside the bar"
 
 
+@pytest.mark.slow
 def test_nothing_but_the_result_is_shown_when_it_is_to_be_quiet(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream)
@@ -279,6 +285,7 @@ def test_the_result_has_what_every_silo_reported(undisturbed: SimulationResult) 
         assert 0 <= each.metrics["pseudo_label_accuracy"] <= 1, "known in simulations alone"
 
 
+@pytest.mark.slow
 def test_unlabelled_images_keep_their_labels_for_diagnostics_and_train_the_same(
         tmp_path: Path, undisturbed: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
@@ -320,6 +327,7 @@ def test_a_silo_whose_folder_is_lost_after_its_update_counted_ends_the_simulatio
 # Silos that come and go -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_silos_that_can_be_reached_are_asked(tmp_path: Path) -> None:
     from semisilo.simulation.availability import reachable
 
@@ -332,6 +340,7 @@ def test_only_silos_that_can_be_reached_are_asked(tmp_path: Path) -> None:
     assert any(len(silos) < 3 for silos in asked.values()), "the seed must leave somebody out, or nothing is tested"
 
 
+@pytest.mark.slow
 def test_a_silo_that_drops_out_is_late_and_nobody_waits_for_its_deadline(tmp_path: Path) -> None:
     tables = study("semifl", rounds=3, silos=4, simulation={"dropout": 0.4},
                    participation={"round_timeout": "3h", "quorum": 1})
@@ -342,6 +351,7 @@ def test_a_silo_that_drops_out_is_late_and_nobody_waits_for_its_deadline(tmp_pat
     assert all(each.state == "completed" for each in result.rounds)
 
 
+@pytest.mark.slow
 def test_scaffold_counts_all_silos_and_not_those_that_it_waits_for(tmp_path: Path) -> None:
     """Two of four silos are asked, and the study starts with one: every state says four."""
     result = run(study("scaffold", rounds=2, silos=4, participation={"silos_per_round": 2}) | {
@@ -361,6 +371,7 @@ def test_scaffold_counts_all_silos_and_not_those_that_it_waits_for(tmp_path: Pat
     assert rows[2].start_digest == rows[1].state_digest, "nobody has joined since"
 
 
+@pytest.mark.slow
 def test_a_round_without_its_quorum_fails_and_the_model_stays(tmp_path: Path) -> None:
     tables = study("semifl", rounds=3, silos=4, simulation={"dropout": 0.4},
                    participation={"round_timeout": "3h", "quorum": 4})
@@ -376,6 +387,7 @@ def test_a_round_without_its_quorum_fails_and_the_model_stays(tmp_path: Path) ->
         ledger.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [{"silos_per_round": 1, "quorum": 2},
                                            {"silos_per_round": "50%", "quorum": 2}])
 def test_a_simulation_of_an_earlier_version_is_gone_on_with_whatever_its_quorum(

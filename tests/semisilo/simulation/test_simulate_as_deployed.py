@@ -66,6 +66,7 @@ QUICK = {("semifl", "labels-at-coordinator"), ("fedmatch", "labels-at-silo"), ("
 """What each method hands over is the same in every case (test_contract.py); these keep the most at both ends."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "scenario"), [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES])
 def test_every_method_gives_the_bits_and_bytes_of_silos_that_share_nothing_but_files(
@@ -79,6 +80,7 @@ def test_the_cases_are_all_methods_in_all_their_scenarios() -> None:
     assert len(CASES) == sum(len(spec.scenarios) for spec in METHODS.values())
 
 
+@pytest.mark.slow
 def test_images_that_come_in_steps_do_so_on_both_ways(tmp_path: Path) -> None:
     tables = study("semifl", split={"name": "streaming_noniid", "steps": 2, "rounds_per_step": 1, "fraction": 0.3})
     result = assert_equal_to_files(tables, tmp_path)
@@ -87,6 +89,7 @@ def test_images_that_come_in_steps_do_so_on_both_ways(tmp_path: Path) -> None:
     assert examples[2]
 
 
+@pytest.mark.slow
 def test_a_sampled_round_leaves_the_memory_of_the_others_alone_on_both_ways(tmp_path: Path) -> None:
     tables = study("semifl", rounds=4, participation={"silos_per_round": 2}, wire={"uplink": "top-k 5%"})
     result = assert_equal_to_files(tables, tmp_path)

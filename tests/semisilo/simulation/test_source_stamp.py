@@ -50,6 +50,7 @@ def refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("the images were dealt")
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_shown_again_without_images_and_without_torch(
         finished: tuple[Path, SimulationResult]) -> None:
     path, result = finished
@@ -69,6 +70,7 @@ print(run(Path({str(path)!r}), out=Path({str(result.folder)!r})).digest)
     assert done.stdout.strip() == result.digest
 
 
+@pytest.mark.slow
 def test_images_that_look_touched_are_dealt_and_other_ones_refused(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, path = tmp_path / "digits.npz", tmp_path / "study.toml"

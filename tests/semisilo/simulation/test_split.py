@@ -381,6 +381,7 @@ def test_pages_of_a_file_are_dealt_together_and_held_out_together_by_who_gets_th
     assert (held.has_parts_of_files, held.num_patients) == (True, 0), "they are files, not patients"
 
 
+@pytest.mark.slow
 def test_a_simulation_that_dealt_single_pages_goes_on_with_its_deal(tmp_path: Path) -> None:
     tables = of_pages(tmp_path)
     single = dealt_of({**tables, "data": {**tables["data"], "patient": "none"}})
@@ -391,6 +392,7 @@ def test_a_simulation_that_dealt_single_pages_goes_on_with_its_deal(tmp_path: Pa
     assert deal_study(load_simulated_study(tables), begun="0" * 64).digest() == new.digest()
 
 
+@pytest.mark.slow
 def test_a_simulation_that_dealt_single_pages_goes_on_where_files_kept_whole_are_too_few(tmp_path: Path) -> None:
     tables = of_pages(tmp_path, files=6, pages=40)
     tables["simulation"]["split"] |= {"num_labelled": 30, "num_test": 0, "num_validation": 0, "silos": 5}
@@ -401,6 +403,7 @@ def test_a_simulation_that_dealt_single_pages_goes_on_where_files_kept_whole_are
             deal_study(load_simulated_study(tables), begun=begun)
 
 
+@pytest.mark.slow
 def test_pages_are_dealt_alike_wherever_their_folder_lies(tmp_path: Path) -> None:
     places = [tmp_path / "here", tmp_path / "moved" / "elsewhere"]
     begun = dealt_of(of_pages(places[0]))

@@ -29,6 +29,7 @@ RECIPE = {"objective": "sl", "lambda_s": 1.0, "local_epochs": 1, "lr": 0.1, "sch
 """Of benchmarks/papers/studies/semifl/table1-cifar10-fully-supervised.toml, but for the batch."""
 
 
+@pytest.mark.slow
 def test_one_silo_with_all_labels_and_a_round_per_epoch_is_the_recipe_of_the_labelled_only_line(tmp_path: Path) -> None:
     """With the whole set as one batch the order does not matter, so both take the same three steps from the same
     initial model: momentum goes on over the rounds, the learning rate falls on one cosine, statistics are of all

@@ -330,6 +330,7 @@ def test_tensors_that_turn_out_to_be_damaged_in_training_put_the_task_off_and_re
     run(work())
 
 
+@pytest.mark.slow
 def test_old_tensors_are_let_go_while_new_ones_come(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(after=OVER)
@@ -361,6 +362,7 @@ def test_a_payload_that_went_bad_in_the_cache_is_fetched_again(tmp_path: Path) -
     run(work())
 
 
+@pytest.mark.slow
 def test_a_round_goes_through_a_line_that_breaks_all_the_time(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(after=OVER)
@@ -451,6 +453,7 @@ def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ['{"a":"\\ud800"}', '{"a":1e999}', '{"a":NaN}',
                                       '{"confidence_threshold":' + "9" * 400 + "}"])
 def test_settings_that_are_no_unicode_or_no_numbers_are_refused_and_the_agent_goes_on(
@@ -640,6 +643,7 @@ def test_a_task_that_closes_while_it_is_fetched_is_dropped(tmp_path: Path) -> No
     run(work())
 
 
+@pytest.mark.slow
 def test_a_coordinator_of_many_silos_hears_at_its_interval_and_not_of_every_stage(
         monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
@@ -932,6 +936,7 @@ def test_a_revoked_silo_stops_with_the_line_wherever_it_hears_of_it(tmp_path: Pa
     run(work())
 
 
+@pytest.mark.slow
 def test_what_the_coordinator_objects_to_one_call_stays_in_the_status_while_it_answers_others(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Reports of progress got through all the time, and each wiped off what kept the silo from its work."""
@@ -1034,6 +1039,7 @@ def test_a_silo_that_was_away_when_its_study_ended_still_ends_but_not_twice(tmp_
     run(work())
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_does_not_hold_polls_is_not_asked_without_pause(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(hold_polls=False)
@@ -1047,6 +1053,7 @@ def test_a_coordinator_that_does_not_hold_polls_is_not_asked_without_pause(tmp_p
     run(work())
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_be_answered_is_not_tried_without_pause(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator()
@@ -1136,6 +1143,7 @@ def test_the_certificate_is_renewed_when_due_on_a_new_connection_and_a_failure_i
 # Once -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_waits_only_for_a_while_ends_when_there_is_no_study_or_nobody_answers(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(standby=pb.Standby(reason=pb.Standby.REASON_NO_STUDY))
@@ -1149,6 +1157,7 @@ def test_who_waits_only_for_a_while_ends_when_there_is_no_study_or_nobody_answer
     run(work())
 
 
+@pytest.mark.slow
 def test_who_waits_only_for_a_while_stays_as_long_as_there_is_a_study(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator()

@@ -142,6 +142,7 @@ def test_work_that_is_under_way_when_the_hours_end_is_finished_and_sent(tmp_path
     run(work())
 
 
+@pytest.mark.slow
 def test_where_the_site_wants_it_work_is_dropped_when_the_hours_end_and_done_in_the_next(tmp_path: Path) -> None:
     async def work() -> None:
         policy = Policy(hours=Hours(train=("20:00-06:00",), zone="UTC", at_end="abort"))

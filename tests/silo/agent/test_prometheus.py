@@ -90,6 +90,7 @@ def test_tasks_bytes_seconds_and_the_budget_are_served(home: SiloHome) -> None:
     assert value(found, "process_resident_memory_bytes") > 10**6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unreadable", "missing", "left"), [
     ("status.json", "semisilo_site_wire_bytes", "semisilo_site_build_info"),
     ("key.pem", "semisilo_site_build_info", "semisilo_site_round"),

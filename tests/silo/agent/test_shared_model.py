@@ -29,6 +29,7 @@ from tests.silo.link.test_link import open_to
 from tests.silo.page.home_kit import filled_home
 
 
+@pytest.mark.slow
 def test_why_nothing_arrives_is_told_and_after_a_while_it_is_given_up(tmp_path: Path) -> None:
     """It waited for ever without a word."""
     home, told = filled_home(tmp_path / "home"), list[str]()

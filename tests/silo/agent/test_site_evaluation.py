@@ -88,6 +88,7 @@ def test_where_the_policy_permits_every_evaluation_is_written_down_and_sent_once
     run(work())
 
 
+@pytest.mark.slow
 def test_after_a_restart_the_newest_is_told_again_and_recorded_as_disclosed_once(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = coordinator_with(0, 1)
@@ -125,6 +126,7 @@ def malformed(task: pb.Task) -> None:
     task.settings_json = "{"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "alter"), [
     (replace(PERMITTED, permit=Permit(site_evaluation=True, methods=())), lambda task: None),
     (replace(PERMITTED, limits=Limits(max_download_bytes=10)), lambda task: None), (PERMITTED, malformed)],
@@ -261,6 +263,7 @@ def answered_before(folder: Path, study: str = "first", *, kind: Kind = "update"
     return home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["update", "abstention"])
 def test_the_model_of_a_study_is_evaluated_also_where_the_silo_was_started_again_since_its_last_task(
         tmp_path: Path, kind: Kind) -> None:
@@ -312,6 +315,7 @@ def without_card(folder: Path) -> Policy:
     return replace(PERMITTED, require=Require(approval=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", [without_part, refused_alone, method_withdrawn, declined, changed_since, without_card])
 def test_the_model_of_a_study_that_this_site_has_not_agreed_to_is_not_even_asked_for(
         tmp_path: Path, site: Callable[[Path], Policy]) -> None:
@@ -412,6 +416,7 @@ def test_what_has_come_of_a_model_before_a_crash_or_of_another_one_is_removed(tm
     run(work())
 
 
+@pytest.mark.slow
 def test_a_model_that_comes_in_vain_is_put_off_when_the_day_is_used_up_and_keeps_no_task_away(tmp_path: Path) -> None:
     """The line breaks before a piece is whole, again and again: what it has carried counts."""
     async def work() -> None:

@@ -22,6 +22,7 @@ TASK = replace(make_task(), image=ImageForm(size=8, channels=1, mean=(0.3,), std
                model=ModelSettings(name="small_cnn", classes=("0", "1", "2")))
 
 
+@pytest.mark.slow
 def test_the_optimiser_that_trains_is_timed_with_the_settings_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[SGDSettings] = []
     real = measure_operations.learn

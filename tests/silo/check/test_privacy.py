@@ -47,6 +47,7 @@ def policy(max_epsilon: float) -> Policy:
     return Policy(privacy=PrivacyPolicy(max_epsilon=max_epsilon))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "fit", "state"), [(0.0, 8, "ok"), (16, 8, "ok"), (15, 7, "warning"),
                                                      (2, 1, "warning"), (0.5, 0, "bad")])
 def test_it_says_how_many_rounds_fit(tmp_path: Path, limit: float, fit: int, state: str) -> None:
@@ -59,6 +60,7 @@ def test_it_says_how_many_rounds_fit(tmp_path: Path, limit: float, fit: int, sta
     assert ("[privacy] max_epsilon" in found.remedy) is (fit < 8)
 
 
+@pytest.mark.slow
 def test_it_says_how_many_rounds_the_studys_own_promise_leaves(tmp_path: Path) -> None:
     """Of eight rounds five are done and three of them again, after the study went back to the second."""
     home, promised = SiloHome(tmp_path), needs(DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5), round=2)
@@ -72,6 +74,7 @@ def test_it_says_how_many_rounds_the_studys_own_promise_leaves(tmp_path: Path) -
     assert "target_epsilon = 2" in found.text
 
 
+@pytest.mark.slow
 def test_what_a_study_of_its_name_has_spent_in_another_federation_leaves_the_promise_as_it_is(tmp_path: Path) -> None:
     home, promised = SiloHome(tmp_path), needs(DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5), round=2)
     PrivacyLedger(home.privacy).append(replace(LINE, study=promised.task.study, steps=1000, authority="aa"))

@@ -622,6 +622,7 @@ def test_images_other_than_those_that_silo_join_works_on_are_not_approved(tmp_pa
         assert look_at_images(home, policy)[0].state == "ok"
 
 
+@pytest.mark.slow
 def test_check_loads_no_torch_and_no_grpc_before_it_connects(tmp_path: Path) -> None:
     code = ("import sys; from semisilo.common.text.cli_errors import run_cli; from semisilo.silo.cli.main import app; "
             f"run_cli(app, ['check', '--home', {str(tmp_path / 'none')!r}]); print('LOADED', *sorted(sys.modules))")

@@ -171,6 +171,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DAMAGED)
 def test_a_damaged_file_stops_a_task_by_name_or_is_left_out(case: str, tmp_path: Path,
                                                             caplog: pytest.LogCaptureFixture) -> None:
@@ -304,6 +305,7 @@ def patients_folder(tmp_path: Path) -> Path:
     return source
 
 
+@pytest.mark.slow
 def test_a_refusal_names_neither_file_nor_folder_and_the_hospital_sees_both(tmp_path: Path) -> None:
     source, output = patients_folder(tmp_path), io.StringIO()
     coordinator = what_is_sent(tmp_path, source, output)
@@ -315,6 +317,7 @@ def test_a_refusal_names_neither_file_nor_folder_and_the_hospital_sees_both(tmp_
     assert 'set on_error = "skip"' in output.getvalue()
 
 
+@pytest.mark.slow
 def test_work_on_a_folder_with_files_left_out_tells_the_coordinator_nothing_of_their_names(tmp_path: Path) -> None:
     source, output = patients_folder(tmp_path), io.StringIO()
     coordinator = what_is_sent(tmp_path, source, output, on_error="skip")
@@ -324,6 +327,7 @@ def test_work_on_a_folder_with_files_left_out_tells_the_coordinator_nothing_of_t
     assert "1 file could not be read: left out" in output.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["", "labelled"])
 def test_folders_of_patients_that_are_taken_for_classes_are_refused_without_their_names(
         tmp_path: Path, inside: str) -> None:
@@ -336,6 +340,7 @@ def test_folders_of_patients_that_are_taken_for_classes_are_refused_without_thei
     assert f"folder '{PATIENT}' is not a class of the study" in output.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("during", "path"), [
     pytest.param("reading", True, id="reading-path"), pytest.param("training", False, id="training-name"),
     pytest.param("reading", False, id="reading-name", marks=pytest.mark.slow),

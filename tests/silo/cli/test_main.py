@@ -226,6 +226,7 @@ def test_a_remedy_names_the_home_that_is_not_the_default_one(
     assert caught.value.remedy == f"Say where they are: silo join --home {tmp_path} --data /scans"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "absent"), [
     (["--help"], {"torch", "grpc", "cryptography", "rich", "numpy"}), (["--version"], {"torch", "grpc", "rich"}),
     (["status", "--home", "none"], {"torch", "rich", "numpy"}),
@@ -381,6 +382,7 @@ def test_relative_paths_become_absolute_and_named_sets_stay(tmp_path: Path, sour
     assert resolve_source(source, base=tmp_path) == resolved.format(base=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_join_in_the_same_home_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
     home = SiloHome(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c",
@@ -516,6 +518,7 @@ def test_a_stranger_stops_the_first_join_after_an_enrolment_whoever_has_answered
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_join_outlasts_a_stranger_at_an_address_where_the_coordinator_has_answered(tmp_path: Path) -> None:
     """A firewall begins to inspect TLS, or a name is moved: that must not need a person at every hospital."""
     async def run() -> None:

@@ -82,6 +82,7 @@ def name_of_file(result: Trained) -> str:
     return result.residuals.name
 
 
+@pytest.mark.slow
 def test_the_same_task_gives_the_same_files(site: Site, tmp_path: Path) -> None:
     first = train(site)
     args = {"residuals": first.residuals, "memory": first.memory, "round": 2}
@@ -94,6 +95,7 @@ def test_the_same_task_gives_the_same_files(site: Site, tmp_path: Path) -> None:
     assert one.memory != one.residuals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("uplink", "error_feedback"), [("raw", True), ("smallest", True), (FORM, False)])
 def test_a_study_without_loss_or_without_error_feedback_keeps_nothing_and_drops_what_was_kept(
         site: Site, uplink: str, error_feedback: bool) -> None:
@@ -125,6 +127,7 @@ def test_an_abstention_says_nothing_about_residuals(site: Site) -> None:
     assert (result.payload, result.residuals) == (None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [b"", b"other bytes"])
 def test_residuals_that_cannot_be_read_count_as_zero(
         site: Site, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:

@@ -117,6 +117,7 @@ def test_top_k_sends_the_largest_of_the_whole_group_exactly_and_keeps_the_rest(t
 # Error feedback -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_sum_of_what_was_decoded_is_the_sum_of_the_differences_less_the_last_residual(

@@ -115,6 +115,7 @@ def test_what_is_beyond_the_bound_is_cut_and_counted(tmp_path: Path) -> None:
     assert float(found["model"].tensors["weight"].abs().max()) <= 0.05 + 1e-6
 
 
+@pytest.mark.slow
 def test_a_random_share_is_the_same_at_all_silos_and_the_rest_comes_later(tmp_path: Path) -> None:
     form = MaskForm(bits=20, bounds=(0.5, 0.05), silo_count=3, random_k=0.1)
     sums = {name: torch.zeros(spec.shape, dtype=torch.float64)

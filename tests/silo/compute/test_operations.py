@@ -202,6 +202,7 @@ def test_the_received_model_is_evaluated_on_the_test_images_alone_by_class(site:
     assert len(found.classes) == len(CLASSES)
 
 
+@pytest.mark.slow
 def test_an_evaluation_changes_no_bit_of_what_is_trained_before_and_after_it(site: Site, tmp_path: Path) -> None:
     choice, request = with_test_images(site, tmp_path)
     plain = operations()

@@ -98,6 +98,7 @@ def test_a_task_is_counted_with_this_silos_own_numbers(site: Site) -> None:
     assert trained.metrics == {"steps": 3.0, "epsilon": expected}
 
 
+@pytest.mark.slow
 def test_a_task_that_is_done_again_has_the_same_bits_and_counts_once(site: Site) -> None:
     first = site.train()
     assert site.train().payload == first.payload
@@ -114,6 +115,7 @@ def test_a_line_that_is_found_is_on_the_disk_before_its_task_is_done_again(site:
     assert str(site.ledger.path) in synced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["model", "round", "study", "settings", "seed", "images", "pixels", "dp", "secret"])
 def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, change: str) -> None:
     """Two models in one round with the same noise: their difference would be the bare gradients. The noise that the
@@ -135,6 +137,7 @@ def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, chan
     assert float((first.sign() == other.sign())[moved].double().mean()) < 0.6
 
 
+@pytest.mark.slow
 def test_a_study_spends_no_more_than_it_promises_when_it_goes_back(site: Site) -> None:
     """Its noise is for four rounds; after a rollback a round of other weights is a fifth. One that is done again with
     the same weights spends nothing, and is not refused."""
@@ -156,6 +159,7 @@ def test_a_study_spends_no_more_than_it_promises_when_it_goes_back(site: Site) -
     assert len(site.ledger.lines()) == 6, "another study, and one that promises nothing"
 
 
+@pytest.mark.slow
 def test_a_study_of_another_federation_takes_nothing_from_what_a_study_of_its_name_may_spend(site: Site) -> None:
     """The site's own limit counts both. The very same task there has the same bits, and counts for that study."""
     promised = DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5)
@@ -173,6 +177,7 @@ def test_a_study_of_another_federation_takes_nothing_from_what_a_study_of_its_na
         site.train(dp=promised, round=3, authority="bb", policy=PrivacyPolicy(max_epsilon=found[-1].epsilon))
 
 
+@pytest.mark.slow
 def test_what_an_earlier_version_has_counted_is_held_against_the_promise_of_every_federation(site: Site) -> None:
     promised = DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5)
     for round in range(1, 5):
@@ -183,12 +188,14 @@ def test_what_an_earlier_version_has_counted_is_held_against_the_promise_of_ever
         site.train(dp=promised, round=5, authority="aa")
 
 
+@pytest.mark.slow
 def test_numerics_that_give_other_bits_each_time_count_each_time(site: Site) -> None:
     for _ in range(2):
         site.train(numerics=Numerics(threads=1, deterministic=False))
     assert len(site.ledger.lines()) == 2
 
 
+@pytest.mark.slow
 def test_rounds_and_studies_add_up_and_what_goes_beyond_is_refused_before_training(
         site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     spends = [site.train(round=number, study="s").metrics["epsilon"] for number in (1, 2)]
@@ -288,6 +295,7 @@ def test_a_site_whose_own_delta_says_little_refuses(site: Site) -> None:
         site.train(policy=PrivacyPolicy(delta=0.02))
 
 
+@pytest.mark.slow
 def test_a_target_is_kept_over_all_rounds_with_noise_of_the_silos_own(site: Site) -> None:
     for number in range(1, 5):
         trained = site.train(round=number, dp=DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5))
@@ -351,6 +359,7 @@ def step_masks(**changes: Any) -> Masking:
                    **changes)
 
 
+@pytest.mark.slow
 def test_where_silos_share_the_noise_of_images_a_round_counts_one_sampled_step_of_all_their_noise(site: Site) -> None:
     secure = {"dp": IMAGES_SHARED, "secure": b"masks", "settings": SETTINGS | {"weighting": "uniform"}}
     first = site.train(masking=step_masks(), **secure)

@@ -321,6 +321,7 @@ def test_what_speaks_no_tls_or_no_http2_is_no_coordinator(home, tmp_path, federa
     assert "is not a coordinator" in web.text
 
 
+@pytest.mark.slow
 def test_a_peer_that_closes_at_once_or_never_answers_is_reported_in_time(home):
     with _listening(lambda c: None) as address:
         closed = _diagnose(home, address)

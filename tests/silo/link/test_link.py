@@ -199,6 +199,7 @@ def test_a_stream_that_goes_on_after_the_declared_end_is_refused(tmp_path: Path)
     run(work())
 
 
+@pytest.mark.slow
 def test_a_stream_in_which_nothing_moves_is_cut_and_gone_on_with(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(hang_downloads=1)
@@ -343,6 +344,7 @@ def test_a_phase_that_closes_during_the_upload_ends_it_with_the_reason(tmp_path:
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["SubmitUpdate", "SubmitUpdate chunk"])
 def test_the_reason_for_which_an_upload_is_ended_early_is_heard_at_the_first_time(tmp_path: Path, where: str) -> None:
     """The silo still writes when the coordinator ends the call. gRPC for Python then says "Internal error from Core"

@@ -193,6 +193,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_instant_of_a_renewal_leaves_a_key_with_its_own_certificate(tmp_path, federation):
     """A process renews as fast as it can and is killed at 6 different instants."""
     home, pairs = tmp_path / "home", tmp_path / "pairs"
@@ -237,6 +238,7 @@ def test_a_home_of_another_silo_is_not_enrolled_over(tmp_path, federation):
     assert load_identity(tmp_path) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silo", "force"), [("hospital-a", False), ("hospital-b", True)])
 def test_nobody_enrols_over_a_running_agent_and_the_line_stays_good(tmp_path, silo, force):
     """The agent went on as the silo before until its certificate ended, and a renewal that was under way put that

@@ -125,6 +125,7 @@ def test_without_the_hub_nothing_changes_unless_the_person_says_offline(tmp_path
     assert not has_identity(tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_it_is_refused_while_join_runs_and_when_the_person_says_no(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def nothing(federation: identity_kit.Federation, identity: Identity) -> None:

@@ -282,6 +282,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"objective": "mean_teacher"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", OBJECTIVES)
 @pytest.mark.parametrize("policy", ["none", "small"])
 def test_true_labels_of_unlabelled_images_are_never_learnt_from(settings: dict[str, Any], policy: str) -> None:

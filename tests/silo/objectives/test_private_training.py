@@ -183,6 +183,7 @@ def test_momentum_decay_and_a_penalty_work_on_what_was_noised() -> None:
     assert apart(decayed, pulled) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", OBJECTIVES, ids=lambda each: "-".join(map(str, each.values())))
 def test_nothing_measured_on_images_is_told(settings: dict[str, Any]) -> None:
     """No loss, no share of kept labels, no class counts: each would need noise of its own."""
@@ -204,6 +205,7 @@ def test_what_is_random_follows_from_the_secret_and_from_nothing_that_the_coordi
     assert apart(trained(given)[0], trained(replace(given, seed=99))[0]) == 0
 
 
+@pytest.mark.slow
 def test_training_with_much_noise_and_many_steps_stays_near_its_deviation() -> None:
     """Without images that matter (weight 0 through a threshold of 1) the model walks at random: after T steps it is
     lr sqrt(T) sigma C / expected away in every coordinate, in the mean."""
@@ -277,6 +279,7 @@ def test_where_silos_share_noise_one_image_moves_what_leaves_by_at_most_the_clip
     assert 0 < apart_by <= 0.1 * PRIVATE.clip_norm / (12 + 26)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"objective": "sl"}, {"objective": "fixmatch", "confidence_threshold": 0.51},
                                       {"objective": "sl", "class_weights": (1.0, 50.0, 3.0)}])
 def test_an_image_with_several_labels_moves_a_sum_by_its_bound_at_most(settings: dict[str, Any]) -> None:

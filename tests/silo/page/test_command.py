@@ -50,6 +50,7 @@ def test_an_address_that_is_none_is_said(tmp_path: Path) -> None:
     assert (status, "host:port" in err) == (2, True), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [
     (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow)])
 def test_it_answers_until_it_is_told_to_end_also_where_its_usual_port_is_taken(tmp_path: Path, number: int,

@@ -202,6 +202,7 @@ def test_a_silo_toml_that_the_running_agent_has_not_read_is_said(home: SiloHome)
     asking(home, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["policy", "status", "day", "days", "evaluations", "asked", "disclosures"])
 def test_a_damaged_file_takes_nothing_else_away(home: SiloHome, damage: str) -> None:
     path = getattr(home, damage)

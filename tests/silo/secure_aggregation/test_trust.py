@@ -64,6 +64,7 @@ def test_its_own_name_with_another_identity_is_refused() -> None:
         check_members(dataclasses.replace(a_trust(identities), identity=b"\7" * 32), members, 3)
 
 
+@pytest.mark.slow
 def test_the_bound_on_the_threshold_is_exact() -> None:
     """2 (t - c) > p, counted here from its meaning: no two disjoint sets of t - c trusted silos."""
     for trusted, count in itertools.combinations_with_replacement(range(3, 13), 2):

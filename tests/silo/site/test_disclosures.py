@@ -101,6 +101,7 @@ def test_a_second_attempt_that_says_nothing_new_about_the_silo_has_no_line(tmp_p
     assert len(list(read_lines(tmp_path / "d.jsonl"))) == 1
 
 
+@pytest.mark.slow
 def test_a_line_that_cannot_be_written_takes_no_line_of_another_process_with_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process finds the disk full after another has added a line: what is cut off must not be that one."""

@@ -493,6 +493,7 @@ def facts(folder: Path) -> tuple[Any, ...]:
     return memory.state(), seen(memory), left_out(memory, 2), tuple(memory.pending_for(task) for task in tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_between_any_two_writes_leaves_the_state_before_or_after_and_the_step_can_be_repeated(
         tmp_path: Path, step: str) -> None:

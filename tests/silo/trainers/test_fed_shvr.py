@@ -258,6 +258,7 @@ def test_a_newcomer_goes_without_correction_and_keeps_what_it_followed() -> None
     assert (renewed.epoch, renewed.round) == (4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, {"epoch": 9}, {"round": 9}, {"num_examples": 9}, {"c": {}}])
 def test_a_silo_whose_memory_is_not_what_the_coordinator_has_says_so(memory: dict[str, Any] | None) -> None:
     _, kept = _train(_task())

@@ -52,6 +52,7 @@ def test_to_input_scales_then_standardises():
     assert images.max() == 255, "the images stay"
 
 
+@pytest.mark.slow
 @each_of("policy", POLICIES)
 @each_of("view", [weak, strong])
 @each_of(("channels", "side"), [(1, 8), (3, 8), (1, 32), (3, 32), (3, 1), (1, 5)])
@@ -113,6 +114,7 @@ def test_flips_happen_to_half_of_the_images_when_allowed_and_to_none_otherwise(p
                            weak(ramp, AugmentationSettings(), seeded(3))), "it changes no column of a ramp"
 
 
+@pytest.mark.slow
 def test_weak_semifl_is_a_crop_of_the_image_padded_by_four_with_reflection():
     images = noise(200, 3, 32)
     views = weak(images, AugmentationSettings(policy="semifl_official"), seeded())
@@ -147,6 +149,7 @@ def blackened(image: torch.Tensor, dy: int, dx: int) -> torch.Tensor:
     return padded[:, 2 + dy : 2 + dy + side, 2 + dx : 2 + dx + side]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip", [False, True])
 def test_weak_fedmix_flips_half_of_the_images_and_shifts_each_by_up_to_two_pixels_with_black(flip):
     """Each view is exactly one of the 25 shifts of the image or of its mirror image; all of them occur among 400, and

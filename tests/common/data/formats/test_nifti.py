@@ -149,6 +149,7 @@ def test_a_packed_bomb_is_refused_by_its_header(tmp_path):
         open_nifti(tmp_path / "b.nii")
 
 
+@pytest.mark.slow
 def test_a_gigabyte_behind_a_small_header_is_never_unpacked(tmp_path):
     image = nibabel.Nifti1Image(np.zeros((4, 4, 4), np.uint8), np.eye(4))
     header = image.header.copy()

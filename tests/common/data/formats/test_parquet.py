@@ -208,6 +208,7 @@ def test_broken_rows_follow_on_error(tmp_path):
         ("a.parquet[2]", "cannot be read: it is empty"), ("a.parquet[3]", "cannot be read: it is empty")]
 
 
+@pytest.mark.slow
 def test_one_row_group_at_a_time_is_in_memory(tmp_path):
     """10 groups of 8 MB of noise: what Arrow holds at most is a few groups, never the 80 MB."""
     noise = np.random.default_rng(0)

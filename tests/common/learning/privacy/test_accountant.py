@@ -51,6 +51,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high
 
 
+@pytest.mark.slow
 @each_of("delta", [1e-5, 1e-7])
 @each_of(("noise", "count"), [(0.5, 1), (1.0, 1), (1.0, 20), (5.0, 1), (3.0, 400), (20.0, 10),
                                               (50.0, 30), (400.0, 1)])
@@ -129,6 +130,7 @@ def test_the_published_value_of_the_analytic_gaussian_mechanism() -> None:
     assert published <= noise_for(1.0, DELTA, sampling_rate=1.0, steps=1) <= 1.001 * published
 
 
+@pytest.mark.slow
 def test_tasks_of_several_studies_add_up_in_any_order() -> None:
     parts = [steps(1.0, 0.1, 30), steps(2.0, 0.3, 12), steps(1.0, 0.1, 70)]
     together = epsilon_of(parts, DELTA)
@@ -147,6 +149,7 @@ def test_more_steps_than_can_be_counted_are_refused() -> None:
         epsilon_of([steps(1.0, 0.1, MAX_STEPS + 1)], DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "rate", "count"), [
     (1.0, 0.1, 100), pytest.param(8.0, 0.5, 40, marks=pytest.mark.slow),
     pytest.param(3.0, 1.0, 5, marks=pytest.mark.slow)])

@@ -56,6 +56,7 @@ def summed(model: nn.Module, inputs_BCHW: Tensor, labels_B: Tensor, clip_norm: f
     return torch.cat([each.flatten() for each in found.total.values()]) * grid_of(clip_norm)
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, 9), seed=st.integers(0, 50), clip=st.floats(1e-3, 50.0))
 @settings(max_examples=30)
 def test_the_sum_is_that_of_a_loop_over_images(count: int, seed: int, clip: float) -> None:
@@ -65,6 +66,7 @@ def test_the_sum_is_that_of_a_loop_over_images(count: int, seed: int, clip: floa
     assert float((found - expected).abs().max()) <= count * (grid_of(clip) + 1e-4 * clip)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 100), clip=st.floats(1e-3, 10.0), scale=st.sampled_from([1e-6, 1.0, 1e4, 1e30]))
 @settings(max_examples=40)
 def test_one_image_moves_the_sum_by_at_most_c(seed: int, clip: float, scale: float) -> None:
@@ -117,6 +119,7 @@ class Mixing(nn.Module):
         return logits_BK
 
 
+@pytest.mark.slow
 def test_a_network_that_mixes_images_gets_them_one_by_one() -> None:
     """Each image's gradient and logits are what they are without the others, whatever the network does with a batch."""
     model, (inputs, labels) = Mixing(), batch(5)
@@ -160,6 +163,7 @@ def test_an_empty_step_has_noise_of_full_size() -> None:
     assert not torch.equal(empty[0], torch.zeros_like(empty[0]))
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_step_has_the_deviation_that_is_counted() -> None:
     """sigma C / expected around the clipped sum, with images as without."""
     exact = noised(8, noise=0.1) * 0 + by_hand(network(), *batch(8), 0.5) / 8.0

@@ -93,6 +93,7 @@ def _seen(images_NCHW: Tensor, gain: float, gamma: float) -> Tensor:
     return (255 * (images_NCHW / 255 * gain).clamp(0, 1) ** gamma).round().to(torch.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["one class", "two classes", "dirichlet"])
 @pytest.mark.parametrize("trained", [False, True], ids=["at random", "trained"])
 def test_no_honest_silo_is_named_where_classes_and_scanners_differ(

@@ -37,6 +37,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "channels"), [
     ("timm/test_resnet", 28, 1), ("timm/test_vit", 48, 3), ("timm/test_vit", 32, 1), ("timm/test_convnext", 40, 1),
     ("timm/test_efficientnet", 30, 3), ("timm/test_byobnet", 32, 1), ("timm/test_nfnet", 32, 3),

@@ -185,6 +185,7 @@ def test_values_of_another_length_than_declared_are_refused() -> None:
         decode_block(short, bytes(12), np.zeros(4, dtype="<u4"), kind=FLOAT32)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(index=st.sampled_from([1, 2, 3, 4, 5, 6, 0x85, 0x86]), value=st.integers(1, 5), nnz=st.integers(0, 40),
        index_data=st.binary(max_size=5), value_data=st.binary(max_size=160))
@@ -199,6 +200,7 @@ def test_random_bytes_are_refused_or_decoded_and_nothing_else(index: int, value:
         pass
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(density=st.sampled_from([0.003, 0.05, 0.15, 0.4, 0.8, 0.999, 1]), form=st.sampled_from(list(ValueForm)),
        where=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255), cut=st.booleans())

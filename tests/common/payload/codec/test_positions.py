@@ -58,6 +58,7 @@ def decoded(encoding: IndexEncoding, data: bytes, n: int, with_value: int, compl
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("density", "limit"), [
     (0.99, 1.02), (0.9, 1.02), (0.7, 1.02), (0.5, 1.02), (0.4, 1.02), (0.3, 1.02), (0.2, 1.02), (0.1, 1.02),
     (0.05, 1.02), (0.02, 1.02), (0.01, 1.02), (0.003, 1.02), (0.001, 1.03)])
@@ -85,6 +86,7 @@ def test_the_smallest_form_is_found_by_itself(density: float, form: IndexEncodin
     assert encoded(mask, compact=False)[:2] == (BITMASK, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("complement", [False, True])
 @pytest.mark.parametrize("density", [0.05, 0.02, 0.005])
 def test_few_clustered_positions_are_listed_by_class_in_less_than_any_other_form(density: float,
@@ -145,6 +147,7 @@ def test_a_gap_across_the_whole_block_does_not_explode(far: bool) -> None:
     assert decoded(encoding, data, len(mask), count, complement) == np.flatnonzero(mask).tolist()
 
 
+@pytest.mark.slow
 def test_one_position_anywhere_in_a_block_takes_few_bytes() -> None:
     for position in (0, 1, 254, 255, 256, 12_345, BLOCK_ELEMENTS - 1):
         for complement in (False, True):
@@ -252,6 +255,7 @@ def test_complements_of_impossible_counts_are_refused() -> None:
         decoded(GAPS, compress(bytes([0, 1, 6])), 10, 8, complement=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(encoding=st.sampled_from([BITMASK, ZSTD_BITMASK, GAPS, RICE, CLASSES]), data=st.binary(max_size=30),
        wrap=st.booleans(), n=st.integers(1, 200), count=st.integers(0, 200), complement=st.booleans())

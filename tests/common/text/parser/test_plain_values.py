@@ -55,6 +55,7 @@ def _run(words: list[str], *, plainly: bool) -> tuple[dict[str, Any], str]:
     return {name: (type(value), value) for name, value in seen.items()}, ""
 
 
+@pytest.mark.slow
 @each_of("words", LINES)
 def test_a_command_gets_what_the_parsers_validator_would_give_it(words: list[str], tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:

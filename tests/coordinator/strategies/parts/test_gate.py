@@ -75,6 +75,7 @@ def test_one_image_may_be_lost_of_a_rare_class_as_of_a_frequent_one_and_not_two(
                 assert step == (1.0 if lost <= may_lose else 0.0)
 
 
+@pytest.mark.slow
 def test_the_variance_of_the_gate_is_that_of_the_mean_over_samples_with_as_many_of_each_class() -> None:
     """Of 40 images of one class and 5 of another, whose answers change with other frequencies: its mean over 4000
     samples against the variance of the mean."""
@@ -195,6 +196,7 @@ def _environment() -> Environment:
                        image=FORM, num_classes=3, augmentation=AugmentationSettings(policy="none"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gate", "lies"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("method", ["self_training", "semifl"])
 def test_a_collapsed_average_is_not_taken_over_and_a_harmless_one_is(method: str, gate: bool, lies: bool) -> None:

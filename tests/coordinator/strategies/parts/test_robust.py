@@ -112,6 +112,7 @@ def test_without_a_cut_the_bits_are_those_without_a_bound() -> None:
     assert tensors.digest(bounded.after.w) == tensors.digest(plain.after.w)
 
 
+@pytest.mark.slow
 def test_an_update_beyond_the_bound_counts_with_its_direction_and_five_medians() -> None:
     vectors = _vectors(1.0, 2.0, 1000.0, 1.5, 0.5)
     found = _Round(_fedavg(RobustSettings()), vectors)

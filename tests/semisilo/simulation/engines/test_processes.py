@@ -113,6 +113,7 @@ def _begun_first(original: Callable[..., Any], *, after: int) -> Callable[..., A
     return train
 
 
+@pytest.mark.slow
 def test_a_short_simulation_starts_no_other_process(tmp_path: Path, trained_elsewhere: list[int | None],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_WORTH_SECONDS", 1000.0)
@@ -143,6 +144,7 @@ def test_where_processes_cannot_be_copied_each_is_started_by_itself(
 # Death ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_trains_is_replaced_and_its_task_done_again(
         tmp_path: Path, in_one_process: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
     original, dead = ProcessesWorkplace.train, []

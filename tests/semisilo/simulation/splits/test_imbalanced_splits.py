@@ -88,6 +88,7 @@ def test_stated_prevalences_are_kept_exactly_and_silos_are_of_one_size() -> None
     assert not set(split.silos[0]) & set(split.silos[1])
 
 
+@pytest.mark.slow
 def test_drawn_prevalences_lie_around_the_shares_of_the_pool() -> None:
     """Dir(c C pi) has mean pi, and of each share the variance pi (1 - pi) / (c C + 1)."""
     labels = np.repeat(np.arange(2), (9000, 1000))

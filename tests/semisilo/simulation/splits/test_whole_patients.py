@@ -59,6 +59,7 @@ def in_two(split: Split, patients: Sequence[str]) -> set[str]:
     return {patient for first, second in combinations(held, 2) for patient in first & second}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, derandomize=True, database=None)
 @given(name=st.sampled_from(NAMES), scenario=st.sampled_from(SCENARIOS), seed=st.integers(0, 10**6),
        per_patient=st.sampled_from([1, 2, 4]), mixed=st.booleans(), held_out=st.sampled_from([0, 20, "10%"]),
