@@ -205,9 +205,13 @@ def test_interrupted_in_the_middle_it_leaves_no_process_and_goes_on(
         tmp_path: Path, number: signal.Signals, status: int) -> None:
     path = tmp_path / "study.toml"
     path.write_text(tomli_w.dumps(study(rounds=50)), encoding="utf-8")
-    running = subprocess.Popen([sys.executable, "-P", "-m", "semisilo.cli.main", "simulate", str(path), "--workers",
-                                "2", "--device", "cpu", "--out", str(tmp_path / "out")], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+    try:
+        running = subprocess.Popen([sys.executable, "-P", "-m", "semisilo.cli.main", "simulate", str(path), "--workers",
+                                    "2", "--device", "cpu", "--out", str(tmp_path / "out")], cwd=ROOT, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         until = time.monotonic() + 100
         while len(started := _processes_below(running.pid)) < 2:  # a nursery and a copy
