@@ -22,12 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["METHODS", "TASKS", "Dealt", "Scanner", "Task", "deal", "seen_by", "write_page"]
+__all__ = ["METHODS", "TASKS", "Dealt", "Scanner", "Task", "deal", "images_of", "seen_by", "write_page"]
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "shifted.jsonl"
 PAGE = HERE / "SHIFTED.md"
 _SILOS, _ROUNDS, _UNLABELLED, _TEST = 5, 10, 1500, 1500
+_SPARE, _LEAST, _EACH = 1.3, 30, 300
+"""Where classes are thinned out: how many times the images that silos get are left, the fewest of a class, and the most
+test images of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ SCANNERS = (Scanner((1.0, 1.0, 1.0), 1.0, 0.0), Scanner((1.1, 0.9, 0.95), 0.8, 0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked of blood cells."""
+    """What is asked of a set's images."""
 
     classes: tuple[tuple[int, ...], ...]
     """The set's classes that each class of the task is made of."""
@@ -56,6 +59,11 @@ class Task:
     """Labelled images of each at the hub."""
     dirichlet: float
     """Of the silos' class shares around those of all images, times the number of classes; large is alike."""
+    source: str = "bloodcells.npz"
+    """The set's file. Grey images have the same in all three channels."""
+    thinned: bool = False
+    """Whether its classes, which the set has equally many images of, are as frequent at silos as among the labels. Then
+    test images are equally many of each."""
 
 
 TASKS: Mapping[str, Task] = {
@@ -63,7 +71,18 @@ TASKS: Mapping[str, Task] = {
     "three classes, 5 to 1": Task(classes=((3,), (6,), (1,)), labels=(60, 30, 12), dirichlet=5.0),
     "eight classes, 8 to 1": Task(classes=tuple((kind,) for kind in range(8)), labels=(24, 18, 13, 9, 7, 5, 3, 3),
                                   dirichlet=5.0),
+    "Fashion-MNIST, two classes, one rare": Task(
+        classes=((2, 4, 3), (6,)), labels=(70, 8), dirichlet=5.0, source="fashion_mnist.npz", thinned=True),
+    "MNIST, two classes, one rare": Task(
+        classes=((3, 5, 9), (8,)), labels=(70, 8), dirichlet=5.0, source="mnist.npz", thinned=True),
+    "Fashion-MNIST, four classes, 4 to 1": Task(
+        classes=((2,), (4,), (0,), (6,)), labels=(48, 24, 16, 12), dirichlet=5.0, source="fashion_mnist.npz",
+        thinned=True),
+    "Fashion-MNIST, seven classes, 20 to 1": Task(
+        classes=((0,), (2,), (3,), (4,), (6,), (7,), (9,)), labels=(60, 12, 10, 8, 6, 4, 3), dirichlet=5.0,
+        source="fashion_mnist.npz", thinned=True),
 }
+"""Those without a set's name are of blood cells."""
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "self-training": {"name": "self_training"},
     "no silo": {"name": "self_training", "confidence_threshold": 1.0},
@@ -122,23 +141,43 @@ def deal(task: Task, images: Mapping[str, NDArray[Any]], *, shifted: bool, seed:
                  test=drawn(test, random.choice(len(test[1]), min(_TEST, len(test[1])), replace=False)))
 
 
+def images_of(task: Task, images: Mapping[str, NDArray[Any]], *, seed: int) -> dict[str, NDArray[Any]]:
+    """A set's training and test images with three channels, uint8 (N, H, W, 3), and where the task thins its classes
+    out only those that are left of it."""
+    found = {name: images[name] for name in ("train_images", "train_labels", "test_images", "test_labels")}
+    for name in ("train_images", "test_images"):
+        if found[name].ndim == 3:
+            found[name] = np.repeat(found[name][..., None], 3, axis=-1)
+    if not task.thinned:
+        return found
+    random, shares = np.random.default_rng([seed, 65]), np.array(task.labels) / sum(task.labels)
+    for part in ("train", "test"):
+        labels_N = found[f"{part}_labels"].reshape(-1)
+        kept_N = np.zeros(len(labels_N), dtype=bool)
+        for group, labelled, share in zip(task.classes, task.labels, shares, strict=True):
+            there_n = random.permutation(np.flatnonzero(np.isin(labels_N, group)))
+            kept_N[there_n[:labelled + max(int(_SPARE * _UNLABELLED * share), _LEAST)
+                           if part == "train" else _EACH]] = True
+        found |= {f"{part}_images": found[f"{part}_images"][kept_N], f"{part}_labels": labels_N[kept_N]}
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is missing, then writes the page."""
     parser = argparse.ArgumentParser(description="Self-training and labels alone: rare classes, other scanners.")
-    parser.add_argument("--data", type=Path, default=Path("build/data"), help="folder of bloodcells.npz")
+    parser.add_argument("--data", type=Path, default=Path("build/data"), help="folder of bloodcells.npz and others")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--tasks", default="", help="only tasks whose name holds this text")
     parser.add_argument("--methods", default="", help="only methods whose name holds this text")
     parser.add_argument("--page", action="store_true", help="run nothing, write SHIFTED.md only")
     options = parser.parse_args(arguments)
     done = {(row["task"], row["shifted"], row["method"], row["seed"]) for row in lines()}
-    if not options.page:
-        with np.load(options.data / "bloodcells.npz") as file:
-            images = {name: file[name] for name in file.files}
     wanted = [] if options.page else [
         key for seed in range(1, options.seeds + 1) for task in TASKS for shifted in (False, True) for method in METHODS
         if options.tasks in task and options.methods in method and (key := (task, shifted, method, seed)) not in done]
     for number, (task, shifted, method, seed) in enumerate(wanted):
+        with np.load(options.data / TASKS[task].source) as file:
+            images = images_of(TASKS[task], file, seed=seed)
         found = _run(task, deal(TASKS[task], images, shifted=shifted, seed=seed), method, seed=seed)
         with RESULTS.open("a") as out:
             out.write(json.dumps({"task": task, "shifted": shifted, "method": method, "seed": seed, **found}) + "\n")
@@ -194,10 +233,12 @@ def write_page(folder: Path) -> None:
                           for name, task in TASKS.items())
     (folder / PAGE.name).write_text(f"""# Rare classes and other scanners
 
-Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels, {_SILOS} silos with other shares of the
-classes, {_ROUNDS} rounds, the defaults of `semisilo.simulate`. Balanced accuracy / macro AUROC on {_TEST} test images
-after the last round in per cent, mean over seeds, and how many were run. Four scanners: silos and test images as seen
-by devices with other colours, contrast and noise, a quarter each; the hub's labelled images by the first alone.
+Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels or the set that is named, {_SILOS} silos
+with other shares of the classes, {_ROUNDS} rounds, the defaults of `semisilo.simulate`. Balanced accuracy / macro AUROC
+on {_TEST} test images after the last round in per cent, mean over seeds, and how many were run. Four scanners: silos
+and test images as seen by devices with other colours, contrast and noise, a quarter each; the hub's labelled images by
+the first alone. Of the named sets, which have equally many images of all classes, those at the silos are made as
+frequent as the labels, and test images are {_EACH} of each.
 *Handed over*: what the study itself has chosen without test images, a round or the model of the labels alone. *No
 silo*: the hub trains on as in self-training, and no pseudo-label is ever kept.
 

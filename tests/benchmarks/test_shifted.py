@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.learning import shifted
-from benchmarks.learning.shifted import TASKS, Scanner, Task, deal, seen_by
+from benchmarks.learning.shifted import TASKS, Scanner, Task, deal, images_of, seen_by
 
 TASK = Task(classes=((1, 2), (0,)), labels=(5, 2), dirichlet=5.0)
 
@@ -52,6 +52,18 @@ def test_only_what_is_not_the_hubs_is_seen_by_other_scanners_and_a_seed_deals_th
     again = deal(TASK, _images(60), shifted=True, seed=2)
     assert np.array_equal(changed.unlabelled[0], again.unlabelled[0])
     assert np.array_equal(changed.test[0], again.test[0])
+
+
+def test_classes_that_are_thinned_out_are_as_frequent_as_their_labels_and_tested_alike() -> None:
+    number_N = np.arange(8000) % 4
+    images = {f"{part}_{what}": array for part in ("train", "test")
+              for what, array in (("images", np.zeros((8000, 2, 2), dtype=np.uint8)), ("labels", number_N))}
+    found = images_of(Task(classes=((1, 2), (0,)), labels=(70, 10), dirichlet=5.0, thinned=True), images, seed=1)
+    assert found["train_images"].shape[1:] == (2, 2, 3)
+    kept = np.bincount(found["train_labels"], minlength=4)
+    assert (kept[1] + kept[2], kept[0], kept[3]) == (70 + int(1.3 * 1500 * 70 / 80), 10 + int(1.3 * 1500 * 10 / 80), 0)
+    tested = np.bincount(found["test_labels"], minlength=4)
+    assert (tested[1] + tested[2], tested[0], tested[3]) == (300, 300, 0)
 
 
 def test_the_page_follows_from_what_was_run(tmp_path: Path) -> None:
