@@ -72,11 +72,14 @@ def legend(axes: Axes) -> None:
 
 
 def wide_enough(axes: Axes, percents: float = 5.0) -> None:
-    """Widens an axis of percents, so that a difference of nothing does not fill the picture."""
+    """Widens an axis of percents from 0 to 100, so that a difference of nothing does not fill the picture, and has it
+    show nothing that no share can be."""
     low, high = axes.get_ylim()
+    low, high = max(low, -0.5), min(high, 100.5)
     if high - low < percents:
         middle = min(max((low + high) / 2, percents / 2), 100 - percents / 2)
-        axes.set_ylim(middle - percents / 2 - 0.5, middle + percents / 2 + 0.5)
+        low, high = middle - percents / 2 - 0.5, middle + percents / 2 + 0.5
+    axes.set_ylim(low, high)
 
 
 def whole_numbers(axes: Axes) -> None:

@@ -212,6 +212,13 @@ def test_a_legend_takes_as_many_columns_as_fit_and_an_axis_of_percents_is_never_
     axes.set_ylim(0, 100)
     wide_enough(axes)
     assert axes.get_ylim() == (0, 100)
+    for always, lowest, highest in ((100.0, 94.5, 100.5), (0.0, -0.5, 5.5)):
+        axes = Figure().add_subplot()
+        axes.plot([1, 2], [always, always])
+        wide_enough(axes)
+        low, high = axes.get_ylim()
+        assert lowest <= low < high <= highest, "no share is above all of them, or below none"
+        assert high - low > 5
 
 
 def test_numbers_of_the_method_are_those_that_no_other_plot_shows(study: StudySummary) -> None:
