@@ -235,10 +235,10 @@ def write_page(folder: Path) -> None:
 
 Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels or the set that is named, {_SILOS} silos
 with other shares of the classes, {_ROUNDS} rounds, the defaults of `semisilo.simulate`. Balanced accuracy / macro AUROC
-on {_TEST} test images after the last round in per cent, mean over seeds, and how many were run. Four scanners: silos
-and test images as seen by devices with other colours, contrast and noise, a quarter each; the hub's labelled images by
-the first alone. Of the named sets, which have equally many images of all classes, those at the silos are made as
-frequent as the labels, and test images are {_EACH} of each.
+on up to {_TEST} test images after the last round in per cent, mean over seeds, and how many were run. Four scanners:
+silos and test images as seen by devices with other colours, contrast and noise, a quarter each; the hub's labelled
+images by the first alone. Of the named sets, which have about equally many images of all classes, those at the silos
+are made as frequent as the labels, and test images are drawn from {_EACH} of each class.
 *Handed over*: what the study itself has chosen without test images, a round or the model of the labels alone. *No
 silo*: the hub trains on as in self-training, and no pseudo-label is ever kept.
 
