@@ -111,6 +111,11 @@ class _StandardError(logging.StreamHandler[TextIO]):
         self.stream = sys.stderr
         super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """What the system refuses is lost, such as a line for a log on a full disk: a traceback would go there too."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
 
 def set_up_logging(*, verbose: bool = False, quiet: bool = False, stream: TextIO | None = None,
                    log_format: LogFormat | None = None) -> None:

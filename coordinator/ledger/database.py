@@ -281,14 +281,19 @@ class LedgerPlace:
         self._opened = _number(path)
 
     def is_kept(self) -> bool:
-        """Whether it is. Not on the event loop: its disk may be far away."""
-        return _number(self._path) == self._opened
+        """Whether it is, as far as the system says: an error of the system tells nothing of the file. Not on the event
+        loop: its disk may be far away."""
+        try:
+            return _number(self._path) == self._opened
+        except OSError:
+            return True
 
 
 def _number(path: Path) -> tuple[int, int] | None:
+    """Of the file there. Raises: OSError when the system does not say."""
     try:
         about = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return about.st_dev, about.st_ino
 
@@ -337,7 +342,11 @@ def explained_by_sqlite(path: Path, error: sqlite3.Error) -> SemisiloError | Non
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SystemTrouble(f"{path}: another process has kept it locked for {_BUSY_SECONDS:.0f} s.",
                              remedy="End the program that has it open, then try again.")
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+    if code == sqlite3.SQLITE_CORRUPT:  # SQLite says so as well where the system could not read a page of it (EIO)
+        return SystemTrouble(f"{path}: cannot be read as a ledger: {error}.",
+                             remedy="Check the disk and the log of the system. If it does not go by, the file is"
+                                    " damaged: restore it from a backup.")
+    if code == sqlite3.SQLITE_NOTADB:
         return StorageDamaged(f"{path}: cannot be read as a ledger: {error}.",
                               remedy="Check the disk, then restore the file from a backup.")
     return None

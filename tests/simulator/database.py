@@ -30,6 +30,8 @@ _SAYS = {
     errno.ENFILE: (sqlite3.SQLITE_CANTOPEN, "unable to open database file"),
 }
 """What SQLite makes of an error of the system."""
+_SAYS_OF_PAGES = sqlite3.SQLITE_CORRUPT, "database disk image is malformed"
+"""What it makes of EIO where it reads a page (SQLITE_IOERR_CORRUPTFS)."""
 
 
 _SETTLE_COMMITS = 32
@@ -173,8 +175,8 @@ class Database:
                 self.answers.clear()
                 self._db.execute("ROLLBACK")
                 self._written = []
-            code, text = _SAYS[number]
-            error = sqlite3.OperationalError(text)
+            code, text = _SAYS_OF_PAGES if number == errno.EIO and not write else _SAYS[number]
+            error = sqlite3.DatabaseError(text) if code == sqlite3.SQLITE_CORRUPT else sqlite3.OperationalError(text)
             error.sqlite_errorcode = code
             raise error
 

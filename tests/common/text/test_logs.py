@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 import io
 import json
 import logging
@@ -92,6 +93,29 @@ def test_setting_up_twice_writes_each_event_once(log: io.StringIO) -> None:
     set_up_logging(stream=log)
     logging.getLogger("semisilo").info("once")
     assert log.getvalue().count("once") == 1
+
+
+class _FullDisk(io.StringIO):
+    """Refuses one line."""
+
+    refused = 0
+
+    def write(self, text: str) -> int:
+        if not self.refused:
+            self.refused = 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_lost_without_a_traceback(
+        stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = _FullDisk()
+    monkeypatch.setattr(sys, "stderr", disk)
+    set_up_logging()
+    logging.getLogger("semisilo.test").warning("lost")
+    logging.getLogger("semisilo.test").warning("kept")
+    assert disk.refused
+    assert disk.getvalue().splitlines()[0].endswith("warning: kept")
 
 
 def test_long_text_is_cut_and_marked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -105,6 +106,27 @@ def test_a_ledger_that_was_removed_or_replaced_is_noticed_and_so_is_its_return(t
     (tmp_path / "moved").rename(first.path)
     assert place.is_kept()
     first.close()
+
+
+def test_a_disk_that_does_not_answer_says_nothing_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(tmp_path)
+    place = ledger_file.LedgerPlace(first.path)
+
+    def fails(path: Path, **options: object) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "stat", fails)
+    assert place.is_kept()
+    first.close()
+
+
+def test_a_page_that_the_system_could_not_read_is_tried_again(tmp_path: Path) -> None:
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    found = ledger_file.explained_by_sqlite(tmp_path / "ledger.sqlite", error)
+    assert isinstance(found, SystemTrouble)
+    assert "malformed" in found.text
+    assert "backup" in found.remedy
 
 
 def test_processes_that_open_a_new_ledger_at_the_same_time_all_succeed(tmp_path: Path) -> None:
