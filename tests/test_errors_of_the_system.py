@@ -1,11 +1,12 @@
 """What the kernel refuses to real processes, taken back after a while: the study goes on with the same bits.
 
 Every operation on a file is failed by `tests/simulator/file_errors.py`; here SQLite, gRPC, torch and both compute
-processes meet the kernel's own error.
+processes meet the kernel's own error, or that of a C library in which operations fail (`tests/failing_files/`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import time
@@ -16,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.storage.half_written import LEFT_SECONDS
+from tests.failing_files import KINDS, FailingFiles, compiled
 from tests.processes import FederationOfProcesses, Undisturbed, federation
 
 _LEFT_OVER = ("hub/.live.json.1.tmp", "hub/studies/first/.model.safetensors.0123456789ab.tmp",
               "alpha/status.json.1.tmp", "alpha/memory/.0123456789abcdef.tmp")
+_FAILING_SECONDS = 4.0
 
 
 def _tree(pid: int) -> list[int]:
@@ -61,6 +64,35 @@ def test_too_many_open_files_make_a_study_wait_and_change_no_bits(
             assert processes.running[side].poll() is None
         assert processes.finish() == undisturbed.digest
         assert "Traceback" not in (tmp_path / f"{side}.log").read_text(errors="replace")
+        assert processes.query("SELECT count(*) FROM task WHERE state <> 'updated'") == [(0,)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("side", "number", "kinds", "permille"), [
+    ("coordinator", errno.EIO, KINDS, 1000), ("coordinator", errno.EIO, ("read",), 1000),
+    ("coordinator", errno.EIO, KINDS, 100), ("coordinator", errno.EROFS, ("open", "write", "names", "truncate"), 1000),
+    ("alpha", errno.EIO, KINDS, 1000), ("alpha", errno.EIO, KINDS, 100), ("alpha", errno.ESTALE, KINDS, 300)],
+    ids=lambda value: errno.errorcode[value] if value in (errno.EIO, errno.EROFS, errno.ESTALE) else None)
+def test_a_disk_that_fails_makes_a_study_wait_and_changes_no_bits(
+        side: str, number: int, kinds: tuple[str, ...], permille: int, tmp_path: Path,
+        undisturbed: Undisturbed) -> None:
+    if (library := compiled(tmp_path)) is None:
+        pytest.skip("needs Linux and a C compiler")
+    with federation(tmp_path, copies=False) as processes:
+        folder = processes.hub if side == "coordinator" else tmp_path / side
+        files = FailingFiles(library, folder, tmp_path / "control")
+        processes.surroundings[side] = files.environment
+        processes.start()
+        processes.wait_for(lambda: _collects(processes, 1))
+        before = files.failed
+        with files.failing(number, kinds, permille=permille):
+            processes.wait_for(lambda: files.failed > before)
+            time.sleep(_FAILING_SECONDS)
+            assert processes.running[side].poll() is None
+        assert processes.finish() == undisturbed.digest
+        said = (tmp_path / f"{side}.log").read_text(errors="replace")
+        assert "Traceback" not in said
+        assert "is gone" not in said
         assert processes.query("SELECT count(*) FROM task WHERE state <> 'updated'") == [(0,)]
 
 
