@@ -37,6 +37,7 @@ from semisilo.common.identity.certificates import (
     utc_text,
 )
 from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import remedy_of
 from semisilo.silo.link.dialling import Way, connect, seconds_left, way_to
 from semisilo.silo.site.identity_store import Identity, load_identity
 
@@ -155,7 +156,7 @@ def _look(address: str, *, authority_pem: bytes, federation: str, own_files: tup
         return error
     except OSError as error:
         return Unreachable(f"The connection to {address} failed: {error.strerror or error}.",
-                           remedy="Check the network; it is tried again.")
+                           remedy=f"{remedy_of(error.errno) or 'Check the network'}; it is tried again.")
     return AnswersNow(f"The coordinator at {address} answers now; the connection failed before.",
                       remedy="It is tried again.")
 

@@ -295,8 +295,9 @@ def _header(archive: Any, key: str, *, source: str) -> tuple[tuple[int, ...], np
                 shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
         held = archive.zip.getinfo(name).file_size
     except _DAMAGED as error:
-        raise BadData(f"{source}: key '{key}' cannot be read: {_reason(error)}.",
-                      remedy="Write the file again with numpy.savez, and check the copy.") from None
+        raise source_trouble(error, Path(source)) or BadData(
+            f"{source}: key '{key}' cannot be read: {_reason(error)}.",
+            remedy="Write the file again with numpy.savez, and check the copy.") from None
     if dtype.hasobject:
         raise BadData(f"{source}: key '{key}' holds Python objects, which are never loaded.",
                       remedy="Store plain numbers of one shape.")
@@ -313,8 +314,9 @@ def _member(archive: Any, key: str, *, source: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = archive[key]
     except _DAMAGED as error:
-        raise BadData(f"{source}: key '{key}' cannot be read: {_reason(error)}.",
-                      remedy="Write the file again with numpy.savez, and check the copy.") from None
+        raise source_trouble(error, Path(source)) or BadData(
+            f"{source}: key '{key}' cannot be read: {_reason(error)}.",
+            remedy="Write the file again with numpy.savez, and check the copy.") from None
     return array
 
 

@@ -607,6 +607,25 @@ def test_a_damaged_npz_is_refused_by_name(tmp_path):
         read_images(str(tmp_path / "single.npz"), size=8, channels=3)
 
 
+def test_an_npz_whose_disk_fails_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "data.npz", images=np.zeros((3, 8, 8), np.uint8))
+    real, read = zipfile.ZipExtFile.read, 0
+
+    def failing(self: zipfile.ZipExtFile, size: int = -1) -> bytes:
+        nonlocal read
+        read += 1
+        if read > good:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(self, size)
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", failing)
+    for good in (0, 5):  # while it looks at the header, and at the values
+        read = 0
+        with pytest.raises(SystemTrouble, match=r"data\.npz: Input/output error"):
+            read_images(f"{tmp_path}/data.npz", size=8, channels=1)
+        assert read > good
+
+
 def test_an_npz_that_claims_a_terabyte_is_refused_before_memory_is_taken(tmp_path):
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (2**30, 32, 32)})

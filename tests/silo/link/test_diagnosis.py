@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import ssl
 import threading
@@ -195,6 +197,17 @@ def test_a_name_that_nobody_knows_is_named(home, monkeypatch):
     error = _diagnose(home, "hub.example:8443")
     assert isinstance(error, Unreachable)
     assert "'hub.example' (the coordinator) is not known" in error.text
+
+
+def test_too_many_open_files_are_not_blamed_on_the_network(home, monkeypatch):
+    def full(*_args, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("semisilo.silo.link.diagnosis.connect", full)
+    error = _diagnose(home, "127.0.0.1:1")
+    assert isinstance(error, Unreachable)
+    assert error.text.endswith("failed: Too many open files.")
+    assert "ulimit -n" in error.remedy
 
 
 def test_a_resolver_that_hangs_does_not_hang_the_diagnosis(home, monkeypatch):
