@@ -84,6 +84,12 @@ static int fails_at(int kind, int parent, const char *path) {
     return failed(full);
 }
 
+/* A full disk, or one that may not be written, opens files to be read. */
+static int may_fail(int flags) {
+    int only_changes = control && (control->error == EROFS || control->error == ENOSPC || control->error == EDQUOT);
+    return !only_changes || (flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT);
+}
+
 /* NAME(PARAMETERS), as the C library has it, unless CONDITION: then FAILURE. */
 #define PASS(type, name, parameters, arguments, condition, failure)                      \
     type name parameters {                                                              \
@@ -102,16 +108,18 @@ static int fails_at(int kind, int parent, const char *path) {
             va_end(more);                                                               \
         }                                                                               \
         if (!real) real = (int(*) parameters)dlsym(RTLD_NEXT, #name);                   \
-        return fails_at(OPEN, parent, path) ? -1 : real arguments;                      \
+        return may_fail(flags) && fails_at(OPEN, parent, path) ? -1 : real arguments;   \
     }
 
 OPENS(open, (const char *path, int flags, ...), AT_FDCWD, (path, flags, mode))
 OPENS(open64, (const char *path, int flags, ...), AT_FDCWD, (path, flags, mode))
 OPENS(openat, (int parent, const char *path, int flags, ...), parent, (parent, path, flags, mode))
 OPENS(openat64, (int parent, const char *path, int flags, ...), parent, (parent, path, flags, mode))
-PASS(FILE *, fopen, (const char *path, const char *mode), (path, mode), fails_at(OPEN, AT_FDCWD, path), NULL)
-PASS(FILE *, fopen64, (const char *path, const char *mode), (path, mode), fails_at(OPEN, AT_FDCWD, path), NULL)
-PASS(DIR *, opendir, (const char *path), (path), fails_at(OPEN, AT_FDCWD, path), NULL)
+PASS(FILE *, fopen, (const char *path, const char *mode), (path, mode),
+     may_fail(mode[0] == 'r' ? O_RDONLY : O_WRONLY) && fails_at(OPEN, AT_FDCWD, path), NULL)
+PASS(FILE *, fopen64, (const char *path, const char *mode), (path, mode),
+     may_fail(mode[0] == 'r' ? O_RDONLY : O_WRONLY) && fails_at(OPEN, AT_FDCWD, path), NULL)
+PASS(DIR *, opendir, (const char *path), (path), may_fail(O_RDONLY) && fails_at(OPEN, AT_FDCWD, path), NULL)
 
 PASS(ssize_t, read, (int file, void *to, size_t size), (file, to, size), fails(READ, file), -1)
 PASS(ssize_t, pread, (int file, void *to, size_t size, off_t at), (file, to, size, at), fails(READ, file), -1)

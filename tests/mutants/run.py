@@ -40,7 +40,8 @@ _PLUGIN, _WORKER = "mutants_origin", "mutants_worker"
 _UNCHANGED_SECONDS = 3600.0
 """For all named tests together, without any mutant; minutes on a quiet machine."""
 _MTIME_STEP_SECONDS = 10
-"""Python tells a changed file by its whole seconds and size; a mutant of equal length must look changed."""
+"""Python tells a changed file by its whole seconds and size; a mutant of equal length must look changed, also from the
+one before it in the same file."""
 
 Verdict = Literal["killed", "survived", "broken"]
 """broken: no test has run to its end with it, because the program cannot be imported or no test was found."""
@@ -68,6 +69,7 @@ class _Copy:
         self.folder = folder / "sources"
         self._output = folder / "output"
         self._time_limit_seconds = time_limit_seconds
+        self._judged = 0
         shutil.copytree(root, self.folder, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
         (folder / "plugin").mkdir()
         for module, name in ((origin, _PLUGIN), (worker, _WORKER)):
@@ -98,9 +100,10 @@ class _Copy:
     def judge(self, mutant: Mutant) -> Report:
         """Applies a mutant, runs its tests and takes it back."""
         path, started = self.folder / mutant.file, time.monotonic()
+        self._judged += 1
         before, about = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
-        os.utime(path, (about.st_atime, about.st_mtime + _MTIME_STEP_SECONDS))
+        os.utime(path, (about.st_atime, about.st_mtime + _MTIME_STEP_SECONDS * self._judged))
         try:
             status, output = self.pytest(mutant.tests, "-x")
         finally:

@@ -64,6 +64,13 @@ def test_the_runner_tells_what_is_killed_survives_and_is_broken_and_leaves_the_c
 
 
 @pytest.mark.slow
+def test_a_mutant_is_not_taken_for_the_one_before_it_in_the_same_file(tmp_path: Path) -> None:
+    reports = run_mutants([_mutant("survives", "a + 1", "a - 1"), _mutant("killed", "a + b", "a * b")],
+                          root=_project(tmp_path / "project"), jobs=1, libraries=())
+    assert [report.verdict for report in reports] == ["survived", "killed"]
+
+
+@pytest.mark.slow
 def test_a_package_that_is_reached_over_a_link_is_changed_in_the_copy(tmp_path: Path) -> None:
     """As `semisilo/common` is a link to `common/`: the copy's link leads into the copy, where the mutant is."""
     project = _project(tmp_path / "project")
