@@ -65,8 +65,8 @@ def test_of_accuracy_it_is_mcnemars_and_by_patients_that_of_matched_pairs_in_clu
     one, other, of = answers(labels, first), answers(labels, second), np.array(labels)
     reach = Z * math.sqrt(4 + 1) / 12
     assert found("accuracy", one, other, of) == Interval(pytest.approx(3 / 12 - reach), pytest.approx(3 / 12 + reach))
-    patients = ["p", "p", "q", "q", "r", "r", "s", "s", "t", "t", "u", "u"]
-    reach = Z * math.sqrt(2**2 + 1**2 + (1 - 1)**2) / 12
+    patients = ["p", "p", "p", "q", "r", "r", "s", "s", "t", "t", "u", "u"]
+    reach = Z * math.sqrt(3**2 + (1 - 1)**2) / 12
     assert found("accuracy", one, other, of, patients) == Interval(pytest.approx(3 / 12 - reach),
                                                                    pytest.approx(3 / 12 + reach))
     reach = Z * math.sqrt(1 + 1) / 6

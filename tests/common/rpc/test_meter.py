@@ -420,6 +420,8 @@ def test_messages_are_counted_by_rpc_silo_and_direction() -> None:
     assert meter.take() == [MessageUse("AwaitTask", "a", "up", 1, 1, 1)]
     assert meter.take() == []
     assert MessageUse("AwaitTask", "a", "up", 101, 2, 2) in meter.totals()
+    meter.add(7, rpc="AwaitTask", silo="a", direction="up", calls=1)
+    assert meter.take() == [MessageUse("AwaitTask", "a", "up", 7, 1, 1)], "since the last time, not since the first"
 
 
 def test_where_nothing_counts_the_bytes_are_estimated_and_labelled() -> None:

@@ -76,10 +76,12 @@ def test_updates_that_are_the_same_keep_the_plain_weights() -> None:
 def test_an_update_counts_as_it_is_scaled() -> None:
     """By one tenth of ten times the update the same is judged."""
     updates = [tensors.scale(_w(), factor) for factor in (0.5, 0.2, -0.1)]
-    longer = [*updates[:2], tensors.scale(updates[2], 10.0)]
     judged = _weights(updates, gain=0.1)
     assert judged[0] > 0.5
-    assert _weights(longer, scales=[1.0, 1.0, 0.1], gain=0.1) == pytest.approx(judged, rel=1e-6)
+    for number in range(3):
+        longer, scales = list(updates), [1.0] * 3
+        longer[number], scales[number] = tensors.scale(updates[number], 10.0), 0.1
+        assert _weights(longer, scales=scales, gain=0.1) == pytest.approx(judged, rel=1e-6)
 
 
 def test_silos_that_are_alone_with_what_they_know_count_more() -> None:
