@@ -32,9 +32,10 @@ Tests: tests/test_contract.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.label_task import LabelTaskSettings
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
@@ -138,6 +139,10 @@ class SelfTrainingSettings(LabelTaskSettings):
     coordinator the silos'. Where hospitals' images look unlike the coordinator's, its own alone spoil labels and model
     (docs/decisions/0102-batch-norm-statistics-of-silos.md). "coordinator" tells less; "auto" is that where it has
     labelled or validation images, and else the silos."""
+    sbn_offsets: bool = field(default=True, metadata=ABSENT_AT_DEFAULT)
+    """With statistics of silos as well, and imbalanced labels at the coordinator: whether the classifier's bias makes
+    up for what these statistics add to the logits of each class, by the labelled images
+    (docs/decisions/0107-offsets-of-batch-norm-statistics.md)."""
     joined_passes: bool = False
     """As SemiFL's: whether the strong and the mixed batch go through the network as one."""
     persist_local_momentum: bool = True

@@ -7,13 +7,13 @@ line and it stands for the same prior (docs/decisions/0090-round-0-is-labels-alo
 |------------|------------------------------------------|--------------------------------------------------------------|
 | round 0    | none                                     | statistics of labels alone, or of a warm-up of its own       |
 | each round | train                                    | average, momentum, steps on the labels, statistics           |
-|            | statistics, if silos give theirs as well | merge what silos measured with what the labels gave          |
+|            | statistics, if silos give theirs as well | merge what silos measured with what the labels gave; offsets |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from semisilo.common.methods.contract import Environment, Task, TensorGroup, Upd
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model, weighed
 from semisilo.coordinator.strategies.parts.batch_norm import has_images
+from semisilo.coordinator.strategies.parts.class_offsets import class_offsets, with_offsets
 from semisilo.coordinator.strategies.parts.gate import Gate, through_gate
 from semisilo.coordinator.strategies.parts.labelled_hints import model_prior
 from semisilo.coordinator.strategies.parts.labelled_training import labelled_images, model_at_coordinator
@@ -66,6 +67,9 @@ class SelfTrainingState(ServedState):
     """Share of what the silos returned that the gate let through."""
     participation: dict[str, int] = field(default_factory=dict)
     """Accepted updates of every silo so far, for FedFreq."""
+    offsets: dict[str, Tensor] | None = None
+    """What silos' statistics have raised the logits by, by the bias in `w` that it is subtracted from, float32 (K,); {}
+    before the round's statistics. None where there are none, as in a study that began with an earlier version."""
 
 
 class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None]):
@@ -90,6 +94,8 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
             source = "silos"
         super().__init__(environment, source, settings=settings)
         self._gate = Gate(environment)
+        # Of imbalanced labels alone: what their batches are normalised by is the frequent classes'.
+        self._takes_offsets = settings.sbn_offsets and not settings.multi_label and self._imbalanced()
 
     def start(self, initial: Mapping[str, Tensor]) -> SelfTrainingState:
         """The warm-up from the initial model; measures the statistics of the average of its weights."""
@@ -99,7 +105,8 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
             warm_up = self._trained(model, initial, None, steps=steps, round=0)
             tensors.load_into(model, warm_up.average())
             loss = warm_up.loss
-        return self._closed(model, global_buf=None, opt_buf=None, loss=loss, participation={}, round=0)
+        return self._closed(model, global_buf=None, opt_buf=None, loss=loss, participation={}, round=0,
+                            offsets={} if self._takes_offsets else None)
 
     def starts_from_labels_alone(self) -> bool:
         """Whether the model of labels alone may be the warm-up's: the settings ask for no other number of steps, and it
@@ -115,7 +122,8 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
     def start_from(self, parameters: Mapping[str, Tensor], *, loss: float) -> SelfTrainingState:
         """Labels alone in the place of a warm-up of its own; measures their statistics as after every round."""
         model = model_at_coordinator(self._environment, parameters, round=0)
-        return self._closed(model, global_buf=None, opt_buf=None, loss=loss, participation={}, round=0)
+        return self._closed(model, global_buf=None, opt_buf=None, loss=loss, participation={}, round=0,
+                            offsets={} if self._takes_offsets else None)
 
     def sent_model(self, state: SelfTrainingState) -> TensorGroup:
         return state.served.group("model", lambda: state.w)
@@ -139,15 +147,27 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
         w, global_buf, step = through_gate(
             self._gate if self._settings.gate else None, state.w, state.global_buf, tally.delta,
             momentum=self._settings.global_momentum, round=round)
+        w = with_offsets(w, state.offsets or {}, sign=1.0)  # labels are learnt with the statistics of their batches
         model, opt_buf, loss = model_at_coordinator(self._environment, w, round=round), state.opt_buf, 0.0
         used = state.batch_norm
+        offsets: dict[str, Tensor] | None = None if state.offsets is None else {}
         participation = tally.participation
         del state, tally  # several models, not needed while this one trains
         if self._labelled is not None and self._settings.coordinator_steps:
             training = self._trained(model, w, opt_buf, steps=self._settings.coordinator_steps, round=round)
             opt_buf, loss = training.momentum(), training.loss
         return self._closed(model, global_buf=global_buf, opt_buf=opt_buf, loss=loss, participation=participation,
-                            round=round, step=step, used=used)
+                            round=round, step=step, used=used, offsets=offsets)
+
+    def measured(self, state: SelfTrainingState) -> SelfTrainingState:
+        """Takes out of the classifier's bias what the statistics of all add to the logits of the labelled images."""
+        if state.offsets is None or not (state.own_statistics and state.batch_norm) or self._labelled is None:
+            return state
+        offsets = class_offsets(
+            model_at_coordinator(self._environment, state.w, round=state.round), self._labelled,
+            self._environment.image, before=self._statistics.used(state.own_statistics), after=state.batch_norm,
+            num_classes=self._environment.num_classes)
+        return replace(state, w=with_offsets(state.w, offsets, sign=-1.0), offsets=offsets)
 
     def model(self, state: SelfTrainingState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The model and its statistics."""
@@ -166,6 +186,12 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
         """"labelled_loss", of the last step at the coordinator; with the gate "accepted_step"."""
         gate = {"accepted_step": state.accepted_step} if self._settings.gate else {}
         return gate if self._labelled is None else {"labelled_loss": state.labelled_loss, **gate}
+
+    def _imbalanced(self) -> bool:
+        """Whether the coordinator's labels are."""
+        if self._labelled is None or self._labelled.labels_N is None:
+            return False
+        return log_prior(self._labelled.labels_N, self._environment.num_classes) is not None
 
     # Work at the coordinator ------------------------------------------------------------------------------------------
 
@@ -200,10 +226,11 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
 
     def _closed(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None, opt_buf: dict[str, Tensor] | None,
                 loss: float, participation: dict[str, int], round: int, step: float = 1.0,
-                used: dict[str, Tensor] | None = None) -> SelfTrainingState:
+                used: dict[str, Tensor] | None = None,
+                offsets: dict[str, Tensor] | None = None) -> SelfTrainingState:
         """The state with this model and its statistics; where silos measure, those in use stay until they have."""
         own = self._statistics.own(model, round=round, report_from=_TRAINING)
         self._environment.report(1.0, "")
         return SelfTrainingState(round=round, w=tensors.parameters_of(model), global_buf=global_buf, opt_buf=opt_buf,
                                  batch_norm=self._statistics.used(own) or dict(used or {}), own_statistics=own,
-                                 labelled_loss=loss, accepted_step=step, participation=participation)
+                                 labelled_loss=loss, accepted_step=step, participation=participation, offsets=offsets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from semisilo.common.errors import BadData
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.averaged_training import AveragedTraining, log_prior
 from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.training import SGDSettings, cosine_lr
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy, warm_up_steps
 
@@ -193,6 +197,92 @@ def test_silos_measure_batch_norm_statistics_with_the_coordinator_or_in_its_plac
     assert [phase.name for phase in strategy.phases(state, 1)] == phases
     assert [phase.name for phase in strategy.phases(state, 2)] == [each for each in phases if "first" not in each]
     assert bool(state.own_statistics) == (data != CoordinatorData())
+
+
+def _measured(strategy: SelfTrainingStrategy, state: SelfTrainingState, *, round: int,
+              mean: float = 0.5) -> SelfTrainingState:
+    """The statistics phase with one silo, whose images are brighter."""
+    header = UpdateHeader("a", 100)
+    sent = {"1.mean": torch.full((4,), mean), "1.var": torch.full((4,), 2.0), "1.count": torch.tensor([400])}
+    tally = strategy.begin(state, STATISTICS, (header,), round=round)
+    tally, _ = strategy.fold(state, tally, header, {"batch_norm": TensorGroup(sent)}, None)
+    return strategy.finish(state, STATISTICS, tally, round=round)
+
+
+def _class_means(state: SelfTrainingState, statistics: dict[str, Tensor], w: dict[str, Tensor]) -> Tensor:
+    """Of the logits of UNEVEN, mean over classes."""
+    model = _net()
+    tensors.load_into(model, w)
+    batch_norm.load(model, statistics)
+    logits_NK, labels_N = logits_of(model.eval(), UNEVEN.images_NCHW, FORM), UNEVEN.labels_N
+    assert labels_N is not None
+    return torch.stack([logits_NK[labels_N == kind].mean(dim=0) for kind in range(3)]).mean(dim=0)
+
+
+def test_what_silos_statistics_add_to_the_logits_is_taken_out_of_the_bias_and_put_back_for_the_labels() -> None:
+    """The coordinator trains without it, whatever round: offsets of several rounds do not add up."""
+    strategy = _strategy(UNEVEN, coordinator_steps=0)
+    before = _round(strategy, _started(strategy), {"a": 0.1}, 1)
+    after = _measured(strategy, before, round=1)
+    assert after.offsets is not None
+    assert list(after.offsets) == ["4.bias"]
+    own = strategy._statistics.used(before.own_statistics)
+    wanted_K, raised_K = _class_means(before, own, before.w), _class_means(before, after.batch_norm, before.w)
+    assert not torch.allclose(wanted_K, raised_K, atol=1e-2)
+    assert torch.allclose(_class_means(after, after.batch_norm, after.w), wanted_K, atol=1e-5)
+    assert [name for name in before.w if not torch.equal(before.w[name], after.w[name])] == ["4.bias"]
+    later = _round(strategy, after, {}, 2)
+    assert later.offsets == {}
+    assert all(torch.allclose(later.w[name], before.w[name], atol=1e-6) for name in before.w)
+    again = _measured(strategy, later, round=2)
+    assert again.offsets is not None
+    assert torch.allclose(again.offsets["4.bias"], after.offsets["4.bias"], atol=1e-5)
+
+
+def test_the_coordinators_steps_begin_without_offsets() -> None:
+    strategy = _strategy(UNEVEN)
+    state = _measured(strategy, _started(strategy), round=1)
+    assert state.offsets
+    found = _round(strategy, state, {"a": 0.1}, 1)
+    back = {name: tensor + state.offsets[name] if name in state.offsets else tensor for name, tensor in state.w.items()}
+    expected = _training({name: tensor + 0.1 for name, tensor in back.items()}, lr=cosine_lr(0.03, round=1, rounds=4),
+                         steps=3, round=1, cosine=False, momentum=None, labelled=UNEVEN)
+    assert all(torch.allclose(found.w[name], tensor, atol=1e-5)
+               for name, tensor in expected.position().parameters.items())
+
+
+def test_offsets_can_be_turned_off_and_a_study_that_began_without_them_goes_on_so(tmp_path: Path) -> None:
+    off, on = _strategy(UNEVEN, sbn_offsets=False), _strategy(UNEVEN)
+    assert _started(on).offsets == {}
+    for strategy, state in ((off, _started(off)), (on, replace(_started(on), offsets=None))):
+        assert state.offsets is None
+        after = _measured(strategy, state, round=1)
+        assert _same(after.w, state.w)
+        assert not _same(after.batch_norm, state.batch_norm)
+        assert _round(strategy, after, {"a": 0.1}, 1).offsets is None
+        checkpoint.save(tmp_path / "state", state)
+        assert checkpoint.load(tmp_path / "state", SelfTrainingState).offsets is None
+
+
+def test_without_imbalanced_labels_there_are_no_offsets() -> None:
+    state = _started(_strategy(EVEN))
+    assert state.offsets is None
+    assert _same(_measured(_strategy(EVEN), state, round=1).w, state.w)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_offsets_survive_the_disk(measured: bool, tmp_path: Path) -> None:
+    strategy = _strategy(UNEVEN)
+    state = _started(strategy)
+    state = _measured(strategy, state, round=1) if measured else state
+    checkpoint.save(tmp_path / "state", state)
+    loaded = checkpoint.load(tmp_path / "state", SelfTrainingState)
+    assert loaded.offsets is not None
+    assert bool(loaded.offsets) == measured
+    one, other = (_round(strategy, each, {"a": 0.1}, 1) for each in (state, loaded))
+    assert tensors.digest(one.w) == tensors.digest(other.w)
+    one, other = (_measured(strategy, each, round=1) for each in (one, other))
+    assert tensors.digest(one.w) == tensors.digest(other.w)
 
 
 def test_with_labels_at_silos_the_coordinator_averages_and_silos_stand_for_equal_classes() -> None:

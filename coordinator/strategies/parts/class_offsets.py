@@ -1,0 +1,86 @@
+"""What other batch-norm statistics do to the logits of the classes, and the classifier's bias that makes up for it.
+
+The coordinator's steps on its labels normalise by batches of these, in which the classes are as frequent as among the
+labels. Statistics of the silos' images have the silos' class shares and devices. Where the labels are imbalanced, all
+logits of some classes then rise and of others fall, whatever the image
+(docs/decisions/0107-offsets-of-batch-norm-statistics.md).
+
+Tests: tests/coordinator/strategies/parts/test_class_offsets.py.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.evaluation import logits_of
+
+__all__ = ["class_offsets", "classifier_bias", "with_offsets"]
+
+_AS_GOOD_AS_EQUAL = 1e-3
+
+
+def class_offsets(model: nn.Module, labelled: ImageSet, form: ImageForm, *, before: Mapping[str, Tensor],
+                  after: Mapping[str, Tensor], num_classes: int) -> dict[str, Tensor]:
+    """By how much statistics raise the logits, by the name of the bias to subtract it from.
+
+        o = mean over classes c of mean over images i of c of (f_after(x_i) - f_before(x_i))
+
+    {} where the network's last layer has no bias for every class, or it is frozen, and where a logit is not finite.
+    Args:
+        model: on any device; is left in evaluation mode with the statistics `after`.
+        labelled: each of one class; at least one image.
+        before, after: static batch-norm statistics.
+    Returns: float32 (K,) for one name, or nothing.
+    """
+    assert labelled.labels_N is not None
+    name = classifier_bias(model, num_classes)
+    if name is None:
+        return {}
+    model.eval()
+    batch_norm.load(model, before)
+    logits_NK = logits_of(model, labelled.images_NCHW, form).double().cpu()
+    batch_norm.load(model, after)
+    raised_NK = logits_of(model, labelled.images_NCHW, form).double().cpu() - logits_NK
+    labels_N = labelled.labels_N.cpu()
+    offset_K = torch.stack([raised_NK[labels_N == kind].mean(dim=0) for kind in labels_N.unique()]).mean(dim=0).float()
+    sound = bool(torch.isfinite(offset_K).all()) and _moves_logits(model, name, labelled, form)
+    return {name: offset_K} if sound else {}
+
+
+def classifier_bias(model: nn.Module, num_classes: int) -> str | None:
+    """The parameter that is added to the logits: the bias of the last linear layer, if it has one for every class and
+    is trained."""
+    linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        return None
+    name, layer = linear[-1]
+    if layer.out_features != num_classes or layer.bias is None or not layer.bias.requires_grad:
+        return None
+    return f"{name}.bias".lstrip(".")
+
+
+def _moves_logits(model: nn.Module, name: str, labelled: ImageSet, form: ImageForm) -> bool:
+    """Whether the logits are moved by as much as that parameter is, as a network of somebody's own may not be."""
+    bias_K, image_1CHW = model.get_parameter(name), labelled.images_NCHW[:1]
+    moved_K = torch.arange(1.0, len(bias_K) + 1, device=bias_K.device)
+    before_1K = logits_of(model, image_1CHW, form).float()
+    kept_K = bias_K.detach().clone()
+    with torch.no_grad():
+        bias_K += moved_K
+        after_1K = logits_of(model, image_1CHW, form).float()
+        bias_K.copy_(kept_K)
+    return torch.allclose(after_1K - before_1K, moved_K[None], atol=_AS_GOOD_AS_EQUAL * len(bias_K))
+
+
+def with_offsets(parameters: Mapping[str, Tensor], offsets: Mapping[str, Tensor], *, sign: float) -> dict[str, Tensor]:
+    """The parameters with sign times the offsets added to theirs."""
+    return {name: tensor + sign * offsets[name].to(tensor) if name in offsets else tensor
+            for name, tensor in parameters.items()}
