@@ -50,7 +50,8 @@ def class_offsets(model: nn.Module, labelled: ImageSet, form: ImageForm, *, befo
     batch_norm.load(model, after)
     raised_NK = logits_of(model, labelled.images_NCHW, form).double().cpu() - logits_NK
     labels_N = labelled.labels_N.cpu()
-    offset_K = torch.stack([raised_NK[labels_N == kind].mean(dim=0) for kind in labels_N.unique()]).mean(dim=0).float()
+    of_classes = [raised_NK[labels_N == kind].mean(dim=0) for kind in sorted(set(labels_N.tolist()))]
+    offset_K = torch.stack(of_classes).mean(dim=0).float()
     sound = bool(torch.isfinite(offset_K).all()) and _moves_logits(model, name, labelled, form)
     return {name: offset_K} if sound else {}
 
@@ -74,7 +75,7 @@ def _moves_logits(model: nn.Module, name: str, labelled: ImageSet, form: ImageFo
     before_1K = logits_of(model, image_1CHW, form).float()
     kept_K = bias_K.detach().clone()
     with torch.no_grad():
-        bias_K += moved_K
+        bias_K.add_(moved_K)
         after_1K = logits_of(model, image_1CHW, form).float()
         bias_K.copy_(kept_K)
     return torch.allclose(after_1K - before_1K, moved_K[None], atol=_AS_GOOD_AS_EQUAL * len(bias_K))

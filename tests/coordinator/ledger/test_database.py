@@ -108,7 +108,8 @@ def test_a_ledger_that_was_removed_or_replaced_is_noticed_and_so_is_its_return(t
     first.close()
 
 
-def test_a_disk_that_does_not_answer_says_nothing_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_answer_says_nothing_of_the_ledger(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(tmp_path)
     place = ledger_file.LedgerPlace(first.path)
 

@@ -1,4 +1,4 @@
-"""Offsets of batch-norm statistics: by hand, where there is no bias to put them into, and on networks that hide theirs."""
+"""Offsets of batch-norm statistics: by hand, and on networks without a bias to put them into."""
 
 from __future__ import annotations
 
