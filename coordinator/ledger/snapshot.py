@@ -61,7 +61,9 @@ def check_copy(copy: Path, source: Path) -> None:
         with contextlib.closing(sqlite3.connect(copy)) as db:
             (found,), *_ = db.execute("PRAGMA quick_check").fetchall()
     except sqlite3.Error as error:
-        raise explained_by_sqlite(source, error) or error from None
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise explained_by_sqlite(source, error) or error from None
+        found = str(error)
     if found != "ok":
         raise StorageDamaged(f"{source}: SQLite finds it damaged: {found}.",
                              remedy="Check the disk, then restore the file from a backup.")
