@@ -61,7 +61,7 @@ def check_copy(copy: Path, source: Path) -> None:
         with contextlib.closing(sqlite3.connect(copy)) as db:
             (found,), *_ = db.execute("PRAGMA quick_check").fetchall()
     except sqlite3.Error as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF != sqlite3.SQLITE_CORRUPT:
             raise explained_by_sqlite(source, error) or error from None
         found = str(error)
     if found != "ok":
