@@ -761,6 +761,14 @@ _ALONE = _mutants(
     ("the-judge-forgets-the-bound", "coordinator/strategies/parts/judge.py",
      "return found_S * scale_S", "return found_S",
      "tests/coordinator/strategies/parts/test_judge.py::test_an_update_counts_as_it_is_scaled"),
+    ("offsets-count-images-and-not-classes", "coordinator/strategies/parts/class_offsets.py",
+     "torch.stack(of_classes).mean(dim=0)", "raised_NK.mean(dim=0)",
+     "tests/coordinator/strategies/parts/test_class_offsets.py"
+     "::test_offsets_are_the_mean_over_classes_of_what_the_logits_rise_by"),
+    ("offsets-add-up-over-rounds", "coordinator/strategies/self_training.py",
+     "with_offsets(w, state.offsets or {}, sign=1.0)", "with_offsets(w, {}, sign=1.0)",
+     "tests/coordinator/strategies/test_self_training.py"
+     "::test_what_silos_statistics_add_to_the_logits_is_taken_out_of_the_bias_and_put_back_for_the_labels"),
     ("average-of-the-weights-never-forgets", "common/learning/averaged_training.py",
      "min(1.0 - 10.0 / max(steps, 1), (1.0 + done) / (10.0 + done))", "1.0 - 10.0 / max(steps, 1)",
      f"{_AVERAGED}::test_the_average_looks_back_over_a_tenth_of_the_training_and_less_at_its_beginning"),
