@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import functools
 import json
 import re
@@ -20,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semisilo.common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration, SystemTrouble
 
 __all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
@@ -55,18 +56,25 @@ def parse_duration(text: str | int | float, *, where: str = "duration") -> float
         raise BadConfiguration(f"{where}: {text!r} is not a duration.", remedy='Write for example "30s", "5m" or "2h".')
     return float(match[1]) * _SECONDS[match[2]]
 
+_NOT_OF_THE_FILE = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing of it: it can be read once the disk, or the system, is well again."""
+
 
 def load_toml(path: Path) -> Tables:
     """The tables of a TOML file.
 
-    Raises: BadConfiguration, naming the line, when it is missing, unreadable or not TOML.
+    Raises: BadConfiguration, naming the line, when it is missing, unreadable or not TOML; SystemTrouble when its disk
+        fails or is away, or the system is short of files or memory.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a mark first
     except FileNotFoundError:
         raise BadConfiguration(f"{path}: no such file.") from None
     except OSError as error:
-        raise BadConfiguration(f"{path}: cannot be read: {error}.") from None
+        if error.errno in _NOT_OF_THE_FILE:
+            raise SystemTrouble(f"{path}: {error.strerror}.", remedy="Check that its disk can be read, and the limit of"
+                                                                     " open files (ulimit -n).") from None
+        raise BadConfiguration(f"{path}: cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise BadConfiguration(f"{path}: cannot be read: it is not UTF-8.", remedy="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:

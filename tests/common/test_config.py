@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from semisilo.common.config import canonical_json, from_dict, load_toml, parse_duration, to_dict
-from semisilo.common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration, SystemTrouble
 from tests.each_of import each_of
 
 
@@ -135,6 +137,20 @@ def test_a_toml_file_is_read_or_refused_by_name_and_line(tmp_path: Path) -> None
     path.write_bytes(b"x = '\xff'")
     with pytest.raises(BadConfiguration, match="cannot be read"):
         load_toml(path)
+
+
+@pytest.mark.parametrize(("number", "kind"), [
+    (errno.EIO, SystemTrouble), (errno.ESTALE, SystemTrouble), (errno.EMFILE, SystemTrouble),
+    (errno.EACCES, BadConfiguration)])
+def test_a_toml_file_whose_disk_fails_is_no_mistake_in_it(tmp_path: Path, number: int, kind: type[Exception],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that ends with a usage error is not started again."""
+    def fails(path: Path, **options: object) -> str:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "read_text", fails)
+    with pytest.raises(kind, match=f"a.toml: .*{os.strerror(number)}"):
+        load_toml(tmp_path / "a.toml")
 
 
 def test_a_toml_file_of_a_windows_editor_is_read_or_refused_with_what_to_do(tmp_path: Path) -> None:

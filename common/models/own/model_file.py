@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semisilo.common.errors import BadConfiguration, NotPermitted
+from semisilo.common.text.system_errors import source_trouble
 
 if TYPE_CHECKING:
     from semisilo.common.methods.contract import ModelSettings
@@ -139,8 +140,9 @@ def _bytes_of(path: Path) -> bytes:
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise BadConfiguration(f"{path}: cannot be read: {error.strerror}.",
-                               remedy="Put the file that builds the network beside the study file.") from None
+        raise source_trouble(error, path) or BadConfiguration(
+            f"{path}: cannot be read: {error.strerror}.",
+            remedy="Put the file that builds the network beside the study file.") from None
     if len(content) > MAX_FILE_BYTES:
         raise BadConfiguration(f"{path}: has more than {MAX_FILE_BYTES} bytes; a file that builds a network has fewer.")
     return content
