@@ -17,7 +17,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
-__all__ = ["EventHead", "LedgerFile", "LedgerPlace", "checkpoint", "connect_existing", "event_of",
+__all__ = ["EventHead", "LedgerFile", "LedgerPlace", "checkpoint", "code_of", "connect_existing", "event_of",
            "explained_by_sqlite"]
 
 _BUSY_SECONDS = 30.0
@@ -60,20 +60,43 @@ class LedgerFile:
         """Whether a transaction is under way. SQLite's own word is not enough: it may have gone back already."""
         if makes:
             _begin_private(path)
+        self._waits = waits
+        self._origin = ""
+        self._by = ""
+        self._lasting = waits
+        self._appended: EventHead | None = None
+        self._lasting_head: EventHead | None = None
+        self._checkpoint_pages = 0
+        self._opened_to_be_read = False
+        """Whether SQLite has found that it may not write: where the system let it only read the file when it was
+        opened, it goes on so for good."""
         with self._explaining():
             self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS) if makes \
                 else connect_existing(path)
-            self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._waits = waits
-            self._origin = ""
-            self._by = ""
-            self._lasting = waits
-            self._appended: EventHead | None = None
-            self._lasting_head: EventHead | None = None
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}")
-            self._db.execute("PRAGMA foreign_keys = ON")
+            self._set_up(self._db)
             self._migrate()
+        self._place = LedgerPlace(path)
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if self._lasting else 'NORMAL'}")
+        db.execute("PRAGMA foreign_keys = ON")
+        if self._checkpoint_pages:
+            db.execute(f"PRAGMA wal_autocheckpoint = {self._checkpoint_pages}")
+
+    def _open_again(self) -> None:
+        """Instead of a connection that may only read; not where the file of this name is another one by now."""
+        if not self._place.is_kept():
+            return
+        db = connect_existing(self.path)
+        try:
+            self._set_up(db)
+        except sqlite3.Error:
+            db.close()
+            raise
+        self._db.close()
+        self._db, self._opened_to_be_read = db, False
 
     def close(self) -> None:
         """Closes the file."""
@@ -82,7 +105,8 @@ class LedgerFile:
     def checkpointed_elsewhere(self) -> None:
         """From now on somebody calls `checkpoint` every few seconds, in another thread: a commit here no longer waits
         for the pages of many before it to reach the file itself, unless that has not been done for long."""
-        self._db.execute(f"PRAGMA wal_autocheckpoint = {_LATEST_CHECKPOINT_PAGES}")
+        self._checkpoint_pages = _LATEST_CHECKPOINT_PAGES
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {self._checkpoint_pages}")
 
     def _migrate(self) -> None:
         if (version := self._version()) > len(MIGRATIONS):
@@ -107,7 +131,11 @@ class LedgerFile:
         try:
             yield
         except sqlite3.Error as error:
-            raise explained_by_sqlite(self.path, error) or error from None
+            raise self._explained(error) from None
+
+    def _explained(self, error: sqlite3.Error) -> Exception:
+        self._opened_to_be_read |= code_of(error) == sqlite3.SQLITE_READONLY
+        return explained_by_sqlite(self.path, error) or error
 
     @contextmanager
     def transaction(self, *, lasting: bool = True) -> Iterator[sqlite3.Connection]:
@@ -127,6 +155,8 @@ class LedgerFile:
         with self._explaining():
             self._inside = True
             try:
+                if self._opened_to_be_read:
+                    self._open_again()
                 if self._db.in_transaction:  # one that failed, and could not be taken back either
                     self._db.execute("ROLLBACK")
                 lasting = lasting and self._waits
@@ -161,7 +191,7 @@ class LedgerFile:
         try:  # as `_explaining` does, without the cost of a context: a round asks this sixty times for each silo
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise explained_by_sqlite(self.path, error) or error from None
+            raise self._explained(error) from None
 
     def data_version(self) -> int:
         """Changes when another process has written."""
@@ -324,9 +354,14 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
+def code_of(error: sqlite3.Error) -> int:
+    """SQLite's primary code; the rest of it tells only where it was noticed."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & 0xFF
+
+
 def explained_by_sqlite(path: Path, error: sqlite3.Error) -> SemisiloError | None:
     """The error of the catalogue for what SQLite says of its file; None for what is a mistake of ours."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest tells only where it was noticed
+    code = code_of(error)
     files = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
     if code == sqlite3.SQLITE_FULL or (code in files and _is_full(path.parent)):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")

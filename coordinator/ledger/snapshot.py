@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError, StorageDamaged
-from semisilo.coordinator.ledger.database import connect_existing, explained_by_sqlite
+from semisilo.coordinator.ledger.database import code_of, connect_existing, explained_by_sqlite
 
 __all__ = ["check_copy", "copy_ledger", "no_commits"]
 
@@ -61,7 +61,7 @@ def check_copy(copy: Path, source: Path) -> None:
         with contextlib.closing(sqlite3.connect(copy)) as db:
             (found,), *_ = db.execute("PRAGMA quick_check").fetchall()
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF != sqlite3.SQLITE_CORRUPT:
+        if code_of(error) != sqlite3.SQLITE_CORRUPT:
             raise explained_by_sqlite(source, error) or error from None
         found = str(error)
     if found != "ok":

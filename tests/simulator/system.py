@@ -403,6 +403,8 @@ class _Sqlite(ModuleType):
     @staticmethod
     def connect(path: Any, **options: Any) -> Any:
         text = _simulated_path(path)
+        if type(path) is str and path.startswith("file:///~"):  # as a URI
+            text = path.removeprefix("file://")
         return sqlite3.connect(path, **options) if text is None else connect(_by_name[text[2:].split("/", 1)[0]])
 
 

@@ -121,6 +121,42 @@ def test_a_disk_that_does_not_answer_says_nothing_of_the_ledger(tmp_path: Path,
     first.close()
 
 
+def _only_to_be_read(path: Path) -> sqlite3.Connection:
+    """As SQLite opens a file that the system would not let it write at that moment."""
+    db = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def test_a_ledger_that_could_only_be_read_when_it_was_opened_is_opened_again(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    ledger.checkpointed_elsewhere()
+    ledger.event("first")
+    ledger._db.close()
+    ledger._db = _only_to_be_read(ledger.path)
+    assert ledger.check_events() == 1
+    with pytest.raises(SystemTrouble, match="readonly"):
+        ledger.event("lost")
+    ledger.event("second")
+    assert [row["kind"] for row in ledger.query("SELECT kind FROM event")] == ["first", "second"]
+    assert [ledger.query(f"PRAGMA {name}")[0][0] for name in ("synchronous", "foreign_keys", "wal_autocheckpoint")] \
+        == [2, 1, 16_384]
+    ledger.close()
+
+
+def test_another_file_in_the_place_of_a_ledger_is_not_opened_instead(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    ledger._db.close()
+    ledger._db = _only_to_be_read(ledger.path)
+    with pytest.raises(SystemTrouble):
+        ledger.event("lost")
+    ledger.path.rename(tmp_path / "moved")
+    opened(tmp_path).close()
+    with pytest.raises(SystemTrouble, match="readonly"):
+        ledger.event("lost")
+    ledger.close()
+
+
 def test_a_page_that_the_system_could_not_read_is_tried_again(tmp_path: Path) -> None:
     error = sqlite3.DatabaseError("database disk image is malformed")
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
