@@ -359,8 +359,9 @@ class SimulatedFederation:
                 study = await engine.run_next()
                 if study is None:
                     runtime.set(reason=StandbyReason.NO_STUDY, activity="")
-                if study is None and all(row.state is StudyState.COMPLETED for row in ledger.studies()):
-                    self.completed_at = self.loop.time() if self.completed_at is None else self.completed_at
+                with contextlib.suppress(SystemTrouble):  # the simulator's own look
+                    if study is None and all(row.state is StudyState.COMPLETED for row in ledger.studies()):
+                        self.completed_at = self.loop.time() if self.completed_at is None else self.completed_at
                 if study is None:
                     await runtime.wait(60.0)
 
