@@ -279,7 +279,7 @@ _ORDER = _mutants(
      f"{_CLEANUP}::test_a_round_that_is_over_takes_nothing_along_of_a_study_that_waits_or_has_failed"),
     ("ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if lasting else 'NORMAL'}", "OFF",
      f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
-    ("new-ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if waits else 'NORMAL'}", "OFF",
+    ("new-ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if self._lasting else 'NORMAL'}", "OFF",
      f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
     ("events-are-not-chained", "common/audit/chain.py",
      "canonical_json([previous, number, unix, kind, study, detail_json])",
