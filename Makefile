@@ -70,7 +70,7 @@ fail-file-operations: setup  ## fail every STRIDE-th operation on a file of a hu
 planted-bugs: setup  ## put old bugs back, one at a time, and count the seeds until simulate-faults finds each (hours)
 	@$(BIN)/python -m tests.simulator.planted --jobs $(TEST_PROCESSES)
 
-mutants: setup  ## break the program in over a hundred places, one at a time, and see that tests notice
+mutants: setup  ## break the program in hundreds of places, one at a time, and see that tests notice
 	@echo "==> python -m tests.mutants.run $(MUTANTS_ARGS)" >&2
 	@$(BIN)/python -m tests.mutants.run $(MUTANTS_ARGS)
 
