@@ -42,6 +42,8 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 _LONGEST_SHOWN = 200
 """Characters of a value that an error shows."""
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NOT_OF_THE_FILE = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing of a file: it can be read once the disk, or the system, is well again."""
 
 
 def parse_duration(text: str | int | float, *, where: str = "duration") -> float:
@@ -55,9 +57,6 @@ def parse_duration(text: str | int | float, *, where: str = "duration") -> float
     if match is None:
         raise BadConfiguration(f"{where}: {text!r} is not a duration.", remedy='Write for example "30s", "5m" or "2h".')
     return float(match[1]) * _SECONDS[match[2]]
-
-_NOT_OF_THE_FILE = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing of it: it can be read once the disk, or the system, is well again."""
 
 
 def load_toml(path: Path) -> Tables:

@@ -27,6 +27,19 @@ class _Doubled(nn.Module):
         return 2 * self.last(self.norm(images_BCHW).flatten(1))
 
 
+class _Short(nn.Module):
+    """As a network is at work in a short type (`semisilo.common.numerics.numerics`)."""
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self._dtype = net, dtype
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=self._dtype):
+            logits_BK: Tensor = self.net(images_BCHW)
+        return logits_BK.float()
+
+
 def _net(*, bias: bool = True, classes: int = 2) -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(StaticBatchNorm(1), nn.Flatten(), nn.Linear(4, classes, bias=bias))
@@ -80,6 +93,16 @@ def test_with_them_taken_out_the_mean_logits_of_the_classes_are_as_before() -> N
 def test_the_same_statistics_raise_nothing() -> None:
     found = class_offsets(_net(), UNEVEN, FORM, before=BEFORE, after=BEFORE, num_classes=2)
     assert found["2.bias"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_that_are_computed_in_16_bits_are_moved_as_well(dtype: torch.dtype) -> None:
+    net = _Short(_net(classes=10), dtype)
+    statistics = [{f"net.{name}": tensor for name, tensor in each.items()} for each in (BEFORE, AFTER)]
+    with torch.no_grad():
+        net.get_parameter("net.2.bias").add_(11.3)  # where they are coarse, and grow coarser
+    assert list(class_offsets(net, UNEVEN, FORM, before=statistics[0], after=statistics[1], num_classes=10)) \
+        == ["net.2.bias"]
 
 
 @pytest.mark.parametrize(("net", "name"), [
