@@ -28,6 +28,9 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
   --torch-index URL the package index for torch and torchvision, for example one of builds for the CPU
   --pip-option OPT  an option for pip install; may be repeated
   --python PATH     the Python to use, 3.11 or later; python3 by default
+  The last five are remembered: what is not given again is as it was for the version in use. --pip-option, given again,
+  takes the place of all that were.
+  --forget          as if none of them had ever been given
   --root DIR        put everything under DIR and leave users and systemd alone: for images of disks, and for tests
   --no-start        leave the service as it is; by default one that runs is started again
   --purge           with uninstall: remove /var/lib/semisilo and the user as well. Keys and studies are lost.
@@ -43,8 +46,9 @@ HELP
 }
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-role='' action='' from='' extras=default index='' torch_index='' python=python3 root='' start=yes purge=no dry=no
+role='' action='' from='' extras='' index='' torch_index='' python='' root='' start=yes purge=no dry=no forget=no
 pip_options=''   # one a line
+given=' '        # names of the options that are remembered and were given
 
 say() { printf '%s\n' "==> $*"; }
 fail() { printf '%s\n' "error: $1" >&2; exit "${2:-1}"; }
@@ -56,12 +60,13 @@ while [ "$#" -gt 0 ]; do
         hub|silo) [ -z "$role" ] || wrong "'$1' is one word too many."; role=$1 ;;
         install|upgrade|rollback|uninstall) [ -z "$action" ] || wrong "'$1' is one word too many."; action=$1 ;;
         --from) value "$@"; from=$2; shift ;;
-        --extras) value "$@"; extras=$2; shift ;;
-        --index) value "$@"; index=$2; shift ;;
-        --torch-index) value "$@"; torch_index=$2; shift ;;
+        --extras) value "$@"; extras=$2; given="${given}extras "; shift ;;
+        --index) value "$@"; index=$2; given="${given}index "; shift ;;
+        --torch-index) value "$@"; torch_index=$2; given="${given}torch-index "; shift ;;
         --pip-option) value "$@"; pip_options="$pip_options$2
-"; shift ;;
-        --python) value "$@"; python=$2; shift ;;
+"; given="${given}pip-option "; shift ;;
+        --python) value "$@"; python=$2; given="${given}python "; shift ;;
+        --forget) forget=yes ;;
         --root) value "$@"; root=$2; shift ;;
         --no-start) start=no ;;
         --purge) purge=yes ;;
@@ -106,10 +111,48 @@ unit_files() {   # of the roles that this machine has
     [ "$role" = hub ] && ! both || echo semisilo-silo.service
     ! has_hub || echo semisilo-coordinator.service semisilo-backup.service semisilo-backup.timer
 }
-if [ "$extras" = default ]; then
-    extras=dicom
-    ! has_hub || extras=dicom,onnx
+current() { [ ! -L "$prefix" ] || printf '%s' "$releases/$(basename -- "$(readlink -- "$prefix")")"; }
+
+# What was given for a version lies in its folder, a line each, for root alone: an index may have a password.
+remembered=$(current)
+remembered=${remembered:+$remembered/.options}
+if [ "$forget" = no ] && [ -n "$remembered" ] && [ -r "$remembered" ]; then
+    known=$given
+    while IFS= read -r line; do
+        name=${line%%=*} said=${line#*=}
+        case $known in *" $name "*) continue ;; esac
+        case $name in
+            extras) extras=$said ;;
+            index) index=$said ;;
+            torch-index) torch_index=$said ;;
+            pip-option) pip_options="$pip_options$said
+" ;;
+            python) python=$said ;;
+            *) continue ;;
+        esac
+        given="$given$name "
+        case $action in install|upgrade) say "as before: --$name $said" ;; esac
+    done <"$remembered"
 fi
+case $given in
+    *' extras '*) ;;
+    *) extras=dicom
+       ! has_hub || extras=dicom,onnx ;;
+esac
+python=${python:-python3}
+
+options() {   # as they are remembered
+    for name in extras index torch-index pip-option python; do
+        case $given in *" $name "*) ;; *) continue ;; esac
+        case $name in
+            extras) printf '%s\n' "extras=$extras" ;;
+            index) printf '%s\n' "index=$index" ;;
+            torch-index) printf '%s\n' "torch-index=$torch_index" ;;
+            pip-option) printf '%s' "$pip_options" | sed 's/^/pip-option=/' ;;
+            python) printf '%s\n' "python=$python" ;;
+        esac
+    done
+}
 
 installed_version() {   # of an environment; empty when there is none
     [ -x "$1/bin/coordinator" ] && "$1/bin/coordinator" --version 2>/dev/null || true
@@ -167,6 +210,7 @@ OPTIONS
     fi
     do_it "$release/bin/python" -m pip install "$@" "$what"
     [ "$dry" = yes ] || "$release/bin/coordinator" --version >/dev/null || fail "What was installed does not run; see above."
+    if [ "$dry" = no ]; then (umask 077 && options >"$release/.options"); fi
     do_it touch "$release/.complete"
 }
 
@@ -178,8 +222,6 @@ switch_to() {   # points /opt/semisilo at a release; at every instant it points 
     do_it ln -sfn "semisilo.d/$(basename -- "$1")" "$prefix.new"
     do_it mv -T "$prefix.new" "$prefix"
 }
-
-current() { [ ! -L "$prefix" ] || printf '%s' "$releases/$(basename -- "$(readlink -- "$prefix")")"; }
 
 version_before() {   # the release that was in use when this one took its place: never one that was rolled back from
     if [ -L "$1/.before" ]; then

@@ -207,12 +207,20 @@ class Machine:
             'chmod 755 "$3/bin/python" "$3/bin/coordinator"\n')
         self._python.chmod(0o755)
 
-    def __call__(self, action: str, version: str = "", *, role: str = "hub", script: Path = SCRIPT
+    def __call__(self, action: str, version: str = "", *options: str, role: str = "hub", script: Path = SCRIPT
                  ) -> subprocess.CompletedProcess[str]:
         self._version.write_text(version)
+        python = [] if "--python" in options else ["--python", str(self._python)]
         return subprocess.run(["sh", str(script), role, action, "--from", f"semisilo=={version}", "--root",
-                               str(self.root), "--python", str(self._python)], capture_output=True, text=True,
+                               str(self.root), *python, *options], capture_output=True, text=True,
                               timeout=300, stdin=subprocess.DEVNULL)
+
+    def fetched(self, action: str, version: str, *options: str, role: str = "hub") -> list[str]:
+        """What pip was asked for, without what is said to it each time."""
+        done = self(action, version, *options, role=role)
+        assert done.returncode == 0, done.stderr
+        always = " pip install --disable-pip-version-check --no-input "
+        return [line.split(always)[1] for line in done.stdout.splitlines() if always in line]
 
     def done(self, action: str, version: str = "") -> str:
         """The version in use after it."""
@@ -261,6 +269,37 @@ def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> N
         assert restarted == ["try-restart semisilo-silo", "try-restart semisilo-coordinator.service"]
     assert {path.name for path in (machine.root / "etc" / "systemd" / "system").iterdir()} == {
         "semisilo-coordinator.service", "semisilo-backup.service", "semisilo-backup.timer", "semisilo-silo.service"}
+
+
+def test_what_was_given_for_the_version_in_use_holds_for_the_next(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    given = ("--extras", "dicom,privacy", "--torch-index", "CPU", "--index", "https://u:p=w@mirror/",
+             "--pip-option", "--proxy http://p:3128", "--pip-option", "--no-color")
+    usual = "--index-url https://u:p=w@mirror/ --proxy http://p:3128 --no-color"
+    torch = f"{usual} --index-url CPU torch>=2.6 torchvision>=0.21"
+    as_given = [torch, f"{usual} semisilo[dicom,privacy]=={{}}"]
+    assert machine.fetched("install", "1", *given)[1] == as_given[1].format(1)
+    kept = machine.root / "opt" / "semisilo" / ".options"
+    assert kept.stat().st_mode & 0o777 == 0o600, "an index may have a password"
+    assert machine.fetched("upgrade", "2") == [torch, as_given[1].format(2)]
+    assert machine.fetched("install", "3", role="silo") == [torch, as_given[1].format(3)]
+    fewer = ["--index-url MIRROR --index-url CPU torch>=2.6 torchvision>=0.21", "--index-url MIRROR semisilo==4"]
+    assert machine.fetched("upgrade", "4", "--extras", "", "--index", "MIRROR", "--pip-option", "")[1] == fewer[1]
+    assert machine.fetched("upgrade", "5", "--forget") == ["semisilo[dicom,onnx]==5"]
+    assert machine.done("rollback") == "4"
+    assert machine.fetched("upgrade", "6") == [fewer[0], fewer[1].replace("4", "6")], "as for the version in use"
+
+
+def test_the_python_that_was_named_makes_the_next_version_too(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    first = machine("install", "1")
+    assert first.returncode == 0, first.stderr
+    words = ["sh", str(SCRIPT), "hub", "upgrade", "--from", "semisilo==2", "--root", str(machine.root), "--dry-run"]
+    again = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout
+    assert f"as before: --python {tmp_path / 'python'}" in again
+    assert f"    {tmp_path / 'python'} -m venv " in again
+    forgotten = subprocess.run([*words, "--forget"], capture_output=True, text=True, timeout=300, check=True).stdout
+    assert "    python3 -m venv " in forgotten
 
 
 @pytest.mark.slow

@@ -197,14 +197,19 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "fresh momentum at silos": {"persist_local_momentum": False},
     "one local epoch": {"local_epochs": 1},
     "two local epochs": {"local_epochs": 2},
-    "statistics of silos too": {"sbn_source": "coordinator+silos"},
+    "learning rate 0.01": {"lr": 0.01},
+    "10 steps on the labels a round": {"coordinator_steps": 10},
+    "80 steps on the labels a round": {"coordinator_steps": 80},
+    "statistics of the coordinator alone": {"sbn_source": "coordinator"},
+    "without offsets": {"sbn_offsets": False},
     "uplink int8": {},
     "uplink top-k 5%": {},
     "uplink top-k 3%": {},
     "uplink top-k 1%": {},
     "uplink top-k 0.5%": {},
 }
-"""Self-training with one thing changed."""
+"""Self-training with one thing changed. All start from labels alone, but those that ask for a warm-up of their own; as
+many steps on the labels as a study has, labels alone has."""
 _UPLINKS = {name: name.removeprefix("uplink ") for name in ABLATIONS if name.startswith("uplink ")}
 ABLATION_CELLS = (Cell("digits", "even", 4), Cell("digits", "two classes", 4), Cell("digits", "Dirichlet 0.1", 4),
                   Cell("digits", "imbalanced", 4), Cell("blood cells", "imbalanced", 10),
@@ -239,7 +244,7 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path) -> dict[str, A
     return {
         **({"wire": {"uplink": _UPLINKS[method]}} if method in _UPLINKS else {}),
         "study": {"rounds": _ROUNDS, "seed": seed,
-                  "labelled_only_baseline": method in (OURS, CEILING, "as it stands") and not cell.labels_at_silos},
+                  "labelled_only_baseline": not cell.labels_at_silos and method in (OURS, CEILING, *ABLATIONS)},
         "model": {"name": "small_cnn"},
         "data": {"image": image, "validation_share": "0%"},
         "augmentation": dict(of.augmentation), "method": settings,
