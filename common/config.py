@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration, SystemTrouble
 
-__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "tables_of",
+           "to_dict"]
 
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ def canonical_json(value: Any) -> str:
     return _CANONICAL.encode(to_dict(value))
 
 
-def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
+def from_dict(cls: type[T], data: Any, *, where: str = "", others: Mapping[str, type] | None = None) -> T:
     """Builds the dataclass `cls` from plain JSON or TOML types.
 
     Args:
@@ -126,6 +127,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
             Mapping[str, X], Path, bytes (as hex text), X | None.
         data: a mapping with at most the fields of `cls`; those without a default must be there.
         where: where the mapping stands, for the error, for example "studies/first/study.toml: [method]".
+        others: the dataclasses of other tables of the same file, by name: a key of theirs is told where it belongs.
     Raises: BadConfiguration for an unknown or missing key, a wrong type, or what `__post_init__` refuses
         (a ValueError there becomes the text after the place).
     """
@@ -134,9 +136,8 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
     fields = _fields(typing.cast(Hashable, cls))
     for key in data if not data.keys() <= fields.keys() else ():
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
-            raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.", remedy=hint)
+            raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.",
+                                   remedy=_place_of(str(key), others or {}) or _nearest(str(key), fields))
     values: dict[str, Any] = {}  # Any: arguments of a class that is known when this runs
     for name, field in fields.items():
         if name in data:
@@ -148,6 +149,26 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
         return cls(**values)
     except ValueError as error:
         raise BadConfiguration(f"{_at(where)}{error}") from None
+
+
+def tables_of(cls: type) -> dict[str, type]:
+    """The fields of a dataclass that are dataclasses themselves, or may be, which a file has as tables, with these."""
+    return {name: typing.cast(type, option) for name, field in _fields(cls).items()
+            for option in _options_of(field.hint) if dataclasses.is_dataclass(option)}
+
+
+def _nearest(key: str, fields: Mapping[str, _Field]) -> str:
+    near = difflib.get_close_matches(key, fields, n=1)
+    return f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
+
+
+def _place_of(key: str, tables: Mapping[str, type]) -> str:
+    """Says in which of these tables, or of the tables in them, a key is one; empty where in none."""
+    found = []
+    for name, cls in tables.items():
+        found += [f"[{name}]"] * (key in _fields(cls))
+        found += [f"[{name}] {inner}" for inner, kind in tables_of(cls).items() if key in _fields(kind)]
+    return f"It belongs in {' or '.join(found)}." if found else ""
 
 
 @functools.cache
@@ -186,8 +207,12 @@ def _fields(cls: Hashable) -> Mapping[str, _Field]:
 
 def _taken_plainly(hint: Any) -> frozenset[type]:
     """The plain types whose values a hint takes as they are."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return frozenset(option for option in options if option in _PLAIN or option is type(None))
+    return frozenset(option for option in _options_of(hint) if option in _PLAIN or option is type(None))
+
+
+def _options_of(hint: Any) -> tuple[Any, ...]:
+    """Those of a union, or the hint itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, from_dict, load_toml, parse_duration
+from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, from_dict, load_toml, parse_duration, tables_of
 from semisilo.common.data.form import (
     LABELLED,
     UNLABELLED,
@@ -421,13 +421,14 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise BadConfiguration(f"{where}: table [method] with a name is missing.",
                                remedy='Add [method] name = "semifl".')
+    kinds = tables_of(StudyConfig) | ({"method": METHODS[method["name"]].settings} if method["name"] in METHODS else {})
     names = {"study", "model", "data", "participation", "augmentation", "wire", "robust", "privacy", "numerics"}
     for name in tables:
         if name not in names:
-            from_dict(_Tables, {name: 0}, where=where)
+            from_dict(_Tables, {name: 0}, where=where, others=kinds)
 
     def table(cls: type[T], name: str) -> T:
-        return from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
+        return from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]", others=kinds)
 
     tables["model"] = _named_once(tables.get("model", {}), where)
     study, model = table(StudySettings, "study"), table(ModelSettings, "model")
@@ -459,7 +460,8 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: [study]: {why}")
     if study.task != "single_label" and isinstance(settings, dict):
         settings = {**settings, "task": study.task}
-    chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    chosen = MethodSettings(name=spec.name, settings=from_dict(
+        spec.settings, settings, where=f"{where}: [method]", others=kinds))
     if not from_ledger and (why := getattr(chosen.settings, "refused_to_begin", "")):
         raise BadConfiguration(f"{where}: [method]: {why}")
     _check_measure(study, images, where)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semisilo.common.config import canonical_json, from_dict, load_toml
+from semisilo.common.config import canonical_json, from_dict, load_toml, tables_of
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
@@ -235,7 +235,10 @@ def load_policy(path: Path) -> Policy:
     """
     if not path.exists():
         return Policy()
-    policy = from_dict(Policy, _with_budget(load_toml(path), path), where=str(path))
+    tables, kinds = _with_budget(load_toml(path), path), tables_of(Policy)
+    for name in (each for each in kinds if each in tables):  # as parts of a whole they have no names of others
+        from_dict(kinds[name], tables[name], where=f"{path}: [{name}]", others=kinds)
+    policy = from_dict(Policy, tables, where=str(path))
     plugins = [name for name in policy.permit.methods if name not in METHODS]
     installed = plugin_names() if plugins else ()
     specs = [*METHODS.values(), *(find_method(name) for name in plugins if name in installed)]

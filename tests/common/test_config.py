@@ -90,6 +90,19 @@ def test_what_does_not_fit_is_refused_with_its_place(change: dict[str, Any], tex
     assert caught.value.remedy.startswith(remedy)
 
 
+@each_of(("key", "remedy"), [
+    ("count", "It belongs in [outer]."), ("high", "It belongs in [inner] or [outer] inner."),
+    ("other_name", "Known keys: low.")])
+def test_a_key_of_another_table_is_told_where_it_belongs(key: str, remedy: str) -> None:
+    @dataclass
+    class Low:
+        low: int = 0
+
+    with pytest.raises(BadConfiguration, match=f"unknown key '{key}'") as caught:
+        from_dict(Low, {key: 1}, others={"inner": Inner, "outer": Outer, "low": Low})
+    assert caught.value.remedy == remedy
+
+
 def test_what_is_no_table_and_what_misses_a_key_is_refused() -> None:
     with pytest.raises(BadConfiguration, match="expected a table, found a list"):
         from_dict(Outer, [])

@@ -101,6 +101,12 @@ def test_settings_survive_the_ledger_unchanged(tmp_path: Path) -> None:
     (DATA.replace("size", "sise") + METHOD, "[data] image: unknown key 'sise'. Did you mean 'size'?"),
     (DATA + METHOD + "[model]\nclasses = ['a']",
      "[model]: unknown key 'classes'. Class names belong in [data] classes."),
+    (DATA + METHOD + "[study]\nlocal_epochs = 3", "[study]: unknown key 'local_epochs'. It belongs in [method]."),
+    (DATA + METHOD + "rounds = 3", "[method]: unknown key 'rounds'. It belongs in [study]."),
+    (DATA + METHOD + "[wire]\nrounds = 3", "[wire]: unknown key 'rounds'. It belongs in [study]."),
+    (DATA + METHOD + "[participation]\nsize = 8",
+     "[participation]: unknown key 'size'. It belongs in [data] image."),
+    ("quorum = 2\n" + DATA + METHOD, "unknown key 'quorum'. It belongs in [participation]."),
 ])
 def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path, text: str, line: str) -> None:
     assert refusal(tmp_path, text) == line

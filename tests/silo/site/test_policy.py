@@ -52,6 +52,8 @@ def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
 @pytest.mark.parametrize(("text", "words"), [
     ("[permit]\nmethod = []\n", ("unknown key 'method'", "methods")),
     ("[limit]\n", ("unknown key 'limit'", "limits")),
+    ("[permit]\nmax_upload_bytes = 3\n",
+     ("silo.toml: [permit]: unknown key 'max_upload_bytes'", "It belongs in [limits].")),
     ("[permit]\nmethods = ['semifi']\n", ("semifi", "semifl")),
     ("[permit]\ngroups = ['model', 'batchnorm']\n", ("batchnorm", "batch_norm")),
     ("[permit]\nmetrics = ['los']\n", ("los", "loss")),
