@@ -1,8 +1,9 @@
-"""kill -9 of real processes under methods with much to lose: FedMatch and Fed-SHVR end with the bits of a simulation.
+"""kill -9 of real processes under methods with much to lose: they end with the bits of a simulation.
 
 FedMatch with labels at the silos: sigma and psi travel as what differs from what the receiver holds, and silos keep
 helpers. Fed-SHVR with a sample of the silos in each round: a silo keeps a control variate that is in the coordinator's
-sum. Only where a control variate is lost for good do the bits differ from those of a run that nobody disturbed.
+sum. Self-training with imbalanced labels at the coordinator: each round has a second phase, after which the model's bias
+is what the first one left less offsets, and silos keep momentum. Only where a control variate is lost for good do the bits differ from those of a run that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ CASES = {
         study("fed_shvr", "labels-at-silo", rounds=4, silos=3, settings={"alpha0_ramp": "none", "lr": 0.05},
               participation={"silos_per_round": 2}),
         ("silo-000", "silo-001", "silo-002"), "semisilo.silo.trainers.fed_shvr:_step:2:after"),  # 4 steps in a task
+    "self_training": Case(
+        study("self_training", rounds=3, silos=2, split={
+            "name": "prevalence_shift", "num_labelled": 30, "label_imbalance": 4.0, "num_validation": 0}),
+        ("silo-000", "silo-001"), "semisilo.silo.trainers.parts.fix_and_mix:_step:2:after"),
 }
 BEFORE_ITS_SECOND_TASK = "semisilo.silo.site.memory:SiloMemory.resolve:2:before"
 WHILE_ITS_ANSWER_IS_PENDING = "semisilo.silo.site.memory:SiloMemory.record_pending:1:after"
@@ -130,6 +135,23 @@ def test_the_coordinator_is_killed_in_a_round_during_its_fold_and_before_its_com
             processes.died("coordinator", seconds=300)
             processes.serve(crash=crash)
         assert processes.finish(seconds=240) == simulated(name).digest
+
+
+def test_the_coordinator_s_compute_process_is_killed_while_it_takes_offsets_out(
+        tmp_path: Path, simulated: Callable[[str], SimulationResult]) -> None:
+    """Between the two phases of a round, with the first one's model kept, and before the second one's state is."""
+    case = CASES["self_training"]
+    undisturbed = simulated("self_training")
+    method = {**case.tables["method"], "sbn_offsets": False}
+    without = run({**case.tables, "method": method}, out=tmp_path / "without", device="cpu")
+    assert without.digest != undisturbed.digest, "there are offsets"
+    with federation(tmp_path, silos=case.silos) as processes:
+        start(processes, case, hub="semisilo.coordinator.strategies.self_training:class_offsets:1:after")
+        processes.died("coordinator", seconds=300)
+        processes.serve(crash="semisilo.coordinator.strategies.self_training:class_offsets:2:before")
+        processes.died("coordinator", seconds=300)
+        processes.serve()
+        assert processes.finish(seconds=240) == undisturbed.digest
 
 
 def test_a_silo_that_loses_its_cache_is_sent_sigma_and_psi_whole_and_the_model_is_the_same(
