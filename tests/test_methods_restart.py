@@ -2,8 +2,9 @@
 
 FedMatch with labels at the silos: sigma and psi travel as what differs from what the receiver holds, and silos keep
 helpers. Fed-SHVR with a sample of the silos in each round: a silo keeps a control variate that is in the coordinator's
-sum. Self-training with imbalanced labels at the coordinator: each round has a second phase, after which the model's bias
-is what the first one left less offsets, and silos keep momentum. Only where a control variate is lost for good do the bits differ from those of a run that nobody disturbed.
+sum. Self-training with imbalanced labels at the coordinator: each round has a second phase, after which the model's
+bias is what the first one left less offsets, and silos keep momentum. Only where a control variate is lost for good do
+the bits differ from those of a run that nobody disturbed.
 """
 
 from __future__ import annotations
