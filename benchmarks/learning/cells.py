@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ABLATIONS", "ABLATION_CELLS", "AT_ONE_PLACE", "CEILING", "CELLS", "FIXMATCH_AT_ONE_PLACE", "LABELS_ALONE",
-           "METHODS", "NO_PSEUDO_LABELS", "OURS", "SETS", "SILO_CELLS", "SILO_METHODS", "Cell", "ImageSetOf",
-           "digest_of", "methods_of", "study_of"]
+__all__ = ["ABLATIONS", "ABLATION_CELLS", "AT_ONE_PLACE", "BOTH_CELLS", "BOTH_METHODS", "CEILING", "CELLS",
+           "FIXMATCH_AT_ONE_PLACE", "LABELS_ALONE", "METHODS", "NO_PSEUDO_LABELS", "OURS", "SETS",
+           "SILO_CELLS", "SILO_METHODS", "Cell", "ImageSetOf", "digest_of", "methods_of", "study_of"]
 
 OURS = "self-training"
 LABELS_ALONE = "labels alone"
@@ -69,6 +69,8 @@ class Cell:
     """Labels a class; of an imbalanced cell their mean, with labels at silos those at each of them."""
     labels_at_silos: bool = False
     """Instead of at the coordinator."""
+    labels_at_both: bool = False
+    """There, and two labels of each of five classes at each of two silos."""
 
     @property
     def imbalanced(self) -> bool:
@@ -78,7 +80,7 @@ class Cell:
     @property
     def name(self) -> str:
         """For people."""
-        there = " at every silo" if self.labels_at_silos else ""
+        there = " and some at two silos" if self.labels_at_both else " at every silo" if self.labels_at_silos else ""
         return f"{self.data}, {self.split}, {self.per_class} labels a class{there}"
 
 
@@ -94,6 +96,11 @@ SILO_CELLS = (
     Cell("digits", "labels of two classes", 5, labels_at_silos=True),
     *(Cell("Fashion-MNIST", split, 2, labels_at_silos=True) for split in ("even", "Dirichlet 0.1")))
 """As many labels in all as the cells with 4 to 10 labels a class have at the coordinator."""
+BOTH_CELLS = (
+    *(Cell("digits", split, 2, labels_at_both=True) for split in ("even", "two classes", "Dirichlet 0.1")),
+    Cell("Fashion-MNIST", "even", 4, labels_at_both=True))
+"""The coordinator's labels are those of the same cell of `CELLS`."""
+_SOME_AT_SILOS = {"labelled_per_class": 2, "labelled_silos": 2, "labelled_classes": 5}
 
 
 def _split_with_labels_at_silos(cell: Cell) -> dict[str, Any]:
@@ -111,7 +118,8 @@ def _split(cell: Cell, method: str) -> dict[str, Any]:
     of = SETS[cell.data]
     fraction = min(1.0, _OF_IMBALANCED * of.fraction) if cell.imbalanced else of.fraction
     split: dict[str, Any] = {"silos": 1 if method in AT_ONE_PLACE else _SILOS, "fraction": fraction,
-                             "num_labelled": cell.per_class * of.classes}
+                             "num_labelled": cell.per_class * of.classes,
+                             **(_SOME_AT_SILOS if cell.labels_at_both else {})}
     if cell.imbalanced:
         return {**split, "name": "prevalence_shift", "dirichlet": 1.0, "label_imbalance": _IMBALANCE,
                 "unlabelled_imbalance": _IMBALANCE}
@@ -176,6 +184,12 @@ SILO_METHODS: dict[str, dict[str, Any]] = {
 }
 """Of cells with labels at silos. Fed-SHVR's weight of the unlabelled loss rises over as large a share of the epochs as
 in its own comparison."""
+_AT_BOTH = {"scenario": "labels-at-both"}
+BOTH_METHODS: dict[str, dict[str, Any]] = {
+    OURS: {"name": "self_training", **_AT_BOTH},
+    NO_PSEUDO_LABELS: {"name": "self_training", **_AT_BOTH, "confidence_threshold": 1.0},
+}
+"""Of cells with labels at both. With the second no image is ever confident enough."""
 METHODS = {OURS: _ours, "SemiFL": _semifl, "FedAvg + FixMatch": _fixmatch, "FedMatch": _fedmatch, "FedMix": _fedmix,
            FIXMATCH_AT_ONE_PLACE: _fixmatch_at_one_place, CEILING: _ours}
 """Besides labels alone, which are measured in the study of our own method."""
@@ -203,14 +217,15 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "statistics of the coordinator alone": {"sbn_source": "coordinator"},
     "without offsets": {"sbn_offsets": False},
     "uplink int8": {},
+    "uplink top-k 10% int8": {},
     "uplink top-k 5%": {},
     "uplink top-k 3%": {},
     "uplink top-k 1%": {},
-    "uplink top-k 0.5%": {},
+    "uplink top-k 1% int8, statistics of the coordinator alone": {"sbn_source": "coordinator"},
 }
 """Self-training with one thing changed. All start from labels alone, but those that ask for a warm-up of their own; as
 many steps on the labels as a study has, labels alone has."""
-_UPLINKS = {name: name.removeprefix("uplink ") for name in ABLATIONS if name.startswith("uplink ")}
+_UPLINKS = {name: name.removeprefix("uplink ").partition(",")[0] for name in ABLATIONS if name.startswith("uplink ")}
 ABLATION_CELLS = (Cell("digits", "even", 4), Cell("digits", "two classes", 4), Cell("digits", "Dirichlet 0.1", 4),
                   Cell("digits", "imbalanced", 4), Cell("blood cells", "imbalanced", 10),
                   Cell("Fashion-MNIST", "Dirichlet 0.1", 4))
@@ -219,8 +234,8 @@ ABLATION_CELLS = (Cell("digits", "even", 4), Cell("digits", "two classes", 4), C
 def methods_of(cell: Cell) -> tuple[str, ...]:
     """Those that are compared in a cell; labels and images in one place are the same however they would be dealt, so
     these are in the even cells alone."""
-    if cell.labels_at_silos:
-        return tuple(SILO_METHODS)
+    if cell.labels_at_silos or cell.labels_at_both:
+        return tuple(SILO_METHODS if cell.labels_at_silos else BOTH_METHODS)
     return tuple(name for name in METHODS if name not in AT_ONE_PLACE or cell.split == "even")
 
 
@@ -232,8 +247,8 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path) -> dict[str, A
         folder: of the .npz files.
     """
     of = SETS[cell.data]
-    if cell.labels_at_silos:
-        settings = dict(SILO_METHODS[method])
+    if cell.labels_at_silos or cell.labels_at_both:
+        settings = dict((SILO_METHODS if cell.labels_at_silos else BOTH_METHODS)[method])
     else:
         settings = {**_ours(cell), **ABLATIONS[method]} if method in ABLATIONS else METHODS[method](cell)
     image: dict[str, Any] = {"size": of.size, "channels": of.channels}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from benchmarks.learning.cells import (
     ABLATION_CELLS,
     ABLATIONS,
     AT_ONE_PLACE,
+    BOTH_CELLS,
+    BOTH_METHODS,
     CEILING,
     CELLS,
     FIXMATCH_AT_ONE_PLACE,
@@ -72,8 +74,10 @@ def read_table(file: Path) -> Table:
     for text in file.read_text().splitlines() if file.exists() else ():
         line: dict[str, Any] = json.loads(text)
         method, seed = line["method"], line["seed"]
-        cell = Cell(line["data"], line["split"], line["per_class"], line.get("labels_at_silos", False))
-        if method not in (SILO_METHODS if cell.labels_at_silos else (*METHODS, *ABLATIONS)):
+        cell = Cell(line["data"], line["split"], line["per_class"], line.get("labels_at_silos", False),
+                    line.get("labels_at_both", False))
+        if method not in (SILO_METHODS if cell.labels_at_silos else BOTH_METHODS if cell.labels_at_both
+                          else (*METHODS, *ABLATIONS)):
             continue
         if line["study"] != digest_of(study_of(cell, method, seed=seed, folder=Path("data"))):
             continue
@@ -89,8 +93,8 @@ def write_page(folder: Path) -> None:
     """Writes it anew from what is there."""
     table = read_table(folder / "results.jsonl")
     notes = folder / "notes.md"
-    parts = [_HEAD, *_cells(table), "", *_summary(table), "", *_silo_cells(table), "", *_ablation(table), "",
-             *_seconds(folder / "seconds.json"), "", notes.read_text() if notes.exists() else ""]
+    parts = [_HEAD, *_cells(table), "", *_summary(table), "", *_silo_cells(table), "", *_both_cells(table), "",
+             *_ablation(table), "", *_seconds(folder / "seconds.json"), "", notes.read_text() if notes.exists() else ""]
     (folder / "RESULTS.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 
@@ -130,6 +134,30 @@ def _silo_cells(table: Table) -> list[str]:
         gain = f"{statistics.fmean(gains):+.1f} ({min(gains):+.1f})" if gains else ""
         rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(table.values[cell][OURS])} |"
                     f" {' | '.join(_number(table.mean(cell, name)) for name in SILO_METHODS)} | {gain} |")
+    return rows
+
+
+def _both_cells(table: Table) -> list[str]:
+    """The cells in which the coordinator has labels, and two silos some."""
+    cells = [cell for cell in BOTH_CELLS if table.values[cell][OURS]]
+    if not cells:
+        return []
+    rows = ["## With labels at the coordinator and some at silos\n",
+            "The coordinator's labels as in the first table, and two labels of each of five classes at each of two"
+            f" silos (of the other five at the second). *{NO_PSEUDO_LABELS.capitalize()}*: no image is ever confident"
+            " enough for a pseudo-label. *None at silos*: self-training in the first table.\n",
+            f"| cell | labels a class | seeds | {LABELS_ALONE} | {' | '.join(BOTH_METHODS)} | ours - {LABELS_ALONE}"
+            " (worst seed) | ours - labels only | ours - none at silos |",
+            "|---|---:|---:|" + "---:|" * (len(BOTH_METHODS) + 4)]
+    for cell in cells:
+        means = [table.mean(cell, name) for name in (LABELS_ALONE, *BOTH_METHODS)]
+        gains, without = table.differences(cell, OURS, LABELS_ALONE), table.differences(cell, OURS, NO_PSEUDO_LABELS)
+        ours, fewer = table.values[cell][OURS], table.values[replace(cell, labels_at_both=False)][OURS]
+        others = [without, [ours[seed] - fewer[seed] for seed in sorted(ours.keys() & fewer.keys())]]
+        further = " | ".join(f"{statistics.fmean(each):+.1f}" if each else "" for each in others)
+        rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(gains)} |"
+                    f" {' | '.join(map(_number, means))} | {statistics.fmean(gains):+.1f} ({min(gains):+.1f}) |"
+                    f" {further} |")
     return rows
 
 

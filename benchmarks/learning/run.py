@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.learning.cells import (
     ABLATION_CELLS,
     ABLATIONS,
+    BOTH_CELLS,
     CELLS,
     SILO_CELLS,
     Cell,
@@ -114,7 +115,7 @@ def _missing(options: argparse.Namespace) -> list[Job]:
     done = {(line["method"], line["study"]) for line in lines()}
     wanted = [(seed + ABLATION_SEED - 1, cell, method) for seed in range(1, options.seeds + 1)
               for cell in ABLATION_CELLS for method in ABLATIONS] if options.ablation else \
-        [(seed, cell, method) for seed in range(1, options.seeds + 1) for cell in (*CELLS, *SILO_CELLS)
+        [(seed, cell, method) for seed in range(1, options.seeds + 1) for cell in (*CELLS, *SILO_CELLS, *BOTH_CELLS)
          for method in methods_of(cell)]
     jobs = [Job(cell, method, seed, study_of(cell, method, seed=seed, folder=options.data.absolute()))
             for seed, cell, method in wanted if options.cells in cell.name and options.methods in method]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from benchmarks.learning.cells import (
     ABLATION_CELLS,
     ABLATIONS,
     AT_ONE_PLACE,
+    BOTH_CELLS,
+    BOTH_METHODS,
     CEILING,
     CELLS,
     METHODS,
@@ -61,6 +64,20 @@ def test_every_study_with_labels_at_silos_is_valid_and_has_the_same_images(cell:
     assert len({digest_of(study) for study in studies.values()}) == len(studies)
 
 
+@each_of("cell", BOTH_CELLS, ids=lambda cell: cell.name)
+def test_with_labels_at_both_the_coordinator_has_those_of_the_cell_without_the_silos_labels(cell: Cell) -> None:
+    studies = {name: study_of(cell, name, seed=1, folder=DATA) for name in methods_of(cell)}
+    (alone,) = [each for each in CELLS if (each.data, each.split, each.per_class)
+                == (cell.data, cell.split, cell.per_class)]
+    there = study_of(alone, OURS, seed=1, folder=DATA)["simulation"]["split"]
+    for study in studies.values():
+        config_from_dict(study, where="cell")
+        assert study["simulation"]["split"].items() > there.items()
+        assert study["simulation"] == studies[OURS]["simulation"]
+    assert set(studies) == set(BOTH_METHODS)
+    assert len({digest_of(study) for study in studies.values()}) == len(studies)
+
+
 def test_the_ablation_changes_one_thing_and_draws_other_images() -> None:
     for cell in ABLATION_CELLS:
         whole = study_of(cell, "as it stands", seed=101, folder=DATA)
@@ -77,9 +94,9 @@ def test_a_digest_changes_with_the_study_and_not_with_the_folder() -> None:
     assert digest_of(here) != digest_of(study_of(Cell("CIFAR-10", "even", 25), OURS, seed=2, folder=Path("a")))
 
 
-def _line(method: str, seed: int, value: float, alone: float | None = None) -> str:
-    line = {"data": FEW.data, "split": FEW.split, "per_class": FEW.per_class, "method": method, "seed": seed,
-            "study": digest_of(study_of(FEW, method, seed=seed, folder=DATA)), "balanced_accuracy": value,
+def _line(method: str, seed: int, value: float, alone: float | None = None, cell: Cell = FEW) -> str:
+    line = {**asdict(cell), "method": method, "seed": seed,
+            "study": digest_of(study_of(cell, method, seed=seed, folder=DATA)), "balanced_accuracy": value,
             "processor_seconds": 1.0}
     return json.dumps(line if alone is None else {**line, "labels_alone": {"balanced_accuracy": alone}}) + "\n"
 
@@ -88,6 +105,8 @@ def test_the_page_counts_what_the_targets_ask(tmp_path: Path) -> None:
     others = [name for name in METHODS if name != OURS and name not in AT_ONE_PLACE]
     (tmp_path / "results.jsonl").write_text("".join([
         _line(OURS, 1, 0.9, 0.8), _line(OURS, 2, 0.8, 0.82), *(_line(name, 1, 0.7) for name in others),
+        *(_line(name, 1, value, 0.8 if name == OURS else None, cell=BOTH_CELLS[0])
+          for name, value in zip(BOTH_METHODS, (0.95, 0.85), strict=True)),
         _line(CEILING, 1, 0.91), json.dumps({**json.loads(_line(OURS, 3, 0.1, 0.9)), "study": "of before"}) + "\n"]))
     table = read_table(tmp_path / "results.jsonl")
     assert table.differences(FEW, OURS, "labels alone") == pytest.approx([10.0, -2.0])
@@ -98,6 +117,7 @@ def test_the_page_counts_what_the_targets_ask(tmp_path: Path) -> None:
     assert "1 of 1, mean +4.0 points" in page
     assert "worst seed -2.0" in page
     assert "1 of 1, mean against each cell's best +20.0 points" in page
+    assert "| digits, even | 2 | 1 | 80.0 | 95.0 | 85.0 | +15.0 (+15.0) | +10.0 | +5.0 |" in page
     assert "91 % on average" in page  # (90 - 80) / (91 - 80): seed 2 has no ceiling
 
 
