@@ -116,7 +116,9 @@ current() { [ ! -L "$prefix" ] || printf '%s' "$releases/$(basename -- "$(readli
 # What was given for a version lies in its folder, a line each, for root alone: an index may have a password.
 remembered=$(current)
 remembered=${remembered:+$remembered/.options}
-if [ "$forget" = no ] && [ -n "$remembered" ] && [ -r "$remembered" ]; then
+if [ "$forget" = no ] && [ -e "$remembered" ] && [ ! -r "$remembered" ]; then
+    say "only root can read which options are remembered: $remembered"
+elif [ "$forget" = no ] && [ -e "$remembered" ]; then
     known=$given
     while IFS= read -r line; do
         name=${line%%=*} said=${line#*=}
