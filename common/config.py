@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration, SystemTrouble
 
-__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "tables_of",
-           "to_dict"]
+__all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration",
+           "tables_from_dict", "tables_of", "to_dict"]
 
 T = TypeVar("T")
 
@@ -155,6 +155,16 @@ def tables_of(cls: type) -> dict[str, type]:
     """The fields of a dataclass that are dataclasses themselves, or may be, which a file has as tables, with these."""
     return {name: typing.cast(type, option) for name, field in _fields(cls).items()
             for option in _options_of(field.hint) if dataclasses.is_dataclass(option)}
+
+
+def tables_from_dict(cls: type, data: Tables, *, where: str) -> dict[str, Any]:  # Any: a dataclass for each table
+    """Those of a file's tables that are there, by name, each as `from_dict` builds it.
+
+    Raises: BadConfiguration as `from_dict`, which names the table, and the one that a key belongs in.
+    """
+    kinds = tables_of(cls)
+    return {name: from_dict(kind, data[name], where=f"{where}: [{name}]", others=kinds)
+            for name, kind in kinds.items() if name in data}
 
 
 def _nearest(key: str, fields: Mapping[str, _Field]) -> str:

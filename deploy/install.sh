@@ -120,11 +120,14 @@ if [ "$forget" = no ] && [ -e "$remembered" ] && [ ! -r "$remembered" ]; then
     say "only root can read which options are remembered: $remembered"
 elif [ "$forget" = no ] && [ -e "$remembered" ]; then
     known=$given
+    new_hub=no   # on the machine of a silo, whose extras are not a hub's
+    [ "$role" = silo ] || [ -f "$units/semisilo-coordinator.service" ] || new_hub=yes
     while IFS= read -r line; do
         name=${line%%=*} said=${line#*=}
         case $known in *" $name "*) continue ;; esac
         case $name in
-            extras) extras=$said ;;
+            extras) extras=$said
+                case $new_hub,$extras, in yes,*,onnx,*|yes,onnx,*|no,*) ;; *) extras=${extras:+$extras,}onnx ;; esac ;;
             index) index=$said ;;
             torch-index) torch_index=$said ;;
             pip-option) pip_options="$pip_options$said

@@ -290,6 +290,19 @@ def test_what_was_given_for_the_version_in_use_holds_for_the_next(tmp_path: Path
     assert machine.fetched("upgrade", "6") == [fewer[0], fewer[1].replace("4", "6")], "as for the version in use"
 
 
+@pytest.mark.parametrize(("extras", "taken"), [
+    ("dicom,privacy", "[dicom,privacy,onnx]"), ("onnx,tiff", "[onnx,tiff]"), ("tiff,onnx", "[tiff,onnx]"),
+    ("", "[onnx]")])
+def test_a_hub_on_the_machine_of_a_silo_can_hand_over_onnx_beside_the_silo_s_extras(
+        tmp_path: Path, extras: str, taken: str) -> None:
+    machine = Machine(tmp_path)
+    machine.fetched("install", "1", "--extras", extras, role="silo")
+    assert machine.fetched("install", "2") == [f"semisilo{taken}==2"]
+    assert machine.fetched("upgrade", "3", role="silo") == [f"semisilo{taken}==3"]
+    assert machine.fetched("upgrade", "4", "--extras", "tiff") == ["semisilo[tiff]==4"]
+    assert machine.fetched("upgrade", "5") == ["semisilo[tiff]==5"], "as a hub's were given"
+
+
 def test_the_python_that_was_named_makes_the_next_version_too(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     first = machine("install", "1")

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
+from semisilo.common.config import from_dict, load_toml, parse_duration, tables_from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.common.process.folder_owner import refuse_for_root
@@ -313,13 +312,9 @@ def open_federation(folder: Path) -> Federation:
         raise UsageError(f"{folder.resolve()} is not a federation folder: there is no federation.toml.",
                          remedy="Go there with cd, name it with --folder, or make one: coordinator init NAME.")
     data = load_toml(path)
-    parts: dict[str, Any] = {}  # Any: a dataclass of its own for each table
-    for name, cls in (("federation", FederationSettings), ("address", AddressSettings), ("limits", LimitSettings),
-                      ("page", PageSettings), ("alerts", AlertSettings), ("tracking", TrackingSettings)):
-        if name in data:
-            parts[name] = from_dict(cls, data.pop(name), where=f"{path}: [{name}]")
-    if data:
-        from_dict(FederationConfig, data, where=str(path))
+    parts = tables_from_dict(FederationConfig, data, where=str(path))
+    if rest := {name: table for name, table in data.items() if name not in parts}:
+        from_dict(FederationConfig, rest, where=str(path))
     missing = [name for name in ("federation", "address") if name not in parts]
     if missing:
         example = {"federation": 'name = "lung"', "address": 'public = "hub.example:8443"'}[missing[0]]

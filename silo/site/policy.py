@@ -7,11 +7,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semisilo.common.config import canonical_json, from_dict, load_toml, tables_of
+from semisilo.common.config import canonical_json, from_dict, load_toml, tables_from_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.plugins import installed_formats
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
@@ -235,10 +235,10 @@ def load_policy(path: Path) -> Policy:
     """
     if not path.exists():
         return Policy()
-    tables, kinds = _with_budget(load_toml(path), path), tables_of(Policy)
-    for name in (each for each in kinds if each in tables):  # as parts of a whole they have no names of others
-        from_dict(kinds[name], tables[name], where=f"{path}: [{name}]", others=kinds)
-    policy = from_dict(Policy, tables, where=str(path))
+    tables = dict(_with_budget(load_toml(path), path))
+    parts = tables_from_dict(Policy, tables, where=str(path))
+    rest = {name: table for name, table in tables.items() if name not in parts}
+    policy = replace(from_dict(Policy, rest, where=str(path)), **parts)
     plugins = [name for name in policy.permit.methods if name not in METHODS]
     installed = plugin_names() if plugins else ()
     specs = [*METHODS.values(), *(find_method(name) for name in plugins if name in installed)]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from semisilo.common.config import canonical_json, from_dict, load_toml, parse_duration, to_dict
+from semisilo.common.config import canonical_json, from_dict, load_toml, parse_duration, tables_from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, SystemTrouble
 from tests.each_of import each_of
 
@@ -101,6 +101,25 @@ def test_a_key_of_another_table_is_told_where_it_belongs(key: str, remedy: str) 
     with pytest.raises(BadConfiguration, match=f"unknown key '{key}'") as caught:
         from_dict(Low, {key: 1}, others={"inner": Inner, "outer": Outer, "low": Low})
     assert caught.value.remedy == remedy
+
+
+def test_the_tables_of_a_file_are_built_by_name_and_know_each_other() -> None:
+    @dataclass
+    class Low:
+        low: int = 0
+        deep: int = 0
+
+    @dataclass
+    class File:
+        one: Inner = field(default_factory=lambda: Inner(0.0))
+        two: Low = field(default_factory=Low)
+        names: dict[str, str] = field(default_factory=dict)
+
+    File.__annotations__.update(one=Inner, two=Low, names=dict[str, str])
+    assert tables_from_dict(File, {"two": {"deep": 1}, "names": {}}, where="f.toml") == {"two": Low(deep=1)}
+    with pytest.raises(BadConfiguration, match=r"f\.toml: \[one\]: unknown key 'deep'") as caught:
+        tables_from_dict(File, {"one": {"deep": 1}}, where="f.toml")
+    assert caught.value.remedy == "It belongs in [two]."
 
 
 def test_what_is_no_table_and_what_misses_a_key_is_refused() -> None:
