@@ -51,7 +51,6 @@ from semisilo.coordinator.rounds.live_file import LiveFile, LiveStatus, seconds_
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
-from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc.connection_limits import ConnectionLimits, strangers_kept
 from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort, RenewalService
 from semisilo.coordinator.rpc.link_rates import LinkRates
@@ -60,6 +59,7 @@ from semisilo.coordinator.rpc.open_files import OWN_FILES, allow_open_files
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.studies.queue import edited_studies, queue_new_studies
+from semisilo.coordinator.tasks.task_service import TaskService
 from semisilo.coordinator.tracking.companion import keep_tracking
 
 __all__ = ["serve"]

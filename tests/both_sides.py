@@ -45,8 +45,10 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState
-from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, Standby, TaskService, UpdateDeclaration
 from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.tasks.open_tasks import BeginAnswer
+from semisilo.coordinator.tasks.task_service import Hello, Standby, TaskService
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 from semisilo.silo.agent.answer import Site, answer_task
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.compute.operations import Operations as SiloOperations
@@ -323,13 +325,13 @@ class _Steps:
 async def deliver(task_service: TaskService, task: TaskSpec, content: bytes, declaration: UpdateDeclaration,
                   update_id: str) -> BeginAnswer:
     """BeginUpdate, the bytes, the check."""
-    answer = await task_service.begin_update(task.silo, task.task_id, update_id, declaration)
+    answer = await task_service.updates.begin(task.silo, task.task_id, update_id, declaration)
     if answer.state == "send":
-        partial, update = await task_service.upload(task.silo, update_id)
+        partial, update = await task_service.updates.upload(task.silo, update_id)
         with partial:
             if rest := content[answer.resume_offset:]:
                 partial.append(rest, offset=answer.resume_offset, crc32=zlib.crc32(rest))
-            await task_service.accept(task.silo, update, partial)
+            await task_service.updates.accept(task.silo, update, partial)
     return answer
 
 

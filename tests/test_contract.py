@@ -29,9 +29,9 @@ from semisilo.common.payload.manifest import is_meant
 from semisilo.coordinator.compute import operations as coordinator_work
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.results.study_numbers import MODEL_METRICS
-from semisilo.coordinator.rounds.task_service import UpdateDeclaration
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.semifl import SemiFLStrategy
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 from semisilo.silo.compute import operations as silo_work
 from semisilo.silo.trainers import load_trainer
 from tests.both_sides import (
@@ -316,7 +316,7 @@ def test_a_number_that_the_strategy_computes_with_is_refused_when_it_cannot_be(
                 if lie is not None:
                     metrics[name] = lie
                 with pytest.raises(BadPayload, match=name):
-                    await found.task_service.begin_update(task.silo, task.task_id, "e" * 32,
+                    await found.task_service.updates.begin(task.silo, task.task_id, "e" * 32,
                                                           replace(declaration, metrics=metrics))
                 refused += 1
 

@@ -350,7 +350,7 @@ def test_frozen_tensors_never_leave_a_silo_and_are_not_taken_by_the_coordinator(
     async def send_it_along(task: TaskSpec, declaration: Any) -> None:
         group = replace(declaration.groups[0], name="frozen", meaning=Meaning.VALUES, base="")
         with pytest.raises(BadPayload, match="no tensor group 'frozen'"):
-            await found.task_service.begin_update(task.silo, task.task_id, "e" * 32,
+            await found.task_service.updates.begin(task.silo, task.task_id, "e" * 32,
                                                   replace(declaration, groups=(*declaration.groups, group)))
         refused.append(task.silo)
 

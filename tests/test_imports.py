@@ -28,7 +28,7 @@ LINKED = ("common", "coordinator", "silo")
 """Folders that are imported as `semisilo.<folder>`."""
 
 LIGHT = ("semisilo.coordinator.cli.main", "semisilo.coordinator.serve", "semisilo.coordinator.rpc.round_service",
-         "semisilo.coordinator.rounds.engine", "semisilo.coordinator.rounds.task_service", "semisilo.silo.cli.main",
+         "semisilo.coordinator.rounds.engine", "semisilo.coordinator.tasks.task_service", "semisilo.silo.cli.main",
          "semisilo.silo.agent.agent", "semisilo.silo.link.link", "semisilo.cli.main", "semisilo.common.process.compute")
 """What runs in processes that do I/O only; loading torch would cost them half a gigabyte and a second."""
 

@@ -27,7 +27,8 @@ from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.compute.messages import CheckedUpdate
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.rounds.task_service import Hello, UpdateDeclaration
+from semisilo.coordinator.tasks.task_service import Hello
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 from tests.both_sides import (
     Federation,
     Images,
@@ -377,7 +378,7 @@ def test_a_declared_count_that_cannot_be_is_refused(tmp_path: Path, images: Imag
                 groups=(GroupManifest("psi", Meaning.OVERWRITE, tasks["a"].payloads[0].tensors, _specs(found), 100,
                                       "cd" * 32, tasks["a"].payloads[0].tensors, ReferenceForm.BITS),))
             with pytest.raises(BadPayload, match="changed"):
-                await found.task_service.begin_update("a", tasks["a"].task_id, "b" * 32, declaration)
+                await found.task_service.updates.begin("a", tasks["a"].task_id, "b" * 32, declaration)
         found.close()
     asyncio.run(scenario())
 

@@ -38,10 +38,10 @@ from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.rounds.shared_model import SharedModels
-from semisilo.coordinator.rounds.task_service import BeginAnswer
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from semisilo.coordinator.tasks.open_tasks import BeginAnswer
 from semisilo.silo.link.link import Link
 
 __all__ = ["FEDERATION", "Used", "be_coordinator", "be_silo", "silo_name"]
@@ -73,8 +73,7 @@ class _TaskServiceStandIn:
 
     def __init__(self, payloads: PayloadStore, spool: PayloadStore) -> None:
         self.payloads = payloads
-        self.spool = spool
-        self.declared: dict[str, DeclaredUpdate] = {}
+        self.updates = _UpdateServiceStandIn(spool)
 
     def payload_for(self, silo: str, task_id: str, digest: str) -> Path:
         return self.payloads.path(digest)
@@ -82,7 +81,24 @@ class _TaskServiceStandIn:
     def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int, *, offset: int = 0) -> None:
         pass
 
-    async def begin_update(self, silo: str, task_id: str, update_id: str, declaration: Any) -> BeginAnswer:
+
+class _AnyUpdate:
+    """A declaration that is taken without a look at its manifest."""
+
+    def wants_manifest(self, *, num_groups: int, num_tensors: int) -> bool:
+        return False
+
+
+class _UpdateServiceStandIn:
+    def __init__(self, spool: PayloadStore) -> None:
+        self.spool = spool
+        self.declared: dict[str, DeclaredUpdate] = {}
+
+    def asked_for(self, silo: str, task_id: str, update_id: str) -> _AnyUpdate:
+        return _AnyUpdate()
+
+    async def begin(self, silo: str, task_id: str, update_id: str, declaration: Any, *,
+                    asked: _AnyUpdate) -> BeginAnswer:
         self.declared[update_id] = DeclaredUpdate(
             update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
             groups={}, example_count=0, metrics={}, training_seconds=0.0, declared_unix=0.0, accepted_unix=None,
@@ -98,6 +114,9 @@ class _TaskServiceStandIn:
         return await asyncio.to_thread(self.spool.partial, update_id, size_bytes=update.size_bytes), update
 
     def has_all(self, update: DeclaredUpdate) -> bool:
+        return False
+
+    def has_none(self, update: DeclaredUpdate) -> bool:
         return False
 
     def is_accepting(self, update: DeclaredUpdate) -> bool:

@@ -53,7 +53,7 @@ from semisilo.coordinator.rounds.clock_steps import ClockSteps
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
-from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.runtime import FEW_SILOS, RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
 from semisilo.coordinator.rounds.secure_sums import STEP_SECONDS, Sums, elements_of, masked_layout, method_phase
 from semisilo.coordinator.rounds.study_lifecycle import (
@@ -71,9 +71,8 @@ from semisilo.coordinator.studies.study_file import config_from_dict
 __all__ = ["Accountant", "Engine", "EngineFolders"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_FEW_SILOS = 50
 _PAUSE_SECONDS_PER_SILO = 0.00025
-"""While more silos than these few are waited for, the next look at their answers waits so long for each of them: a
+"""While more silos than a few are waited for, the next look at their answers waits so long for each of them: a
 thousand answers cost a few dozen looks at a thousand rows, and the last few silos end the phase at once."""
 
 
@@ -597,7 +596,7 @@ class Engine:
                 told = True
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
             await self._labels_alone.wait(min(end - now, 60.0) + 0.001)
-            if len(waiting) > _FEW_SILOS:
+            if len(waiting) > FEW_SILOS:
                 await asyncio.sleep(len(waiting) * _PAUSE_SECONDS_PER_SILO)
         await self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
         self._ledger.close_phase(phase)

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from semisilo.common.text.log_context import bind
 
-__all__ = ["Account", "RuntimeState", "SiloProgress", "StandbyReason"]
+__all__ = ["FEW_SILOS", "Account", "RuntimeState", "SiloProgress", "StandbyReason"]
 
-
+FEW_SILOS = 50
+"""Where no more than these are connected each is answered by itself, at once."""
 _TURNS_AT_ONCE = 4
 """So many silos take their tasks in one turn of the event loop, which is some milliseconds."""
 

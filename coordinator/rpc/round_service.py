@@ -64,7 +64,6 @@ from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
-from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, TaskService, UpdateDeclaration
 from semisilo.coordinator.rpc.call import Call, CallWatch
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
@@ -72,6 +71,9 @@ from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.rpc.stranger_calls import address_of
 from semisilo.coordinator.rpc.transfer_slots import TransferSlot, TransferSlots
 from semisilo.coordinator.studies.describe import StudyDescription
+from semisilo.coordinator.tasks.open_tasks import BeginAnswer
+from semisilo.coordinator.tasks.task_service import Hello, TaskService
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 
 __all__ = ["RoundServicer", "description_to_proto"]
 
@@ -211,6 +213,7 @@ class RoundServicer:
                                 silo=silo)
             if len(request.evaluations) > _MAX_EVALUATIONS:
                 raise BadPayload(f"At most {_MAX_EVALUATIONS} evaluations.")
+            may_hear_of = self._task_service.evaluations.may_hear_of
             hello = Hello(version=printable(request.version, limit=64),
                           methods=tuple(printable(name, limit=64) for name in request.methods),
                           labelled_count=request.labelled_count, unlabelled_count=request.unlabelled_count,
@@ -220,7 +223,7 @@ class RoundServicer:
                           away_until_unix=_unix(request.away.until_time),
                           evaluations=tuple(
                               evaluation_from_proto(each) for each in request.evaluations
-                              if self._task_service.may_hear_of(silo, each.study, num_classes=len(each.classes))),
+                              if may_hear_of(silo, each.study, num_classes=len(each.classes))),
                           process=request.process, address=address_of(context.peer()),
                           identity=request.secure_identity, masked_round=request.masked_round,
                           masked_study=printable(request.masked_study, limit=128),
@@ -382,10 +385,10 @@ class RoundServicer:
         # To parse a manifest of many tensors takes the better part of a second, in which nobody else is served: only
         # one that is as long as the task's own is.
         groups = update.manifest.groups
-        asked = self._task_service.asked_for(silo, request.task_id, request.update_id)
+        asked = self._task_service.updates.asked_for(silo, request.task_id, request.update_id)
         wanted = asked.wants_manifest(num_groups=len(groups),
                                       num_tensors=sum(len(group.tensors) for group in groups[:MAX_GROUPS]))
-        return await self._task_service.begin_update(silo, request.task_id, request.update_id, UpdateDeclaration(
+        return await self._task_service.updates.begin(silo, request.task_id, request.update_id, UpdateDeclaration(
             digest=reference.digest, size_bytes=reference.size_bytes,
             groups=parse_manifest(update.manifest) if wanted else (),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
@@ -400,7 +403,7 @@ class RoundServicer:
         self._meter.message("SubmitUpdate", silo, "up", len(first))
         update_id, piece = _submitted(first)
         # Before it waits, and while a refusal can still be the first answer.
-        self._task_service.awaited(silo, update_id)
+        self._task_service.updates.awaited(silo, update_id)
         async with AsyncExitStack() as slots:
             with call.watched():
                 # The one that this call takes the place of may still be at the disk.
@@ -416,11 +419,11 @@ class RoundServicer:
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
                     context: _Context, slot: TransferSlot, slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
-        update = self._task_service.awaited(silo, update_id)  # it has waited for its place
+        update = self._task_service.updates.awaited(silo, update_id)  # it has waited for its place
         pace = _Pace(slot, self._upload_idle_seconds)
 
         def keeps_its_place() -> None:
-            if not self._task_service.still_wanted(update):
+            if not self._task_service.updates.still_wanted(update):
                 raise TaskClosed("The phase closed while the update was on its way.")
             if pace.is_slow() and self._waiting:
                 raise Unreachable("Other silos wait to send their updates; this one is sent slowly, and goes on after"
@@ -438,7 +441,7 @@ class RoundServicer:
                     raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
                 yield next_piece
 
-        if self._task_service.is_accepting(update) or self._task_service.has_all(update):
+        if self._task_service.updates.is_accepting(update) or self._task_service.updates.has_all(update):
             return await self._accept(silo, update, None, context, slots)
         arriving = pieces()
         with call.watched(idle_seconds=self._upload_idle_seconds, needs=keeps_its_place):
@@ -450,7 +453,7 @@ class RoundServicer:
                     raise BadPayload("The stream goes on after the declared size.")
         if whole is not None:
             slot.leave()  # the line is free; the memory is not until the bytes are in the spool
-            await self._task_service.store(update, whole.data)
+            await self._task_service.updates.store(update, whole.data)
             first = whole = None
             return await self._accept(silo, update, None, context, slots)
 
@@ -460,7 +463,7 @@ class RoundServicer:
             async for each in arriving:
                 yield each
 
-        partial_file, update = await self._task_service.upload(silo, update_id)
+        partial_file, update = await self._task_service.updates.upload(silo, update_id)
         with partial_file:
             with call.watched(idle_seconds=self._upload_idle_seconds, needs=keeps_its_place):
                 await receive_into(partial_file, all_pieces(), update.size_bytes)
@@ -470,13 +473,13 @@ class RoundServicer:
         """Whether a first piece is all of an update: it needs no file that it could be resumed from, and one thread
         writes it and waits for the disk. Most updates are so small where there are many silos."""
         return (piece.offset == 0 and len(piece.data) == update.size_bytes <= MAX_CHUNK_BYTES
-                and self._task_service.has_none(update))
+                and self._task_service.updates.has_none(update))
 
     async def _accept(self, silo: str, update: DeclaredUpdate, partial_file: PartialFile | None, context: _Context,
                       slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
         await slots.aclose()  # what is left is the disk's and the compute process's, and holds no memory
         arrived = time.monotonic()
-        await self._task_service.accept(silo, update, partial_file)
+        await self._task_service.updates.accept(silo, update, partial_file)
         # So that the silo can tell the time on the line from ours.
         context.set_trailing_metadata(((CHECK_SECONDS_KEY, f"{time.monotonic() - arrived:.6f}"),))
         return pb.SubmitUpdateResponse(update_id=update.update_id, size_bytes=update.size_bytes)

@@ -34,8 +34,8 @@ from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.secure_sums import Sums
 from semisilo.coordinator.rounds.study_lifecycle import refused_rounds, unasked_rounds
-from semisilo.coordinator.rounds.task_service import Hello, TaskService
 from semisilo.coordinator.studies.study_file import StudyConfig
+from semisilo.coordinator.tasks.task_service import Hello, TaskService
 from semisilo.silo.agent.answer import ReadyAnswer
 from semisilo.silo.site.policy import Permit, Policy
 from semisilo.simulation.availability import AvailableRoster, drops_out

@@ -26,7 +26,8 @@ from semisilo.common.secure_aggregation.conversion import question_from_hex
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.costs import has_downloads
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.rounds.task_service import Hello, TaskService, UpdateDeclaration
+from semisilo.coordinator.tasks.task_service import Hello, TaskService
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
@@ -196,11 +197,11 @@ class SimulatedSilo:
         declaration = UpdateDeclaration(
             digest=payload.digest, size_bytes=payload.size_bytes, groups=answer.manifest,
             example_count=pending.num_examples, metrics=pending.metrics, training_seconds=pending.seconds)
-        verdict = await self._task_service.begin_update(self.name, task.task_id, pending.update_id, declaration)
+        updates = self._task_service.updates
+        verdict = await updates.begin(self.name, task.task_id, pending.update_id, declaration)
         try:
             if verdict.state == "send":
-                await self._task_service.accept(self.name, self._task_service.awaited(self.name, pending.update_id),
-                                                None)
+                await updates.accept(self.name, updates.awaited(self.name, pending.update_id), None)
         except SemisiloError:
             self.memory.refused(task.task_id)
             raise

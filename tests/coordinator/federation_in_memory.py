@@ -54,8 +54,10 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState
-from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, Standby, TaskService, UpdateDeclaration
 from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.tasks.open_tasks import BeginAnswer
+from semisilo.coordinator.tasks.task_service import Hello, Standby, TaskService
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 
 AnswerT = TypeVar("AnswerT")
 
@@ -255,19 +257,19 @@ class Coordinator:
             digest=hashlib.sha256(content).hexdigest(), size_bytes=len(content), example_count=10,
             metrics={"loss": 1.0}, groups=(GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34),),
             training_seconds=0.1)
-        return await self.task_service.begin_update(task.silo, task.task_id, update_id or id_of(task, content),
+        return await self.task_service.updates.begin(task.silo, task.task_id, update_id or id_of(task, content),
                                                     replace(declaration, **changes))
 
     async def deliver(self, task: TaskSpec, content: bytes) -> BeginAnswer:
         """A whole update: BeginUpdate, the bytes, the check."""
         answer = await self.begin(task, content)
         if answer.state == "send":
-            partial, update = await self.task_service.upload(task.silo, id_of(task, content))
+            partial, update = await self.task_service.updates.upload(task.silo, id_of(task, content))
             with partial:
                 rest = content[answer.resume_offset:]
                 if rest:
                     partial.append(rest, offset=answer.resume_offset, crc32=zlib.crc32(rest))
-                await self.task_service.accept(task.silo, update, partial)
+                await self.task_service.updates.accept(task.silo, update, partial)
         return answer
 
     async def silo(self, name: str, *, forgets: Callable[[], bool] = lambda: False) -> None:

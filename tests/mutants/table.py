@@ -66,7 +66,9 @@ _SHARED = "tests/coordinator/rounds/test_shared_model.py"
 _EXAMPLES = "tests/common/learning/privacy/test_example_gradients.py"
 _PRIVATE = "tests/silo/objectives/test_private_training.py"
 _ADMITTED = "tests/silo/compute/test_private_task.py"
-_TASK_SERVICE = "tests/coordinator/rounds/test_task_service.py"
+_TASK_SERVICE = "tests/coordinator/tasks/test_task_service.py"
+_UPDATE_SERVICE = "tests/coordinator/tasks/test_update_service.py"
+_SITE_EVALUATIONS = "tests/coordinator/tasks/test_site_evaluations.py"
 _ROUND_SERVICE = "tests/coordinator/rpc/test_round_service.py"
 _TABLES = "tests/coordinator/ledger/oversight/test_table_check.py"
 _ATTACKS = "tests/silo/secure_aggregation/test_attacks.py"
@@ -444,10 +446,10 @@ _METERS = _mutants(
      "if not has_downloads(self._ledger, study=task.study, round=task.round, phase=task.phase, silo=self.name):",
      "if True:",
      "tests/semisilo/simulation/test_silos.py"),
-    ("encodings-of-a-resumed-download-from-byte-0", "coordinator/rounds/task_service.py",
+    ("encodings-of-a-resumed-download-from-byte-0", "coordinator/tasks/task_service.py",
      "self._encodings.carried(digest, offset=offset, sent_bytes=sent_bytes)",
      "self._encodings.carried(digest, offset=0, sent_bytes=sent_bytes)",
-     "tests/coordinator/rounds/test_task_service.py::"
+     "tests/coordinator/tasks/test_task_service.py::"
      "test_the_encodings_of_a_resumed_download_are_those_of_the_bytes_that_were_sent"),
     ("a-resumed-download-is-told-from-byte-0", "coordinator/rpc/round_service.py",
      "digest, count, offset=request.offset)",
@@ -745,8 +747,7 @@ _ALONE = _mutants(
      "if not (has_long(measures) and", "if True or not (has_long(measures) and",
      f"{_OPERATIONS}::"
      "test_where_the_gate_shuts_silos_are_named_and_updates_cut_to_the_median_may_pass"),
-    ("silos-know-the-truth", "coordinator/rounds/update_declaration.py", "truth=truth)", "truth=True)",
-     "tests/coordinator/rounds/test_task_service.py"),
+    ("silos-know-the-truth", "coordinator/tasks/update_declaration.py", "truth=truth)", "truth=True)", _UPDATE_SERVICE),
     ("far-is-measured-from-the-mean", "common/learning/robust/far_statistics.py",
      "centre=coordinate_median(torch.stack([voice[layer].mean for voice in voices]))",
      "centre=torch.stack([voice[layer].mean for voice in voices]).mean(0)",
@@ -849,9 +850,9 @@ _OWN_TEST_IMAGES = _mutants(
      "        if self._policy.permit.site_evaluation:\n            self._unsent.append(entry)",
      "        self._unsent.append(entry)",
      f"{_EVALUATOR}::test_by_default_the_numbers_are_recorded_and_shown_here_and_nothing_of_them_leaves"),
-    ("a-model-of-before-going-back-is-taken", "coordinator/rounds/task_service.py",
+    ("a-model-of-before-going-back-is-taken", "coordinator/tasks/site_evaluations.py",
      "elif is_other_model(self._ledger, row, found):", "elif False:",
-     "tests/coordinator/rounds/test_task_service.py"
+     "tests/coordinator/tasks/test_site_evaluations.py"
      "::test_an_evaluation_of_a_model_that_is_another_one_by_now_is_dropped"),
     ("a-round-done-again-is-not-measured", "silo/site/evaluations.py",
      "and model_digest in (\"\", found.model_digest)", "and True",
@@ -859,12 +860,12 @@ _OWN_TEST_IMAGES = _mutants(
     ("more-right-than-there-are", "common/measures/site_evaluation.py",
      "if not 0 <= self.correct <= self.images <= MAX_IMAGES:", "if not 0 <= self.images <= MAX_IMAGES:",
      "tests/common/measures/test_site_evaluation.py tests/common/rpc/test_convert.py"),
-    ("numbers-of-other-classes-are-noted", "coordinator/rounds/task_service.py",
+    ("numbers-of-other-classes-are-noted", "coordinator/tasks/site_evaluations.py",
      "if row is not None and num_classes == len(row.classes):", "if row is not None:",
-     f"{_TASK_SERVICE}::test_an_evaluation_that_cannot_be_of_the_study_is_dropped_and_the_silo_goes_on"),
-    ("strangers-to-a-study-are-noted", "coordinator/rounds/task_service.py",
+     f"{_SITE_EVALUATIONS}::test_an_evaluation_that_cannot_be_of_the_study_is_dropped_and_the_silo_goes_on"),
+    ("strangers-to-a-study-are-noted", "coordinator/tasks/site_evaluations.py",
      "elif not has_taken_part(self._ledger, found.study, silo):", "elif False:",
-     f"{_TASK_SERVICE}::test_an_evaluation_of_a_silo_that_has_answered_is_noted_once_with_an_event"),
+     f"{_SITE_EVALUATIONS}::test_an_evaluation_of_a_silo_that_has_answered_is_noted_once_with_an_event"),
     ("inverted-images-pass", "common/data/preview/likeness.py", "if abs(mean - theirs) > _FARTHEST_MEAN * spread:",
      "if theirs - mean > _FARTHEST_MEAN * spread:", _LIKENESS),
     ("a-handful-of-images-is-judged", "common/data/preview/likeness.py",
@@ -887,14 +888,14 @@ _OWN_TEST_IMAGES = _mutants(
 
 _INSIDERS = _mutants(
     "insiders",
-    ("claimed-labels-are-believed", "coordinator/rounds/task_service.py",
+    ("claimed-labels-are-believed", "coordinator/tasks/update_service.py",
      "return {**metrics, NUM_LABELLED: float(announced)}", "return metrics",
      f"{_OVER_SILOS}::test_an_update_is_from_no_more_labelled_images_than_its_silo_has_announced"),
     ("a-share-of-all-is-a-share-of-those-with-labels", "coordinator/strategies/fedmatch/strategy.py",
      "return {**weights, **dict(", "return {**dict(weights)} or {**dict(",
      "tests/coordinator/strategies/fedmatch/test_strategy.py::"
      "test_a_count_that_is_within_its_share_of_all_silos_is_so_of_those_that_have_labels_too"),
-    ("a-count-is-believed", "coordinator/rounds/task_service.py",
+    ("a-count-is-believed", "coordinator/tasks/update_service.py",
      "if declaration.example_count <= announced:", "if True:",
      f"{_OVER_SILOS}::test_an_update_counts_as_from_no_more_images_than_its_silo_has_announced"),
     ("weights-are-not-capped", "coordinator/compute/operations.py",
@@ -921,7 +922,7 @@ _INSIDERS = _mutants(
      "next_one_runs"),
     ("keys-change-as-often-as-one-likes", "coordinator/ledger/secure_sums/roster.py",
      "return max(0.0, used + 1 - _CHANGES_AT_ONCE) * _CHANGE_SECONDS", "return 0.0",
-     "tests/coordinator/rounds/test_task_service.py::test_a_silo_that_changes_its_key_all_the_time_ends_no_secure_sum"),
+     "tests/coordinator/tasks/test_task_service.py::test_a_silo_that_changes_its_key_all_the_time_ends_no_secure_sum"),
     ("one-silo-uses-up-the-roster", "coordinator/ledger/secure_sums/roster.py",
      "if own * _SHARE_OF_ROOM > MAX_ROSTER", "if own > MAX_ROSTER",
      "tests/coordinator/ledger/secure_sums/test_roster.py::test_no_silo_uses_up_the_roster_however_long_it_takes"),
@@ -1069,10 +1070,10 @@ _STUDY_CARDS = _mutants(
     ("bytes-that-drip-keep-a-place", "coordinator/rpc/call.py", "if self._moved_bytes >= CHUNK_BYTES:", "if True:",
      "tests/coordinator/rpc/test_call.py::"
      "test_bytes_that_drip_are_as_idle_as_none_and_what_adds_up_to_a_chunk_in_time_is_not"),
-    ("an-update-is-checked-each-time-it-is-brought", "coordinator/rounds/task_service.py",
+    ("an-update-is-checked-each-time-it-is-brought", "coordinator/tasks/update_service.py",
      "acceptance = self._acceptances.get(update.update_id)\n        if acceptance is None:",
      "acceptance = None\n        if acceptance is None:",
-     f"{_TASK_SERVICE}::test_an_update_that_is_brought_again_and_again_is_checked_once"),
+     f"{_UPDATE_SERVICE}::test_an_update_that_is_brought_again_and_again_is_checked_once"),
     ("each-download-is-a-row", "coordinator/ledger/costs.py", "if earlier and (cost.bytes or cost.count):", "if False:",
      f"{_TASK_SERVICE}::test_a_payload_that_is_fetched_again_and_again_is_one_row_of_the_ledger"),
 )

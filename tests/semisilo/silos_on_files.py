@@ -30,8 +30,9 @@ from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState
-from semisilo.coordinator.rounds.task_service import Hello, Standby, TaskService, UpdateDeclaration
 from semisilo.coordinator.studies.study_file import load_study
+from semisilo.coordinator.tasks.task_service import Hello, Standby, TaskService
+from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
 from semisilo.silo.agent.answer import ReadyAnswer, Site, answer_task
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.compute.operations import Operations as SiloOperations
@@ -153,11 +154,11 @@ class _Silo:
             return
         path = self._memory.outgoing.path(payload.digest)
         content = path.read_bytes()
-        answer = await self._task_service.begin_update(self._name, task.task_id, pending.update_id, UpdateDeclaration(
+        answer = await self._task_service.updates.begin(self._name, task.task_id, pending.update_id, UpdateDeclaration(
             digest=payload.digest, size_bytes=payload.size_bytes, groups=prepared.manifest,
             example_count=pending.num_examples, metrics=pending.metrics, training_seconds=0.0))
         assert answer.state == "send"
-        partial, update = await self._task_service.upload(self._name, pending.update_id)
+        partial, update = await self._task_service.updates.upload(self._name, pending.update_id)
         with partial:
             partial.append(content, offset=0, crc32=zlib.crc32(content))
-            await self._task_service.accept(self._name, update, partial)
+            await self._task_service.updates.accept(self._name, update, partial)

@@ -48,7 +48,6 @@ from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.masked_sums import MaskedSums
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
-from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc import call as call_module
 from semisilo.coordinator.rpc import round_service, silo_calls
 from semisilo.coordinator.rpc.caller import CallerCertificate
@@ -57,6 +56,7 @@ from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.secure_aggregation import sum as sums
 from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.tasks.task_service import TaskService
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.traffic import Carried

@@ -21,7 +21,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import handed_over, round_heads
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.page.reader import PageReader, PageSource
-from semisilo.coordinator.rounds.task_service import Standby
+from semisilo.coordinator.tasks.task_service import Standby
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of
 from tests.coordinator.ledger_fixture import fill_study
 from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start

@@ -20,7 +20,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.rounds.runtime import StandbyReason
-from semisilo.coordinator.rounds.task_service import Hello, Standby
+from semisilo.coordinator.tasks.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.processes import PATIENCE_SECONDS
 

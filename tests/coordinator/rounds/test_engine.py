@@ -25,7 +25,7 @@ from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
 from semisilo.coordinator.rounds.runtime import StandbyReason
-from semisilo.coordinator.rounds.task_service import Hello
+from semisilo.coordinator.tasks.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 from tests.processes import PATIENCE_SECONDS
 
@@ -454,7 +454,7 @@ def test_while_many_silos_work_their_answers_are_not_looked_at_one_by_one(tmp_pa
         looks.append(None)
         return real(ledger, study, round, phase)
     monkeypatch.setattr(Ledger, "open_tasks", counted)
-    monkeypatch.setattr(engine, "_FEW_SILOS", 1)
+    monkeypatch.setattr(engine, "FEW_SILOS", 1)
     monkeypatch.setattr(engine, "_PAUSE_SECONDS_PER_SILO", 0.1)
 
     async def scenario() -> None:

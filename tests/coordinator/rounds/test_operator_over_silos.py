@@ -23,9 +23,9 @@ from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.progress import round_outcomes, silo_totals
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.monitoring.study_book import StudyBook
-from semisilo.coordinator.rounds import task_service
 from semisilo.coordinator.rounds.runtime import StandbyReason
-from semisilo.coordinator.rounds.task_service import Standby
+from semisilo.coordinator.tasks import update_service
+from semisilo.coordinator.tasks.task_service import Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, id_of, study_config
 
 SILOS = ("alpha", "beta", "gamma")
@@ -44,7 +44,8 @@ def start(folder: Path, **participation: Any) -> Coordinator:
 async def play(coordinator: Coordinator) -> None:
     """The study until it is over."""
     coordinator.runtime.text = ""  # a silo that reads that the study is over ends
-    coordinator.task_service._turn = asyncio.Lock()  # the last one belongs to another event loop
+    service = coordinator.task_service
+    service._turn = service.updates._turn = asyncio.Lock()  # the last one belongs to another event loop
     await asyncio.gather(coordinator.engine.run_next(), *(coordinator.silo(name) for name in SILOS))
 
 
@@ -538,7 +539,7 @@ def test_an_update_counts_as_from_no_more_images_than_its_silo_has_announced(tmp
 def test_an_update_is_from_no_more_labelled_images_than_its_silo_has_announced(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside nobody else with labels, one that it claims would give it all of FedMatch's sigma."""
-    monkeypatch.setattr(task_service, "check_declaration", lambda *args, **kwargs: None)  # semifl has no such metric
+    monkeypatch.setattr(update_service, "check_declaration", lambda *args, **kwargs: None)  # semifl has no such metric
     coordinator = start(tmp_path)
 
     async def scenario() -> None:

@@ -19,8 +19,8 @@ from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.secure_sums.sums import open_sum
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine as engine_module
-from semisilo.coordinator.rounds.task_service import Standby
 from semisilo.coordinator.studies.describe import describe_study
+from semisilo.coordinator.tasks.task_service import Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.rounds.test_engine import SILOS, behind_masks, run, start, until
 
@@ -203,12 +203,12 @@ def test_an_update_that_has_come_before_another_study_began_is_taken_once_its_ow
         coordinator.runtime.study = "s"
         await coordinator.begin(task, content)
         update_id = next(iter(coordinator.ledger.awaited_updates()))
-        partial, update = await coordinator.task_service.upload("alpha", update_id)
+        partial, update = await coordinator.task_service.updates.upload("alpha", update_id)
         with partial:
             partial.append(content, offset=0, crc32=zlib.crc32(content))
             coordinator.runtime.study = "t"
             with pytest.raises(TaskClosed, match="waits for its turn"):
-                await coordinator.task_service.accept("alpha", update, partial)
+                await coordinator.task_service.updates.accept("alpha", update, partial)
         coordinator.runtime.study = "s"
         assert (await coordinator.begin(task, content)).resume_offset == len(content)
         await end(engine)

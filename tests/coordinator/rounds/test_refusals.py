@@ -26,7 +26,7 @@ from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.report.page import render_page
 from semisilo.coordinator.rounds import engine as engine_module
 from semisilo.coordinator.rounds.study_lifecycle import pause_when_refused
-from semisilo.coordinator.rounds.task_service import Hello
+from semisilo.coordinator.tasks.task_service import Hello
 from semisilo.simulation import run as simulate
 from tests.coordinator.federation.test_operate import Operator, events
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config

@@ -18,7 +18,7 @@ from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.monitoring.alerts.open_alerts import AlertKind, open_alerts
 from semisilo.coordinator.rounds import sampling
 from semisilo.coordinator.rounds.live_file import LiveStatus
-from semisilo.coordinator.rounds.task_service import Hello
+from semisilo.coordinator.tasks.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator
 from tests.coordinator.rounds.test_engine import behind_masks, until
 from tests.coordinator.rounds.test_silent_silos import is_open, scenario

@@ -12,7 +12,7 @@ from semisilo.common.methods.contract import Phase, TaskSpec
 from semisilo.coordinator.compute.messages import Phases
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.hearing import SILENT_SECONDS
-from semisilo.coordinator.rounds.task_service import Hello, Standby
+from semisilo.coordinator.tasks.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.rounds.test_engine import Clock, until
 

@@ -33,10 +33,10 @@ async def masked_update(coordinator: Coordinator, task: TaskSpec, *, phase: int 
     answer = await coordinator.begin(task, content, example_count=0, metrics={}, groups=(
         GroupManifest(MASKED_GROUP, Meaning.VALUES, "", layout, 34),))
     assert answer.state == "send"
-    partial, update = await coordinator.task_service.upload(task.silo, id_of(task, content))
+    partial, update = await coordinator.task_service.updates.upload(task.silo, id_of(task, content))
     with partial:
         partial.append(content, offset=0, crc32=zlib.crc32(content))
-        await coordinator.task_service.accept(task.silo, update, partial)
+        await coordinator.task_service.updates.accept(task.silo, update, partial)
 
 
 async def answers(coordinator: Coordinator, number: int, *, abstain: Sequence[str], refuse: Sequence[str] = ()) -> None:

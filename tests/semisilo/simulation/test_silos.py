@@ -10,7 +10,7 @@ import pytest
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.process.compute import OnProgress
 from semisilo.coordinator.ledger.costs import costs_of
-from semisilo.coordinator.rounds.task_service import Hello
+from semisilo.coordinator.tasks.task_service import Hello
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.policy import Permit, Policy
 from semisilo.simulation.silos import SimulatedSilo

@@ -99,7 +99,7 @@ def killed_in_round_2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "semisilo.simulation.parts:write_coordinator:1:before",
         "semisilo.coordinator.compute.operations:Operations.aggregate:2:before",
         "semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:after",
-        "semisilo.coordinator.rounds.task_service:TaskService.accept:5:before",
+        "semisilo.coordinator.tasks.update_service:UpdateService.accept:5:before",
         "semisilo.silo.compute.operations:Operations.train:6:after",
     )),
 ])

@@ -1,7 +1,7 @@
 """What a silo should hear beside its tasks, and the operator as well: that its identity is in use twice, that its
 memory is lost.
 
-Tests: tests/coordinator/rounds/test_silo_warnings.py.
+Tests: tests/coordinator/tasks/test_silo_warnings.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.oversight.rollback import has_undone_rounds
 from semisilo.coordinator.ledger.records import TaskRow
-from semisilo.coordinator.rounds.silo_processes import SiloProcesses
+from semisilo.coordinator.tasks.silo_processes import SiloProcesses
 
 __all__ = ["SiloWarnings"]
 

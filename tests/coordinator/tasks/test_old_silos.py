@@ -9,8 +9,8 @@ from pathlib import Path
 from semisilo.common.config import to_dict
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.rounds.task_service import Hello, Standby
 from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.tasks.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of
 from tests.processes import PATIENCE_SECONDS
 

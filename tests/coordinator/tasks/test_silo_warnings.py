@@ -8,7 +8,7 @@ from pathlib import Path
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.ledger.oversight.notices import notices_of
 from semisilo.coordinator.ledger.states import RoundState
-from semisilo.coordinator.rounds.task_service import Hello
+from semisilo.coordinator.tasks.task_service import Hello
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.each_of import each_of
 

@@ -3,7 +3,7 @@
 Every process of a silo names itself by a random number. One that was started again has another one, and the earlier is
 never heard again; so an earlier one that comes back, again and again, is alive beside the other.
 
-Tests: tests/coordinator/rounds/test_silo_processes.py.
+Tests: tests/coordinator/tasks/test_silo_processes.py.
 """
 
 from __future__ import annotations

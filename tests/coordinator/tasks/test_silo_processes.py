@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semisilo.coordinator.rounds.silo_processes import SiloProcesses
+from semisilo.coordinator.tasks.silo_processes import SiloProcesses
 
 A, B, C = b"a", b"b", b"c"
 
