@@ -568,14 +568,11 @@ local_epochs = 3                  # of a silo over the images that it could labe
 labelled_steps = 40               # of a silo on its own labels, where it has some, in every round
 ''',
     "labels-at-silo": '''\
-name = "fedavg"
+name = "self_training"
 scenario = "labels-at-silo"
-objective = "fixmatch"            # learns from labels and confident pseudo-labels; "sl" from labels alone
-confidence_threshold = 0.85
-local_epochs = 5
-labelled_batch = 10
-lr = 0.01
-momentum = 0.9
+labelled_steps = 40               # of a silo on its own labels, in every round; more with thousands of labels
+# warm_up_rounds = 2              # of labels alone, so that there is a model that can label
+local_epochs = 3                  # of a silo over the images that it could label
 '''}
 
 

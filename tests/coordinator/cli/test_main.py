@@ -97,7 +97,7 @@ def test_a_study_file_can_be_made_for_labels_at_silos(command: Command, tmp_path
     for path in (tmp_path / "heart" / "studies" / "first", tmp_path / "lung" / "studies" / "second"):
         assert 'scenario = "labels-at-silo"' in (path / "study.toml").read_text()
     assert 'scenario = "labels-at-coordinator"' in (tmp_path / "lung" / "studies" / "first" / "study.toml").read_text()
-    assert "fedavg" in command("queue", "second", "--no-images").out
+    assert "self_training" in command("queue", "second", "--no-images").out
     assert command("new", "both", "--scenario", "labels-at-both").status == 0
     assert 'scenario = "labels-at-both"' in (tmp_path / "lung" / "studies" / "both" / "study.toml").read_text()
     assert "self_training" in command("queue", "both", "--no-images").out

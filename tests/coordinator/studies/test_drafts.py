@@ -68,7 +68,7 @@ def test_another_method_begins_with_its_own_defaults(hub: Filled) -> None:
     assert to_dict(config.method.settings)["scenario"] == "labels-at-coordinator"
 
 
-@pytest.mark.parametrize("method", ["", "fedavg"])
+@pytest.mark.parametrize("method", ["", "self_training"])
 def test_one_like_a_study_of_several_labels_has_its_task(method: str, hub: Filled) -> None:
     """The ledger has it among the settings of the method as well, where a file may not have it."""
     path = create_study(hub.federation, "findings", scenario="labels-at-silo")
@@ -147,7 +147,7 @@ def test_choices_are_those_of_the_templates_and_methods(tmp_path: Path) -> None:
     ledger = Ledger(federation.ledger)
     found = study_choices(federation, ledger)
     assert [(each.name, each.method, each.rounds, each.start_with) for each in found.scenarios] == [
-        ("labels-at-coordinator", "self_training", 100, 2), ("labels-at-silo", "fedavg", 100, 2),
+        ("labels-at-coordinator", "self_training", 100, 2), ("labels-at-silo", "self_training", 100, 2),
         ("labels-at-both", "self_training", 100, 2)]
     assert {"semifl", "fedavg", "self_training"} <= {each.name for each in found.methods}
     ledger.close()
