@@ -2,7 +2,7 @@
 
 A cell is a set of images, how they are dealt, and how many labels the coordinator has. All methods of a cell have the
 same images, labels, test images and network, rounds, passes over the silos' images, batches of 32, and the coordinator
-takes the same number of steps on its labels. Learning rates are those that each method's own comparison has for runs of
+takes the same number of steps on its labels in a round; self-training starts from labels alone besides. Learning rates are those that each method's own comparison has for runs of
 this length (benchmarks/papers/small), but FedMix's, which at 0.01 diverged with these networks: 0.003 was the best of
 three on a draw that is not in the table.
 """
