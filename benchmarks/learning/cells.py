@@ -2,9 +2,9 @@
 
 A cell is a set of images, how they are dealt, and how many labels the coordinator has. All methods of a cell have the
 same images, labels, test images and network, rounds, passes over the silos' images, batches of 32, and the coordinator
-takes the same number of steps on its labels in a round; self-training starts from labels alone besides. Learning rates are those that each method's own comparison has for runs of
-this length (benchmarks/papers/small), but FedMix's, which at 0.01 diverged with these networks: 0.003 was the best of
-three on a draw that is not in the table.
+takes the same number of steps on its labels in a round; self-training starts from labels alone besides. Learning rates
+are those that each method's own comparison has for runs of this length (benchmarks/papers/small), but FedMix's, which
+at 0.01 diverged with these networks: 0.003 was the best of three on a draw that is not in the table.
 """
 
 from __future__ import annotations
