@@ -39,8 +39,9 @@ over seeds. Each seed draws its own images, labels and split. *Labels alone*: th
 with its defaults. Other methods have equal rounds, passes over the silos' images and steps on the labels in a
 round, begin from random weights instead of labels alone, and have logit adjustment where classes are
 imbalanced. *In one place*: one silo has all images, by FixMatch with as many labels at that silo, and by self-training;
-the second is the ceiling. 5 silos, 10 rounds, `small_cnn`; the cells are in `cells.py`. No setting was chosen by these test images: those of self-training were chosen on other draws (seeds above
-100) of the same sets, before the first row here.
+the second is the ceiling. 5 silos, 10 rounds, `small_cnn`; the cells are in `cells.py`.
+No setting was chosen by these test images: those of self-training were chosen on other draws (seeds above 100) of the
+same sets, before the first row here.
 """
 
 
