@@ -1,6 +1,6 @@
 """An update before its bytes: what a silo declares in BeginUpdate, and whether that can be what its task asks for.
 
-Tests: tests/coordinator/tasks/test_task_service.py.
+Tests: tests/coordinator/tasks/test_update_service.py.
 """
 
 from __future__ import annotations
