@@ -31,6 +31,8 @@ from semisilo.coordinator.ledger.roster import LedgerRoster
 
 _SPAWN = multiprocessing.get_context("spawn")
 _GB = 1e9
+_LONGEST_SECONDS = 600.0
+"""That anything asked of a process may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,13 +179,20 @@ def _silos(folder: Path, count: int, port: int, *made: Connection) -> Iterator[l
 
 def _ask(end: Connection, order: Any) -> Any:
     end.send(order)
+    return _answer(end)
+
+
+def _answer(end: Connection) -> Any:
+    """Raises: TimeoutError where none comes: a silo tries for ever what its coordinator cannot do."""
+    if not end.poll(_LONGEST_SECONDS):
+        raise TimeoutError(f"a process has not answered within {_LONGEST_SECONDS:.0f} s; what it printed says why")
     return end.recv()
 
 
 def _ask_all(ends: Sequence[Connection], order: Any) -> list[Any]:
     for end in ends:
         end.send(order)
-    return [end.recv() for end in ends]
+    return [_answer(end) for end in ends]
 
 
 def _once(hub: Connection, silos: Sequence[Connection], what: str, size_bytes: int) -> RawTransfer:

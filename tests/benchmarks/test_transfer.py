@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.wire.transfer import main
+from benchmarks.wire import transfer
+from tests.processes import PATIENCE_SECONDS
 
 
 @pytest.mark.slow
-def test_payloads_move_both_ways_between_real_processes(tmp_path: Path) -> None:
+def test_payloads_move_both_ways_between_real_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_LONGEST_SECONDS", PATIENCE_SECONDS)
     figures = tmp_path / "figures.json"
-    assert main(["--size", "200000", "--repetitions", "2", "--silos", "2", "--delay-ms", "0", "--folder",
+    assert transfer.main(["--size", "200000", "--repetitions", "2", "--silos", "2", "--delay-ms", "0", "--folder",
                  str(tmp_path), "--json", str(figures)]) == 0
     found = json.loads(figures.read_text())
     assert [each["what"] for each in found] == ["raw TLS", "raw TLS", "download", "upload"]
