@@ -33,6 +33,13 @@ COPIED = "'_preloaded' in sys.modules"
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def new_source() -> None:
+    """The copying process has served all tests before in this process. Had it gone, or had one of them left its
+    environment changed, interpreters would be started for good."""
+    preloaded.close()
+
+
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a process that runs some lines of Python, as a module that may be copied and may have copies itself."""

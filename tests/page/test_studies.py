@@ -34,7 +34,7 @@ def test_a_study_is_made_from_the_template_and_queued_with_what_the_command_says
         dialog = shown.page.get_by_role("dialog")
         dialog.get_by_label("Name").fill("second")
         dialog.get_by_label("Labels").select_option("labels-at-silo")
-        assert dialog.get_by_label("Method").input_value() == "fedavg", "the template's"
+        assert dialog.get_by_label("Method").input_value() == "self_training", "the template's"
         dialog.get_by_label("Method").select_option("fedprox")
         dialog.get_by_label("Rounds").fill("12")
         assert violations(shown) == []
