@@ -18,12 +18,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from semisilo.common.config import canonical_json
+from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.storage.durable import naming, sync_file, sync_folder, sync_found
 
 __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
@@ -117,7 +117,7 @@ class DisclosureLog:
         disclosure = replace(disclosure, authority=disclosure.authority or self._authority)
         if disclosure.update_id == self._announced or _told(disclosure) in self._known:
             return
-        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(disclosure)}
+        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **to_dict(disclosure)}
         if not disclosure.authority:
             del entry["authority"]
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"

@@ -27,7 +27,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -396,9 +396,8 @@ class StatusFile:
 
     def update(self, *, now_unix: float, **changes: Any) -> None:
         """Changes fields of the status by name and writes it."""
-        changes["updated_unix"] = now_unix
-        self.now = replace(self.now, **changes)
-        self._plain |= {name: to_dict(value) for name, value in changes.items()}
+        self._plain |= changes | {"updated_unix": now_unix}
+        self.now = AgentStatus(**self._plain)
         # As `indent=1` writes it, for which Python has no quick way: a line for each field, and no field has parts.
         fields = _LINES.encode(self._plain)
         self._file.write(f"{{\n {fields[1:-1]}\n}}\n")

@@ -13,7 +13,6 @@ import numpy as np
 
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.audit.record import find_head
-from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
@@ -215,11 +214,10 @@ def _bytes(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
     """Every byte counts once: accepted payloads exactly, messages never more than have crossed, and all of them when
     the coordinator did not die."""
     found = []
-    costs = costs_of(ledger, study)
     up: Counter[tuple[int, str, str]] = Counter()
-    for cost in costs:
-        if cost.kind == "payload" and cost.direction == "up":
-            up[cost.round, cost.phase, cost.silo] += cost.bytes
+    for row in ledger.query("SELECT round, phase, silo, sum(bytes) AS bytes FROM cost WHERE study = ? AND kind ="
+                            " 'payload' AND direction = 'up' GROUP BY round, phase, silo", study):
+        up[row["round"], row["phase"], row["silo"]] += row["bytes"]
     want: Counter[tuple[int, str, str]] = Counter()
     for row in ledger.query("SELECT task.round, phase.name, silo, size_bytes FROM declared_update JOIN task USING"
                             " (update_id) JOIN phase ON phase.study = task.study AND phase.round = task.round AND"
