@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import time
 from pathlib import Path
+from typing import Any
 
-__all__ = ["processor_name"]
+from semisilo.common import __version__
+from semisilo.common.process.processors import usable_processors
+
+__all__ = ["machine_now", "processor_name"]
+
+
+def machine_now() -> dict[str, Any]:
+    """What a result says of the machine: to be asked before anything is measured."""
+    return {"cpu": processor_name(), "cores": usable_processors(), "kernel": platform.release(),
+            "python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "load_before": os.getloadavg()[0], "version": __version__}
 
 
 def processor_name() -> str:

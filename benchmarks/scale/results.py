@@ -50,8 +50,24 @@ def write_results(everything: Facts, path: Path) -> None:
         "`simulation.py` says what each figure is.", "",
         *_table(("what", "figure", "value"), [(name, figure, f"{value:.3g}") for name, figures in
                                               everything["simulations"].items() for figure, value in figures.items()]),
+        *(_commands(everything["commands"]) if "commands" in everything else ()),
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _commands(found: Facts) -> list[str]:
+    machine = found["machine"]
+    rows = [(name, f"{each['seconds']:.2f}", f"{each['processor_seconds']:.2f}" if "processor_seconds" in each else "",
+             f"an interpreter that does nothing {each['interpreter_seconds']:.2f}" if "interpreter_seconds" in each else
+             f"one that imports torch {each['torch_seconds']:.2f}" if "torch_seconds" in each else "")
+            for name, each in found["commands"].items()]
+    return [
+        "", f"## Commands, with a record of {found['silos']:,} silos and {found['rounds']:,} rounds", "",
+        f"`python -m benchmarks.scale.commands`, {machine['date']}, {machine['cores']} cores of {machine['cpu']}; load"
+        f" average before it began {machine['load_before']:.1f}. The record of a real study of a few silos and rounds,"
+        f" whose rows were copied: {found['rows']['task']:,} tasks and {found['rows']['cost']:,} rows of costs,"
+        f" {found['bytes'] / 1e6:,.0f} MB. Each command is a process of its own; medians of {found['repeats']} runs.",
+        "", *_table(("what", "s of the clock", "s of the processor", "beside it, s"), rows)]
 
 
 def spread(values: Sequence[float], reference: float) -> str:

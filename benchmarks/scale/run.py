@@ -2,7 +2,7 @@
 
 Stub silos: real agents with certificates, connections and files of their own, which do not train. Beside each size the
 floor is measured, bare gRPC that carries the same bytes (`bare_grpc.py`), so that ratios are of one machine at one
-time. Then federations with many registered silos, large models, and simulations.
+time. Then federations with many registered silos, large models, simulations, and commands on a long record.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -18,13 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import processor_name
-from benchmarks.scale import bare_grpc
+from benchmarks.machine import machine_now
+from benchmarks.scale import bare_grpc, commands
 from benchmarks.scale.results import write_results
 from benchmarks.wire import many_silos, semisilo_rounds
 from benchmarks.wire.local_federation import StudyShape
-from semisilo.common import __version__
-from semisilo.common.process.processors import usable_processors
 from semisilo.common.text.cli_errors import interrupt_on_termination
 from semisilo.demo.processes import StepFailed
 
@@ -37,6 +34,7 @@ _QUICK_LARGE = ((2, 150_000, 3),)
 _REGISTERED, _ASKED, _REGISTERED_ROUNDS = 10_000, 100, 5
 _QUICK_REGISTERED, _QUICK_ASKED, _QUICK_REGISTERED_ROUNDS = 500, 10, 3
 _SIMULATIONS, _QUICK_SIMULATIONS = "start,many,again,engines,beside", "again"
+_QUICK_COMMANDS = {"silos": 20, "rounds": 10, "repeats": 1}
 _PAYLOAD_FRAMING = 1.0012
 """File of a payload over its elements: manifest and headers of blocks."""
 
@@ -48,7 +46,7 @@ def measure(*, quick: bool, say: Callable[[str], None], seconds: float) -> dict[
         seconds: one study may take so long.
     Raises: StepFailed.
     """
-    load = os.getloadavg()[0]
+    machine = machine_now()
     sizes = []
     for silos, rounds in (_QUICK_ROUNDS if quick else _ROUNDS).items():
         sizes.append({"semisilo": many_silos.measure(silos, parameters=_PARAMETERS, rounds=rounds, say=say,
@@ -64,11 +62,11 @@ def measure(*, quick: bool, say: Callable[[str], None], seconds: float) -> dict[
         large.append({"semisilo": semisilo_rounds.measure(shape, say=say, seconds=seconds),
                       "floor": _floor(silos, parameters, rounds, say)})
     say("simulations")
-    machine = {"cpu": processor_name(), "cores": usable_processors(), "kernel": platform.release(),
-               "python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-               "load_before": load, "version": __version__}
+    simulations = _simulations(_QUICK_SIMULATIONS if quick else _SIMULATIONS)
+    say("commands")
     return {"machine": machine, "quick": quick, "sizes": sizes, "rosters": rosters, "large": large,
-            "simulations": _simulations(_QUICK_SIMULATIONS if quick else _SIMULATIONS)}
+            "simulations": simulations,
+            "commands": commands.measure(say=say, **(_QUICK_COMMANDS if quick else {}))}
 
 
 def _floor(silos: int, parameters: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
