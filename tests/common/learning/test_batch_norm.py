@@ -39,6 +39,19 @@ class _Net(nn.Module):
         return hidden.mean(dim=(2, 3))
 
 
+class _Through(nn.Module):
+    """Sends the same values through a layer, whatever image comes."""
+
+    def __init__(self, layer: nn.Module, values: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.values = values
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        through: torch.Tensor = self.layer(self.values)
+        return through
+
+
 def test_oracle_s4_merge_of_three_parts() -> None:
     parts = [{"bn": LayerStatistics(float(n), torch.tensor([m], dtype=torch.float64),
                                     torch.tensor([v], dtype=torch.float64))}
@@ -73,6 +86,26 @@ def test_one_big_batch_gives_the_closed_form_at_every_layer() -> None:
     assert torch.allclose(found["first"].var, x.var(dim=(0, 2, 3), correction=1), atol=1e-5)
     assert torch.allclose(found["second"].mean, hidden.mean(dim=(0, 2, 3)), atol=1e-5)
     assert torch.allclose(found["second"].var, hidden.var(dim=(0, 2, 3), correction=1), atol=1e-5)
+
+
+@each_of("shape", [(40, 3), (40, 3, 9), (20, 3, 6, 7), (10, 3, 4, 5, 6)], ids=str)
+@each_of("layout", ["as made", "channels last", "a part of another"])
+def test_a_layer_measures_as_exactly_as_float32_holds_its_input(shape: tuple[int, ...], layout: str) -> None:
+    """Also of a channel whose mean is large against its spread, whose squares alone would say nothing."""
+    far_and_near = torch.tensor([3000.0, 0.0, -2.0]).reshape(1, 3, *(1,) * (len(shape) - 2))
+    input = torch.randn(shape, generator=_generator()) * 0.1 + far_and_near
+    if layout == "channels last" and len(shape) == 4:
+        input = input.contiguous(memory_format=torch.channels_last)
+    elif layout == "a part of another":
+        input = torch.cat([input, input + 1])[:len(input)]
+    layer, seen = StaticBatchNorm(3), list[torch.Tensor]()
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].double()))
+    found = batch_norm.measure(_Through(layer, input), torch.zeros((1, 1, 6, 6), dtype=torch.uint8), form=FORM,
+                               generator=_generator())["layer"]
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    assert found.count == input.numel() / 3
+    assert torch.allclose(found.mean, seen[0].mean(axes), rtol=1e-7, atol=1e-7)
+    assert torch.allclose(found.var, seen[0].var(axes), rtol=1e-6, atol=0)
 
 
 def test_the_first_layer_does_not_depend_on_batches_or_order() -> None:
