@@ -2,9 +2,10 @@
 
 A cell is a set of images, how they are dealt, and how many labels the coordinator has. All methods of a cell have the
 same images, labels, test images and network, rounds, passes over the silos' images, batches of 32, and the coordinator
-takes the same number of steps on its labels in a round; self-training starts from labels alone besides. Learning rates
-are those that each method's own comparison has for runs of this length (benchmarks/papers/small), but FedMix's, which
-at 0.01 diverged with these networks: 0.003 was the best of three on a draw that is not in the table.
+takes the same number of steps on its labels in all: self-training starts from labels alone, the others take these steps
+in their rounds. Learning rates are those that each method's own comparison has for runs of this length
+(benchmarks/papers/small), but FedMix's, which at 0.01 diverged with these networks: 0.003 was the best of three on a
+draw that is not in the table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from semisilo.common.learning.averaged_training import enough_steps
+from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.coordinator.compute.strong_baseline import batch_size_of, images_of_study
 
 __all__ = ["ABLATIONS", "ABLATION_CELLS", "AT_ONE_PLACE", "BOTH_CELLS", "BOTH_METHODS", "CEILING", "CELLS",
            "FIXMATCH_AT_ONE_PLACE", "LABELS_ALONE", "METHODS", "NO_PSEUDO_LABELS", "OURS", "SETS",
@@ -130,9 +135,15 @@ def _split(cell: Cell, method: str) -> dict[str, Any]:
     return {**split, **({"name": "iid"} if cell.split == "even" else {"name": "dirichlet_semifl", "dirichlet": 0.1})}
 
 
-def _passes(cell: Cell) -> int:
-    """Passes over the labels that have as many images as the steps of a round."""
-    return max(1, round(_STEPS * _BATCH / (cell.per_class * SETS[cell.data].classes)))
+def _passes(cell: Cell, *, fewer: bool) -> int:
+    """Passes over the labels in a round: together with as many images as self-training looks at in its rounds and in
+    labels alone before them (without the search for a learning rate), or with `fewer` as in its rounds."""
+    labels, images = cell.per_class * SETS[cell.data].classes, _STEPS * _BATCH
+    if not fewer:
+        size = batch_size_of(labels)
+        images += size * enough_steps(labels, batch_size=size, least_images=images_of_study(
+            SelfTrainingSettings(), rounds=_ROUNDS, num_labelled=labels)) // _ROUNDS
+    return max(1, round(images / labels))
 
 
 _DESCENT = {"lr": 0.03, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "clip_norm": 1.0}
@@ -141,33 +152,33 @@ _FIXMATCH = {"objective": "fixmatch", "local_epochs": _LOCAL_EPOCHS, "unlabelled
              "persist_local_momentum": True, **_DESCENT, "lambda_s": 1.0}
 
 
-def _ours(cell: Cell) -> dict[str, Any]:
+def _ours(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "self_training"}
 
 
-def _semifl(cell: Cell) -> dict[str, Any]:
+def _semifl(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "semifl", "local_epochs": _LOCAL_EPOCHS, "unlabelled_batch": _BATCH, "labelled_batch": _BATCH,
-            "coordinator_epochs": _passes(cell)}
+            "coordinator_epochs": passes}
 
 
-def _fixmatch(cell: Cell) -> dict[str, Any]:
-    return {"name": "fedavg", "scenario": "labels-at-coordinator", "coordinator_epochs": _passes(cell),
+def _fixmatch(cell: Cell, passes: int) -> dict[str, Any]:
+    return {"name": "fedavg", "scenario": "labels-at-coordinator", "coordinator_epochs": passes,
             **_FIXMATCH}
 
 
-def _fixmatch_at_one_place(cell: Cell) -> dict[str, Any]:
+def _fixmatch_at_one_place(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "fedavg", "scenario": "labels-at-silo", **_FIXMATCH}
 
 
-def _fedmatch(cell: Cell) -> dict[str, Any]:
+def _fedmatch(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "fedmatch", "preset": "paper_v1", "local_epochs": _LOCAL_EPOCHS, "unlabelled_batch": _BATCH,
-            "labelled_batch": _BATCH, "coordinator_epochs": _passes(cell), "lr": 0.003, "lambda_l1": 0.0,
+            "labelled_batch": _BATCH, "coordinator_epochs": passes, "lr": 0.003, "lambda_l1": 0.0,
             "aggregation": "uniform", "helpers": "similarity", "confidence_threshold": 0.75}
 
 
-def _fedmix(cell: Cell) -> dict[str, Any]:
+def _fedmix(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "fedmix", "local_epochs": _LOCAL_EPOCHS, "unlabelled_batch": _BATCH, "labelled_batch": _BATCH,
-            "coordinator_epochs": _passes(cell), "lr": 0.003, "momentum": 0.9, "lambda_1": 1.0, "lambda_2": 0.1,
+            "coordinator_epochs": passes, "lr": 0.003, "momentum": 0.9, "lambda_1": 1.0, "lambda_2": 0.1,
             "lambda_s": 1.0, "lambda_l1": 0.0}
 
 
@@ -239,18 +250,21 @@ def methods_of(cell: Cell) -> tuple[str, ...]:
     return tuple(name for name in METHODS if name not in AT_ONE_PLACE or cell.split == "even")
 
 
-def study_of(cell: Cell, method: str, *, seed: int, folder: Path) -> dict[str, Any]:
+def study_of(cell: Cell, method: str, *, seed: int, folder: Path, fewer: bool = False) -> dict[str, Any]:
     """The tables of one study.
 
     The other methods get the settings against imbalance where the labels are imbalanced.
     Args:
         folder: of the .npz files.
+        fewer: the other methods take as many steps on the coordinator's labels as self-training does in its rounds,
+            and none for those of labels alone.
     """
     of = SETS[cell.data]
     if cell.labels_at_silos or cell.labels_at_both:
         settings = dict((SILO_METHODS if cell.labels_at_silos else BOTH_METHODS)[method])
     else:
-        settings = {**_ours(cell), **ABLATIONS[method]} if method in ABLATIONS else METHODS[method](cell)
+        of_method = METHODS[OURS if method in ABLATIONS else method]
+        settings = {**of_method(cell, _passes(cell, fewer=fewer)), **ABLATIONS.get(method, {})}
     image: dict[str, Any] = {"size": of.size, "channels": of.channels}
     if settings.get("scenario") == "labels-at-silo":  # the coordinator has no images to measure them on
         image |= {"mean": [0.5] * of.channels, "std": [0.25] * of.channels}

@@ -81,6 +81,11 @@ TASKS: Mapping[str, Task] = {
     "Fashion-MNIST, seven classes, 20 to 1": Task(
         classes=((0,), (2,), (3,), (4,), (6,), (7,), (9,)), labels=(60, 12, 10, 8, 6, 4, 3), dirichlet=5.0,
         source="fashion_mnist.npz", thinned=True),
+    "CIFAR-10, two classes, one rare": Task(
+        classes=((3, 4, 5), (2,)), labels=(70, 8), dirichlet=5.0, source="cifar10.npz", thinned=True),
+    "CIFAR-10, seven classes, 20 to 1": Task(
+        classes=((0,), (1,), (2,), (3,), (4,), (5,), (7,)), labels=(60, 12, 10, 8, 6, 4, 3), dirichlet=5.0,
+        source="cifar10.npz", thinned=True),
 }
 """Those without a set's name are of blood cells."""
 METHODS: Mapping[str, Mapping[str, Any]] = {
