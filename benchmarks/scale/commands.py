@@ -85,7 +85,6 @@ def grow(ledger: Path, *, silos: int, rounds: int) -> dict[str, int]:
     with contextlib.closing(sqlite3.connect(ledger, timeout=30, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA cache_size = -500000")
-        db.create_function("renamed", 2, lambda text, name: text and re.sub(r"silo-\d+", name, text))
         db.execute("BEGIN IMMEDIATE")
         model = "silo-0000"
         names = [f"silo-{number:04}" for number in range(silos)]
@@ -120,8 +119,8 @@ def _copy_round(db: sqlite3.Connection, number: int, model: str) -> None:
     _copy(db, "task", f"FROM task {of_all}", round=str(number), silo="members.name",
           task_id=f"task_id || '-{number}-' || members.name", update_id=f"update_id || '-{number}-' || members.name",
           opened_unix=times["opened_unix"], closed_unix=times["closed_unix"])
-    _copy(db, "declared_update", "FROM declared_update AS u JOIN (SELECT update_id AS accepted FROM task"
-          f" {where} AND silo = '{model}') ON accepted = u.update_id JOIN members",
+    _copy(db, "declared_update", "FROM declared_update JOIN (SELECT update_id AS accepted FROM task"
+          f" {where} AND silo = '{model}') ON accepted = declared_update.update_id JOIN members",
           update_id=f"update_id || '-{number}-' || members.name", task_id=f"task_id || '-{number}-' || members.name")
     _copy(db, "cost", f"FROM cost {of_all}", round=str(number), silo="members.name")
     db.execute(f"UPDATE round SET closed_unix = opened_unix + {_SECONDS_A_ROUND} WHERE study = '{STUDY}'"
@@ -131,8 +130,7 @@ def _copy_round(db: sqlite3.Connection, number: int, model: str) -> None:
 def _copy(db: sqlite3.Connection, table: str, origin: str, **changed: str) -> None:
     """Rows of a table once more, with other values in some columns."""
     columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-    named = table if " AS u " not in origin else "u"
-    values = ", ".join(changed.get(column, f"{named}.{column}") for column in columns)
+    values = ", ".join(changed.get(column, f"{table}.{column}") for column in columns)
     db.execute(f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} {origin}")
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.machine import processor_name
+from benchmarks.machine import machine_now
 from benchmarks.secure.measure import measure_bytes_of_messages, measure_protocol, measure_vectors
 from benchmarks.secure.results import write_results
-from semisilo.common import __version__
-from semisilo.common.process.processors import usable_processors
 
 HERE = Path(__file__).parent
 _SILOS = (3, 10, 32)
@@ -28,7 +24,7 @@ _QUICK_PARAMETERS = (100_000,)
 
 def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
     """Everything that RESULTS.md shows."""
-    load = os.getloadavg()[0]
+    machine = machine_now()
     torch.set_num_threads(1)
     vectors = []
     for parameters in _QUICK_PARAMETERS if quick else _PARAMETERS:
@@ -38,10 +34,8 @@ def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
                 vectors.append(measure_vectors(parameters=parameters, silos=silos, bits=bits, repeats=repeats))
     protocol = [measure_protocol(silos=silos, repeats=repeats) | {"bytes": measure_bytes_of_messages(silos)}
                 for silos in _SILOS]
-    machine = {"cpu": processor_name(), "cores": usable_processors(), "kernel": platform.release(),
-               "python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-               "load_before": load, "load_after": os.getloadavg()[0], "version": __version__}
-    return {"machine": machine, "quick": quick, "vectors": vectors, "protocol": protocol}
+    return {"machine": machine | {"load_after": os.getloadavg()[0]}, "quick": quick, "vectors": vectors,
+            "protocol": protocol}
 
 
 def main() -> int:
