@@ -38,7 +38,8 @@ over seeds. Each seed draws its own images, labels and split. *Labels alone*: th
 "strong"` on the same labels, with its search for a learning rate. *self-training* is `[method] name = "self_training"`
 with its defaults. Other methods have equal rounds, passes over the silos' images and steps on the labels in all: they
 begin from random weights, and take in their rounds what self-training takes in labels alone before them as well.
-One that is missing in a row was only run with fewer steps, as many in a round as self-training.
+One that is missing in a row was only run with fewer steps, as many in a round as self-training. *Seeds* are those of
+self-training; the others have fewer in some cells, as is said below.
 Where classes are imbalanced they have logit adjustment. *In one place*: one silo has all images, by FixMatch with as
 many labels at that silo, and by self-training; the second is the ceiling. 5 silos, 10 rounds, `small_cnn`; the cells
 are in `cells.py`.
@@ -86,7 +87,7 @@ def read_table(file: Path) -> Table:
             continue
         digests = {digest_of(study_of(cell, method, seed=seed, folder=Path("data"), fewer=True)): method + _FEWER,
                    digest_of(study_of(cell, method, seed=seed, folder=Path("data"))): method}
-        if (method := digests.get(line["study"], "")) == "":
+        if not (method := digests.get(line["study"], "")):
             continue
         values[cell][method][seed] = 100 * line["balanced_accuracy"]
         seconds[cell][method].append(line["processor_seconds"])
