@@ -109,13 +109,18 @@ def stream(count: int, *, first: int, length: int, seed: int, purpose: str) -> T
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
 
-def mixed_views(images_nCHW: Tensor, settings: AugmentationSettings, generator: torch.Generator, *,
-                batch_size: int) -> Tensor:
+def mixed_views(images_nCHW: Tensor, settings: AugmentationSettings, generator: torch.Generator, *, batch_size: int,
+                batches: int | None = None) -> Tensor:
     """Views of the images of whole batches, uint8: of each batch the first half strong, the rest weak.
 
     Strong views alone are worse where they change what the class hangs on, such as the colour of a stain.
+    Args:
+        batches: the first ones, for which this holds; of those after them all views are weak. None for all.
     """
-    is_strong_n = torch.arange(len(images_nCHW), device=images_nCHW.device) % batch_size < batch_size // 2
+    number_n = torch.arange(len(images_nCHW), device=images_nCHW.device)
+    is_strong_n = number_n % batch_size < batch_size // 2
+    if batches is not None:
+        is_strong_n &= number_n < batches * batch_size
     views_nCHW = images_nCHW.clone()
     views_nCHW[is_strong_n] = augment.strong(images_nCHW[is_strong_n], settings, generator)
     views_nCHW[~is_strong_n] = augment.weak(images_nCHW[~is_strong_n], settings, generator)
@@ -161,8 +166,8 @@ class AveragedTraining:
 
     def __init__(self, environment: Seeded, model: nn.Module, labelled: ImageSet, *, log_prior_K: Tensor | None,
                  chosen_n: Tensor | None = None, initial: Mapping[str, Tensor], sgd: SGDSettings, steps: int,
-                 batch_size: int, purpose: str, cosine: bool = True, momentum: Mapping[str, Tensor] | None = None,
-                 position: AveragedPosition | None = None) -> None:
+                 batch_size: int, purpose: str, plain_steps: int = 0, cosine: bool = True,
+                 momentum: Mapping[str, Tensor] | None = None, position: AveragedPosition | None = None) -> None:
         """
         Args:
             environment: the coordinator's, or a silo's task.
@@ -171,6 +176,7 @@ class AveragedTraining:
             labelled: with labels.
             chosen_n: indices of those that are learnt from, at least one; None for all.
             steps: at least 1.
+            plain_steps: so many of them, the last ones, take weak views that are not mixed.
             cosine: whether the learning rate of `sgd` falls to 0 over the steps, or is the same in all.
             momentum: to begin with; None for none.
         Raises: LayoutMismatch for a foreign position.
@@ -183,6 +189,7 @@ class AveragedTraining:
         self._lr = sgd.lr
         self._cosine = cosine
         self.steps = steps
+        self._plain_from = steps - plain_steps
         self._batch_size = batch_size
         self._purpose = purpose
         load_into(model, initial if position is None else position.parameters)
@@ -214,7 +221,7 @@ class AveragedTraining:
             views_nCHW = mixed_views(
                 self._images_NCHW[chosen_n].to(self._device), self._environment.augmentation,
                 torch_generator(self._environment.seed, f"{self._purpose}_views", round=block),
-                batch_size=self._batch_size)
+                batch_size=self._batch_size, batches=max(0, self._plain_from - block * in_block))
             labels_n = self._labels_N[chosen_n].to(self._device)
             batches = list(zip(torch.split(views_nCHW, self._batch_size), torch.split(labels_n, self._batch_size),
                                strict=True))[index:]
@@ -228,7 +235,9 @@ class AveragedTraining:
         seed, number = self._environment.seed, self.done
         self._optimiser.lr = cosine_lr(self._lr, round=number + 1, rounds=self.steps) if self._cosine else self._lr
         self._model.train()
-        share = float(numpy_generator(seed, f"{self._purpose}_mixup", round=number).beta(_MIXUP_A, _MIXUP_A))
+        share = 1.0
+        if number < self._plain_from:
+            share = float(numpy_generator(seed, f"{self._purpose}_mixup", round=number).beta(_MIXUP_A, _MIXUP_A))
         order_B = torch.randperm(len(labels_B), generator=torch_generator(
             seed, f"{self._purpose}_pairs", round=number)).to(self._device)
         input_BCHW = augment.to_input(views_BCHW, self._environment.image)

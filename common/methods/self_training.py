@@ -77,13 +77,19 @@ class SelfTrainingSettings(LabelTaskSettings):
     stands for another prior than logit_adjustment gives: 800 passes, but between 600 and 4000 steps."""
     coordinator_steps: int = 40
     """With labels at the coordinator: steps on them after every aggregation."""
+    labelled_views: Literal["mixed", "weak"] = field(default="mixed", metadata=ABSENT_AT_DEFAULT)
+    """With labels at the coordinator: what it looks at in coordinator_steps. "mixed": strong and weak views, mixed in
+    pairs, as before round 1. "weak": weak views as they are, as in SemiFL; better where silos see what the coordinator
+    sees and classes are told apart well, worse where they are hard to tell apart
+    (docs/decisions/0109-weak-views-of-the-labels.md)."""
     warm_up_rounds: int = 2
     """With labels-at-silo: rounds in which silos learn from their labels alone; others then abstain."""
     labelled_steps: int = 40
     """With labels-at-silo and -both: steps of a silo on its own labels in a round, after its pseudo-labels, where it
     has any."""
     labelled_batch: int = 32
-    """Images in such a step: half of them strong views, half weak ones, mixed in pairs (MixUp)."""
+    """Images in a step on labels: half of them strong views, half weak ones, mixed in pairs (MixUp), unless
+    labelled_views says otherwise."""
     logit_adjustment: float = 1.0
     """tau of Menon et al. (ICLR 2021, Eq. 10) for labelled images; at the coordinator where its classes differ by more
     than 1.5 to 1, at a silo always, since it may lack classes. The model stands for shares^(1 - tau), with 1 for equal
@@ -161,6 +167,7 @@ class SelfTrainingSettings(LabelTaskSettings):
         self.check_label_task(threshold=self.threshold, no_class_weights="self-training, whose "
                               "logit_adjustment corrects for the classes' sizes")
         used = {"warm_up_steps": self.labels_at_coordinator, "coordinator_steps": self.labels_at_coordinator,
+                "labelled_views": self.labels_at_coordinator,
                 "labelled_steps": self.labels_at_silos, "warm_up_rounds": not self.labels_at_coordinator}
         for name in (name for name, honoured in used.items() if not honoured):
             refuse_unused(self, name, f'scenario = "{self.scenario}"')

@@ -23,6 +23,7 @@ from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.training import check_finite, lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.storage.checkpoint import YOUNGER
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model, weighed
 from semisilo.coordinator.strategies.parts.batch_norm import has_images
 from semisilo.coordinator.strategies.parts.class_offsets import class_offsets, with_offsets
@@ -67,7 +68,7 @@ class SelfTrainingState(ServedState):
     """Share of what the silos returned that the gate let through."""
     participation: dict[str, int] = field(default_factory=dict)
     """Accepted updates of every silo so far, for FedFreq."""
-    offsets: dict[str, Tensor] | None = None
+    offsets: dict[str, Tensor] | None = field(default=None, metadata=YOUNGER)
     """What silos' statistics have raised the logits by, by the bias in `w` that it is subtracted from, float32 (K,); {}
     before the round's statistics. None where there are none, as in a study that began with an earlier version."""
 
@@ -215,6 +216,7 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
             self._environment, model, self._labelled, initial=initial, steps=steps, momentum=momentum, cosine=not round,
             sgd=sgd_settings(settings, self._lr(round), nesterov=settings.nesterov),
             batch_size=settings.labelled_batch, log_prior_K=log_prior_K, purpose=f"labelled_round_{round}",
+            plain_steps=steps if round and settings.labelled_views == "weak" else 0,
             position=None if kept is None else kept.left(AveragedPosition))
         text = f"{'training' if round else 'warm-up'} on {len(self._labelled)} labelled images"
         for _ in training.run():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,11 @@ def _round(strategy: SelfTrainingStrategy, state: SelfTrainingState, factors: di
 
 
 def _training(initial: dict[str, Tensor], *, lr: float, steps: int, round: int, cosine: bool,
-              momentum: dict[str, Tensor] | None, labelled: ImageSet = EVEN) -> AveragedTraining:
+              momentum: dict[str, Tensor] | None, labelled: ImageSet = EVEN, plain: bool = False) -> AveragedTraining:
     training = AveragedTraining(_environment(), _net(), labelled, initial=initial, sgd=SGDSettings(lr=lr), steps=steps,
                                 batch_size=6, log_prior_K=None if labelled.labels_N is None else log_prior(
                                     labelled.labels_N, 3), purpose=f"labelled_round_{round}", cosine=cosine,
-                                momentum=momentum)
+                                momentum=momentum, plain_steps=steps if plain else 0)
     for _ in training.run():
         pass
     return training
@@ -114,20 +114,37 @@ def test_in_the_place_of_a_warm_up_silos_start_from_given_parameters_with_statis
         warmed, w={}, batch_norm={}, own_statistics={})
 
 
-def test_a_round_is_average_then_momentum_then_steps_with_its_learning_rate() -> None:
+@pytest.mark.parametrize("views", ["weak", "mixed"])
+def test_a_round_is_average_then_momentum_then_steps_with_its_learning_rate(views: str) -> None:
     """Two rounds with the parts: server momentum 0.5, and the momentum of the steps carried over."""
-    strategy = _strategy()
+    strategy = _strategy(labelled_views=views)
     state1 = _round(strategy, _started(strategy), {"a": 0.1, "b": 0.3}, 1)
     state2 = _round(strategy, state1, {"a": -0.2}, 2)
     assert state2.global_buf is not None
     for name, tensor in state2.global_buf.items():  # g1 = -0.2; g2 = 0.2; buf2 = 0.5 * -0.2 + 0.2
         assert torch.allclose(tensor, torch.full_like(tensor, 0.1), atol=1e-6), name
     expected = _training(tensors.subtract(state1.w, state2.global_buf), lr=cosine_lr(0.03, round=2, rounds=4), steps=3,
-                         round=2, cosine=False, momentum=state1.opt_buf)
+                         round=2, cosine=False, momentum=state1.opt_buf, plain=views == "weak")
     assert _same(state2.w, expected.position().parameters)
     assert state2.opt_buf is not None
     assert _same(state2.opt_buf, expected.momentum())
     assert state2.labelled_loss == expected.loss
+
+
+def test_a_study_from_before_offsets_goes_on_without_them(tmp_path: Path) -> None:
+    now = _started(_strategy(UNEVEN))
+    older = [each.name for each in fields(now) if each.name != "offsets"]
+    earlier = make_dataclass("SelfTrainingState", older)
+    checkpoint.save(tmp_path / "state", earlier(*(getattr(now, name) for name in older)))
+    loaded = checkpoint.load(tmp_path / "state", SelfTrainingState)
+    after = _round(_strategy(UNEVEN), loaded, {"a": 0.1}, 1)
+    without = _strategy(UNEVEN, sbn_offsets=False)
+    assert after.offsets is None
+    assert _same(after.w, _round(without, _started(without), {"a": 0.1}, 1).w)
+
+
+def test_weak_views_of_the_labels_begin_in_round_1() -> None:
+    assert _same(_started(_strategy(labelled_views="weak")).w, _started(_strategy()).w)
 
 
 def test_without_updates_and_steps_the_model_stays() -> None:
