@@ -22,14 +22,16 @@ from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.coordinator.compute.strong_baseline import batch_size_of, images_of_study
 
 __all__ = ["ABLATIONS", "ABLATION_CELLS", "AT_ONE_PLACE", "BOTH_CELLS", "BOTH_METHODS", "CEILING", "CELLS",
-           "FIXMATCH_AT_ONE_PLACE", "LABELS_ALONE", "METHODS", "NO_PSEUDO_LABELS", "OURS", "SETS",
-           "SILO_CELLS", "SILO_METHODS", "Cell", "ImageSetOf", "digest_of", "methods_of", "study_of"]
+           "FIXMATCH_AT_ONE_PLACE", "LABELS_ALONE", "METHODS", "NO_PSEUDO_LABELS", "OTHERS", "OURS",
+           "SETS", "SILO_CELLS", "SILO_METHODS", "WEAK_VIEWS", "Cell", "ImageSetOf", "digest_of", "methods_of",
+           "study_of"]
 
 OURS = "self-training"
 LABELS_ALONE = "labels alone"
 FIXMATCH_AT_ONE_PLACE = "FixMatch on all images in one place"
 CEILING = "self-training on all images in one place"
 NO_PSEUDO_LABELS = "self-training, labels only"
+WEAK_VIEWS = "self-training, weak views"
 _SILOS, _ROUNDS, _LOCAL_EPOCHS, _BATCH, _STEPS = 5, 10, 3, 32, 40
 _IMBALANCE = 10.0
 _OF_IMBALANCED = 3
@@ -156,6 +158,14 @@ def _ours(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "self_training"}
 
 
+def _labels_only(cell: Cell, passes: int) -> dict[str, Any]:
+    return {"name": "self_training", "confidence_threshold": 1.0}
+
+
+def _weak_views(cell: Cell, passes: int) -> dict[str, Any]:
+    return {"name": "self_training", "labelled_views": "weak"}
+
+
 def _semifl(cell: Cell, passes: int) -> dict[str, Any]:
     return {"name": "semifl", "local_epochs": _LOCAL_EPOCHS, "unlabelled_batch": _BATCH, "labelled_batch": _BATCH,
             "coordinator_epochs": passes}
@@ -201,9 +211,14 @@ BOTH_METHODS: dict[str, dict[str, Any]] = {
     NO_PSEUDO_LABELS: {"name": "self_training", **_AT_BOTH, "confidence_threshold": 1.0},
 }
 """Of cells with labels at both. With the second no image is ever confident enough."""
-METHODS = {OURS: _ours, "SemiFL": _semifl, "FedAvg + FixMatch": _fixmatch, "FedMatch": _fedmatch, "FedMix": _fedmix,
+METHODS = {OURS: _ours, WEAK_VIEWS: _weak_views, NO_PSEUDO_LABELS: _labels_only, "SemiFL": _semifl,
+           "FedAvg + FixMatch": _fixmatch, "FedMatch": _fedmatch, "FedMix": _fedmix,
            FIXMATCH_AT_ONE_PLACE: _fixmatch_at_one_place, CEILING: _ours}
-"""Besides labels alone, which are measured in the study of our own method."""
+"""Besides labels alone, which are measured in the study of our own method. With the third no image is ever confident
+enough, so that only the coordinator trains on."""
+OTHERS = tuple(name for name in METHODS
+               if name not in (OURS, WEAK_VIEWS, NO_PSEUDO_LABELS, FIXMATCH_AT_ONE_PLACE, CEILING))
+"""The federated ones that self-training is held against."""
 AT_ONE_PLACE = (FIXMATCH_AT_ONE_PLACE, CEILING)
 """Not federated: one silo has all images, with FixMatch the labels as well."""
 
@@ -225,6 +240,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "learning rate 0.01": {"lr": 0.01},
     "10 steps on the labels a round": {"coordinator_steps": 10},
     "80 steps on the labels a round": {"coordinator_steps": 80},
+    "weak views of the labels in rounds": {"labelled_views": "weak"},
     "statistics of the coordinator alone": {"sbn_source": "coordinator"},
     "without offsets": {"sbn_offsets": False},
     "uplink int8": {},
@@ -273,7 +289,9 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path, fewer: bool = 
     return {
         **({"wire": {"uplink": _UPLINKS[method]}} if method in _UPLINKS else {}),
         "study": {"rounds": _ROUNDS, "seed": seed,
-                  "labelled_only_baseline": not cell.labels_at_silos and method in (OURS, CEILING, *ABLATIONS)},
+                  "labelled_only_baseline": not cell.labels_at_silos and (
+                      method in (OURS, WEAK_VIEWS, CEILING, *ABLATIONS)
+                      or (method == NO_PSEUDO_LABELS and not cell.labels_at_both))},
         "model": {"name": "small_cnn"},
         "data": {"image": image, "validation_share": "0%"},
         "augmentation": dict(of.augmentation), "method": settings,

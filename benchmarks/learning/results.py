@@ -12,7 +12,6 @@ from typing import Any
 from benchmarks.learning.cells import (
     ABLATION_CELLS,
     ABLATIONS,
-    AT_ONE_PLACE,
     BOTH_CELLS,
     BOTH_METHODS,
     CEILING,
@@ -21,9 +20,11 @@ from benchmarks.learning.cells import (
     LABELS_ALONE,
     METHODS,
     NO_PSEUDO_LABELS,
+    OTHERS,
     OURS,
     SILO_CELLS,
     SILO_METHODS,
+    WEAK_VIEWS,
     Cell,
     digest_of,
     study_of,
@@ -36,10 +37,12 @@ _HEAD = """# Does the federation beat the labels alone?
 Written by `make bench-learning`. Balanced accuracy in per cent on the sets' own test images after the last round, mean
 over seeds. Each seed draws its own images, labels and split. *Labels alone*: the strong line of `baseline_recipe =
 "strong"` on the same labels, with its search for a learning rate. *self-training* is `[method] name = "self_training"`
-with its defaults. Other methods have equal rounds, passes over the silos' images and steps on the labels in all: they
-begin from random weights, and take in their rounds what self-training takes in labels alone before them as well.
-One that is missing in a row was only run with fewer steps, as many in a round as self-training. *Seeds* are those of
-self-training; the others have fewer in some cells, as is said below.
+with its defaults, *weak views* with `labelled_views = "weak"`. *Labels only* is self-training without a single
+pseudo-label: the coordinator alone trains on, for as many steps, so that the difference came from unlabelled images.
+Other methods have equal rounds, passes over the silos' images and steps on the labels in all: they begin from random
+weights, and take in their rounds what self-training takes in labels alone before them as well. One that is missing in
+a row was only run with fewer steps, as many in a round as self-training. *Seeds* are those of self-training; the
+others have fewer in some cells, as is said below.
 Where classes are imbalanced they have logit adjustment. *In one place*: one silo has all images, by FixMatch with as
 many labels at that silo, and by self-training; the second is the ceiling. 5 silos, 10 rounds, `small_cnn`; the cells
 are in `cells.py`.
@@ -106,12 +109,8 @@ def write_page(folder: Path) -> None:
     (folder / "RESULTS.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 
-def _others() -> list[str]:
-    return [name for name in METHODS if name != OURS and name not in AT_ONE_PLACE]
-
-
 def _cells(table: Table) -> list[str]:
-    names = [LABELS_ALONE, OURS, *_others()]
+    names = [LABELS_ALONE, OURS, WEAK_VIEWS, NO_PSEUDO_LABELS, *OTHERS]
     rows = [f"| cell | labels a class | seeds | {' | '.join(names)} | FixMatch in one place | ceiling |"
             " ours - labels alone (worst seed) |",
             "|---|---:|---:|" + "---:|" * (len(names) + 3)]
@@ -185,6 +184,12 @@ def _summary(table: Table) -> list[str]:
             f" mean {statistics.fmean(gains.values()):+.1f} points |",
             f"| never below by more than 1 point | worst cell {min(gains.values()):+.1f}, worst seed"
             f" {min(table.differences(worst, OURS, LABELS_ALONE)):+.1f} ({worst.name}) |"]
+    for words, other, sign in (("what pseudo-labels add to the same steps on the labels", NO_PSEUDO_LABELS, 1.0),
+                               ("what weak views of the labels add", WEAK_VIEWS, -1.0)):
+        if added := [sign * statistics.fmean(found) for cell in cells
+                     if (found := table.differences(cell, OURS, other))]:
+            rows.append(f"| (no target) {words} | more than nothing in {sum(gain > 0 for gain in added)} of"
+                        f" {len(added)} cells, mean {statistics.fmean(added):+.1f} points |")
     if found := _against_others(table, cells):
         rows.append("| above the best of the other methods in two thirds of the cells, each with as many steps on the"
                     f" labels or with fewer, as it does better | {found} |")
@@ -203,7 +208,7 @@ def _against_others(table: Table, cells: list[Cell]) -> str:
     best: list[float] = []
     for cell in cells:
         of_each = [[statistics.fmean(found) for name in (other, other + _FEWER)
-                    if (found := table.differences(cell, OURS, name))] for other in _others()]
+                    if (found := table.differences(cell, OURS, name))] for other in OTHERS]
         if all(of_each):
             best.append(min(map(min, of_each)))
     return "" if not best else (f"{sum(value > 0 for value in best)} of {len(best)}, mean against each cell's best"
