@@ -216,11 +216,10 @@ METHODS = {OURS: _ours, WEAK_VIEWS: _weak_views, NO_PSEUDO_LABELS: _labels_only,
            FIXMATCH_AT_ONE_PLACE: _fixmatch_at_one_place, CEILING: _ours}
 """Besides labels alone, which are measured in the study of our own method. With the third no image is ever confident
 enough, so that only the coordinator trains on."""
-OTHERS = tuple(name for name in METHODS
-               if name not in (OURS, WEAK_VIEWS, NO_PSEUDO_LABELS, FIXMATCH_AT_ONE_PLACE, CEILING))
-"""The federated ones that self-training is held against."""
 AT_ONE_PLACE = (FIXMATCH_AT_ONE_PLACE, CEILING)
 """Not federated: one silo has all images, with FixMatch the labels as well."""
+OTHERS = tuple(name for name in METHODS if name not in (OURS, WEAK_VIEWS, NO_PSEUDO_LABELS, *AT_ONE_PLACE))
+"""The federated ones that self-training is held against."""
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {

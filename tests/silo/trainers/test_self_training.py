@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from semisilo.common.config import to_dict
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
@@ -367,12 +368,19 @@ def test_the_threshold_is_the_scenarios_unless_it_is_set() -> None:
 def test_settings_of_the_other_scenario_are_refused() -> None:
     for changes, what in (({"scenario": "labels-at-silo", "coordinator_steps": 3}, "coordinator_steps"),
                           ({"scenario": "labels-at-silo", "warm_up_steps": 3}, "warm_up_steps"),
+                          ({"scenario": "labels-at-silo", "labelled_views": "weak"}, "labelled_views"),
                           ({"labelled_steps": 3}, "labelled_steps"), ({"warm_up_rounds": 3}, "warm_up_rounds"),
                           ({"scenario": "labels-at-both", "warm_up_rounds": 3}, "warm_up_rounds")):
         with pytest.raises(ValueError, match=what):
             SelfTrainingSettings(**changes)  # type: ignore[arg-type]
     both = SelfTrainingSettings(scenario="labels-at-both", warm_up_steps=3, coordinator_steps=3, labelled_steps=3)
     assert (both.labels_at_coordinator, both.labels_at_silos) == (True, True)
+
+
+def test_how_labels_are_viewed_is_told_only_where_it_is_not_as_earlier_versions_did_it() -> None:
+    """A silo of an earlier version refuses a setting that it does not know."""
+    assert "labelled_views" not in to_dict(SelfTrainingSettings())
+    assert to_dict(SelfTrainingSettings(labelled_views="weak"))["labelled_views"] == "weak"
 
 
 def test_settings_without_effect_are_refused() -> None:
