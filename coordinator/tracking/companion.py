@@ -45,11 +45,11 @@ async def keep_tracking(folder: Path, *, again_seconds: float = _AGAIN_SECONDS,
 async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    try:
-        async with asyncio.timeout(seconds):
-            await process.wait()
-    except TimeoutError:
+    # Not asyncio.timeout: before Python 3.11.3 it does not time out in a task that was cancelled, as this one was.
+    ended = asyncio.ensure_future(process.wait())
+    await asyncio.wait({ended}, timeout=seconds)
+    if not ended.done():
         _LOG.warning("the tracker does not answer; what it has missed is sent at the next start")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+    await ended

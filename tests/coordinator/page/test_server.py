@@ -89,6 +89,35 @@ def test_an_open_stream_does_not_keep_the_page_from_ending(filled: Filled, monke
     served(filled, work)
 
 
+def test_a_server_that_does_not_end_does_not_keep_the_page_from_ending(
+        filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    async def endless(self: object, sockets: object = None) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("server")
+
+    async def scenario() -> None:
+        settings, service = PageSettings(listen="127.0.0.1:0"), service_of(filled)
+        close = service.close
+
+        async def closed() -> None:
+            ended.append("service")
+            await close()
+        monkeypatch.setattr(service, "close", closed)
+        running = asyncio.ensure_future(PageServer(service, bind(settings.listen), settings).run())
+        await asyncio.sleep(0.01)  # it serves
+        running.cancel()
+        async with asyncio.timeout(300):
+            await asyncio.gather(running, return_exceptions=True)
+        assert ended == ["server", "service"]
+    monkeypatch.setattr("uvicorn.Server.serve", endless)
+    monkeypatch.setattr("semisilo.common.page.web_server.GRACE_SECONDS", -0.9)
+    asyncio.run(scenario())
+
+
 def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisilo.common.page.web_server._MOST_CONNECTIONS", 3)
 

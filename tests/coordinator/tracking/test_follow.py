@@ -129,7 +129,8 @@ def test_it_writes_while_serve_runs_comes_back_when_killed_and_tells_the_rest_at
     assert set(children()) == before
 
 
-def test_a_tracker_that_hangs_does_not_keep_serve_from_ending(filled: Filled) -> None:
+def test_a_tracker_that_hangs_does_not_keep_serve_from_ending(filled: Filled,
+                                                              caplog: pytest.LogCaptureFixture) -> None:
     configured(filled.federation, "tensorboard = true")
     before = set(children())
 
@@ -138,11 +139,15 @@ def test_a_tracker_that_hangs_does_not_keep_serve_from_ending(filled: Filled) ->
         await until(lambda: set(children()) - before)
         child, = set(children()) - before
         os.kill(child, signal.SIGSTOP)
+        # Until then SIGTERM would still end it. And asyncio itself ends a process that it has just started.
+        await until(lambda: "(stopped)" in Path(f"/proc/{child}/status").read_text(encoding="ascii"))
+        await asyncio.sleep(0.05)
         tracking.cancel()
         async with asyncio.timeout(300):
             await asyncio.gather(tracking, return_exceptions=True)
     asyncio.run(scenario())
     assert set(children()) == before
+    assert "the tracker does not answer" in caplog.text
 
 
 @pytest.mark.slow
