@@ -1,7 +1,8 @@
 """Silos that lie, for the benchmark alone: a trainer that does something else than the method's at some silos.
 
 `attacking` puts it in the place of a built-in method's trainer in this process, so no study file and no other program
-can reach it. Label flip and backdoor act on what the silo trains on; the others on what it returns.
+can reach it. Label flip and backdoor act on what the silo trains on; the others on what it returns, `STATISTICS` on the
+batch-norm statistics that it has measured.
 
 Shapes: B images of C channels, H rows and W columns.
 """
@@ -24,11 +25,14 @@ from semisilo.common.learning.training import train_labelled
 from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.plugins import load_half
+from semisilo.common.methods.spec import MEASURING
 from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
 
-__all__ = ["ABSENT", "ATTACKS", "TARGET", "Attack", "attacking", "chosen_silos", "patched"]
+__all__ = ["ABSENT", "ATTACKS", "STATISTICS", "TARGET", "Attack", "attacking", "chosen_silos", "patched"]
 
 ATTACKS = ("sign flip", "x10", "x1000", "label flip", "Gaussian noise", "free rider", "backdoor")
+STATISTICS = "statistics"
+"""For methods that ask silos for them."""
 ABSENT = "absent"
 """No attack: the silos that would lie send nothing at all. What is left is what a rule that knew them could reach."""
 TARGET = 0
@@ -37,6 +41,8 @@ _PATCH = 3
 """Side of the patch in pixels: a chessboard of bright and dark ones in the lower right corner."""
 _NOISE = 10.0
 """Length of the noise over that of the honest update."""
+_DEVIATIONS = 4.0
+"""By how many standard deviations means are too high: near enough to the others' to be believed by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +50,7 @@ class Attack:
     """What some silos do in every round."""
 
     kind: str
-    """One of `ATTACKS`, or `ABSENT`."""
+    """One of `ATTACKS`, `STATISTICS` or `ABSENT`."""
     silos: frozenset[str]
     num_classes: int
 
@@ -94,9 +100,12 @@ class AttackingTrainer:
     def train(self, task: SiloTask, data: SiloData, memory: Any) -> tuple[Update, Any]:
         """As the honest one, or a lie."""
         attack = self._attack
-        if task.silo not in attack.silos or task.phase != "train":
+        acts = task.phase in MEASURING if attack.kind == STATISTICS else task.phase == "train"
+        if task.silo not in attack.silos or not acts:
             result: tuple[Update, Any] = self._honest.train(task, data, memory)
             return result
+        if attack.kind == STATISTICS:
+            return self._mismeasured(task, data, memory)
         if attack.kind == ABSENT:
             return Update(abstention="no_data"), memory
         if attack.kind in ("label flip", "backdoor"):
@@ -117,6 +126,15 @@ class AttackingTrainer:
         generator = torch_generator(task.seed, "benchmark_noise", round=task.round, silo=task.silo)
         noise = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in honest.items()}
         return tensors.scale(noise, _NOISE * tensors.norm(honest) / tensors.norm(noise))
+
+    def _mismeasured(self, task: SiloTask, data: SiloData, memory: Any) -> tuple[Update, Any]:
+        update, kept = self._honest.train(task, data, memory)
+        if update.abstention:
+            return update, kept
+        sent = update.groups["batch_norm"]
+        false = {name: tensor + _DEVIATIONS * sent.tensors[f"{name.removesuffix('.mean')}.var"].sqrt()
+                 if name.endswith(".mean") else tensor for name, tensor in sent.tensors.items()}
+        return replace(update, groups={**update.groups, "batch_norm": replace(sent, tensors=false)}), kept
 
     def _mislearnt(self, task: SiloTask, data: SiloData, memory: Any) -> tuple[Update, Any]:
         """Trains on wrong labels: all shifted by one class, or half of the images with the patch and the target."""

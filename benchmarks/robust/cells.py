@@ -11,10 +11,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.robust.attacks import ABSENT, ATTACKS
+from benchmarks.robust.attacks import ABSENT, ATTACKS, STATISTICS
 
-__all__ = ["METHODS", "NETWORK", "NOBODY", "RULES", "SEEDS", "SILOS", "SPLITS", "Cell", "cells", "digest_of",
-           "study_of"]
+__all__ = [
+    "METHODS",
+    "NETWORK",
+    "NOBODY",
+    "RULES",
+    "SEEDS",
+    "SILOS",
+    "SPLITS",
+    "Cell",
+    "attacks_on",
+    "cells",
+    "digest_of",
+    "rules_of",
+    "study_of",
+]
 
 SILOS = 10
 NETWORK = "benchmarks.robust.network:TinyCNN"
@@ -38,15 +51,18 @@ RULES: dict[str, dict[str, Any]] = {
     "FLTrust": {"rule": "fltrust"},
     "judge": {"rule": "judge", "byzantine_silos": _F},
 }
-"""Table [robust]. "mean" is the plain one; "bound" is the default: the mean with a bound on lengths."""
+"""Table [robust]. "mean" is the plain one; "bound" is the default: the mean with bounds on lengths and on what
+statistics do."""
 METHODS: dict[str, dict[str, Any]] = {
     "SemiFL": {"name": "semifl", "local_epochs": 2, "unlabelled_batch": 32, "labelled_batch": 32, "mix_weight": 0.0,
                "confidence_threshold": 0.8},
     "FedAvg": {"name": "fedavg", "objective": "sl", "local_epochs": 2, "labelled_batch": 32, "lr": 0.1,
                "momentum": 0.9, "nesterov": True, "lambda_s": 1.0, "schedule": "cosine", "clip_norm": 1.0},
+    "self-training": {"name": "self_training"},
 }
-"""SemiFL: labels at the coordinator. FedAvg: all images of the silos are labelled, and the coordinator has as many
-validation images as it has labels with SemiFL; rules that need labels to learn from are refused there."""
+"""SemiFL and self-training, with its defaults: labels at the coordinator. FedAvg: all images of the silos are labelled,
+and the coordinator has as many validation images as it has labels with SemiFL; rules that need labels to learn from are
+refused there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +72,21 @@ class Cell:
     method: str
     split: str
     attack: str
-    """One of `ATTACKS`, `ABSENT` or `NOBODY`."""
+    """One of `ATTACKS`, `STATISTICS`, `ABSENT` or `NOBODY`."""
     attackers: int
     rule: str
+
+
+def rules_of(method: str) -> tuple[str, ...]:
+    """Which rules meet liars there."""
+    if method == "self-training":
+        return ("mean", "bound", "median", "judge")
+    return tuple(rule for rule in RULES if (method, rule) != ("FedAvg", "FLTrust"))
+
+
+def attacks_on(method: str) -> tuple[str, ...]:
+    """What liars do there: with self-training silos measure batch-norm statistics as well."""
+    return (*ATTACKS, STATISTICS) if method == "self-training" else ATTACKS
 
 
 def cells(method: str) -> Iterator[Cell]:
@@ -69,15 +97,17 @@ def cells(method: str) -> Iterator[Cell]:
         for split in SPLITS:
             if attackers:
                 yield Cell(method, split, ABSENT, attackers, "mean")
-            for attack in ATTACKS if attackers else (NOBODY,):
-                for rule in RULES:
-                    if (method, rule) != ("FedAvg", "FLTrust"):
-                        yield Cell(method, split, attack, attackers, rule)
+            for attack in attacks_on(method) if attackers else (NOBODY,):
+                for rule in rules_of(method):
+                    yield Cell(method, split, attack, attackers, rule)
 
 
 def study_of(cell: Cell, *, seed: int) -> dict[str, Any]:
     """The tables of one study."""
     at_silo = cell.method == "FedAvg"
+    robust = RULES[cell.rule]
+    if (cell.method, cell.rule) == ("self-training", "mean"):
+        robust = {**robust, "statistics_bound": 0.0}
     split = {**SPLITS[cell.split], "silos": SILOS}
     image: dict[str, Any] = {"size": 8, "channels": 1}
     if at_silo:
@@ -88,7 +118,7 @@ def study_of(cell: Cell, *, seed: int) -> dict[str, Any]:
     return {"study": {"rounds": 10, "seed": seed, "labelled_only_baseline": False}, "model": {"name": NETWORK},
             "data": {"image": image, **({} if at_silo else {"validation_share": "0%"})},
             "augmentation": {"policy": "small", "without": ["Invert", "Solarize"]}, "method": METHODS[cell.method],
-            "numerics": {"threads": 1}, "robust": RULES[cell.rule],
+            "numerics": {"threads": 1}, "robust": robust,
             "simulation": {"data": "digits", "silos_test": False, "split": split}}
 
 

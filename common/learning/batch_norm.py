@@ -30,7 +30,7 @@ from semisilo.common.numerics.side_by_side import results_in_order
 __all__ = [
     "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",
     "StatisticsMissing", "batches", "convert", "from_tensors", "layers_of", "load", "measure",
-    "measuring_steps", "merge", "normalisation_layer", "to_tensors",
+    "measuring_steps", "merge", "normalisation_layer", "to_tensors", "without",
 ]
 
 Normalisation = Literal["static_batch", "group", "layer", "none"]
@@ -370,6 +370,27 @@ def _merge_layer(parts: Sequence[LayerStatistics]) -> LayerStatistics:
     for part in parts:
         squares_C += (part.count - 1) * part.var + part.count * (part.mean - mean_C).square()
     return LayerStatistics(float(total), mean_C, squares_C / max(total - 1, 1.0))
+
+
+def without(merged: Statistics, part: Statistics) -> Statistics:
+    """What `merge` would have given without one of its parts, to rounding; {} where nothing is left.
+
+        n = N - n_p    mu = (N M - n_p mu_p) / n
+        var = ((N - 1) V - (n_p - 1) var_p - n_p (mu_p - M)^2 - n (mu - M)^2) / (n - 1)
+
+    with N, M and V the merged ones.
+    """
+    rest: Statistics = {}
+    for name, all_ in merged.items():
+        gone = part[name]
+        count = all_.count - gone.count
+        if count < 1:
+            return {}
+        mean_C = (all_.count * all_.mean - gone.count * gone.mean) / count
+        squares_C = ((all_.count - 1) * all_.var - (gone.count - 1) * gone.var
+                     - gone.count * (gone.mean - all_.mean).square() - count * (mean_C - all_.mean).square())
+        rest[name] = LayerStatistics(count, mean_C, squares_C.clamp(min=0.0) / max(count - 1, 1.0))
+    return rest
 
 
 def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

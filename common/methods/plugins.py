@@ -38,7 +38,7 @@ _NEW_NAMES = {
     "common.data": "semisilo.common.data",
     "common.errors": "semisilo.common.errors",
     "coordinator.weights": "semisilo.coordinator.strategies.parts.weights",
-    "coordinator.static_statistics": "semisilo.coordinator.strategies.parts.batch_norm",
+    "coordinator.static_statistics": "semisilo.coordinator.strategies.batch_norm.statistics",
     "silo.statistics": "semisilo.silo.trainers.batch_norm_phase",
 }
 """Where the modules that methods import have gone: until version 0.1 they stood at top level (decision 0018)."""

@@ -30,7 +30,7 @@ EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 Scenario = Literal[EitherScenario, "labels-at-both"]
 """Who holds labels. With labels-at-both the coordinator does, and silos may: some, a few, of some classes."""
 StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
-"""Who measures static batch-norm statistics: `semisilo.coordinator.strategies.parts.batch_norm`."""
+"""Who measures static batch-norm statistics: `semisilo.coordinator.strategies.batch_norm.statistics`."""
 
 MAX_COUNT = 10**9
 """Largest number of images or steps that a silo may claim; a product of two still fits into 64 bits."""

@@ -53,8 +53,8 @@ from semisilo.common.methods.contract import Environment, Phase, Task, TensorGro
 from semisilo.common.methods.fed_shvr import JOINS, LOST, FedSHVRSettings
 from semisilo.common.methods.parts.secure_sum import STEPS
 from semisilo.common.storage.checkpoint import YOUNGER
+from semisilo.coordinator.strategies.batch_norm.statistics import StatisticsTally
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
-from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
 from semisilo.coordinator.strategies.parts.robust import CUT, GONE

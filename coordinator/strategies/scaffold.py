@@ -31,9 +31,9 @@ from semisilo.common.learning.robust.norms import norm_limit
 from semisilo.common.methods.contract import Environment, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.scaffold import ScaffoldSettings
 from semisilo.common.storage.checkpoint import YOUNGER
+from semisilo.coordinator.strategies.batch_norm.statistics import StatisticsTally
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
-from semisilo.coordinator.strategies.parts.batch_norm import StatisticsTally
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
 from semisilo.coordinator.strategies.parts.robust import CUT, GONE
 

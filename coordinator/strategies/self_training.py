@@ -24,9 +24,9 @@ from semisilo.common.learning.training import check_finite, lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.storage.checkpoint import YOUNGER
+from semisilo.coordinator.strategies.batch_norm.class_offsets import class_offsets, with_offsets
+from semisilo.coordinator.strategies.batch_norm.statistics import has_images
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model, weighed
-from semisilo.coordinator.strategies.parts.batch_norm import has_images
-from semisilo.coordinator.strategies.parts.class_offsets import class_offsets, with_offsets
 from semisilo.coordinator.strategies.parts.gate import Gate, through_gate
 from semisilo.coordinator.strategies.parts.labelled_hints import model_prior
 from semisilo.coordinator.strategies.parts.labelled_training import labelled_images, model_at_coordinator

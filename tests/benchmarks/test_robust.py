@@ -9,8 +9,19 @@ import pytest
 import torch
 
 from benchmarks.robust import results
-from benchmarks.robust.attacks import ABSENT, ATTACKS, Attack, attacking, chosen_silos, patched
-from benchmarks.robust.cells import METHODS, NOBODY, RULES, SILOS, Cell, cells, digest_of, study_of
+from benchmarks.robust.attacks import ABSENT, STATISTICS, Attack, attacking, chosen_silos, patched
+from benchmarks.robust.cells import (
+    METHODS,
+    NOBODY,
+    RULES,
+    SILOS,
+    Cell,
+    attacks_on,
+    cells,
+    digest_of,
+    rules_of,
+    study_of,
+)
 from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.contract import Meaning, SiloTask, TensorGroup, Update
 from semisilo.simulation.settings import load_simulated_study
@@ -19,11 +30,14 @@ NAMES = tuple(f"silo-{index:03d}" for index in range(SILOS))
 
 
 class HonestTrainer:
-    """Sends ones."""
+    """Sends ones; measures a mean of 1 and a variance of 4."""
 
     Memory = type(None)
 
     def train(self, task: SiloTask, data: object, memory: None) -> tuple[Update, None]:
+        if task.phase == "statistics":
+            measured = {"a.mean": torch.ones(2), "a.var": torch.full((2,), 4.0), "a.count": torch.tensor([9])}
+            return Update(groups={"batch_norm": TensorGroup(measured, Meaning.VALUES)}, num_examples=3), None
         return Update(groups={"model": TensorGroup({"w": torch.ones(4)}, Meaning.DIFFERENCE)}, num_examples=3), None
 
 
@@ -67,6 +81,23 @@ def test_an_absent_silo_abstains_and_trains_nothing(monkeypatch: pytest.MonkeyPa
             assert (bool(update.abstention), bool(update.groups)) == (silo in liars, silo not in liars)
 
 
+def test_liars_that_mismeasure_train_honestly(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from semisilo.common.methods.plugins import load_half
+
+    monkeypatch.setitem(BUILT_IN, "self_training", replace(BUILT_IN["self_training"],
+                                                           trainer=f"{__name__}:HonestTrainer"))
+    liars = chosen_silos(NAMES, 2, seed=1)
+    with attacking("self_training", Attack(kind=STATISTICS, silos=liars, num_classes=10)):
+        trainer = load_half("self_training", "trainer")()
+        for silo in NAMES:
+            assert trainer.train(_task(silo), None, None)[0].groups["model"].tensors["w"].tolist() == [1.0] * 4
+            sent = trainer.train(_task(silo, "statistics"), None, None)[0].groups["batch_norm"].tensors
+            assert sent["a.mean"].tolist() == [9.0 if silo in liars else 1.0] * 2
+            assert (sent["a.var"].tolist(), sent["a.count"].tolist()) == ([4.0, 4.0], [9])
+
+
 def test_fewer_liars_are_among_more_and_another_seed_draws_others() -> None:
     assert len(chosen_silos(NAMES, 3, seed=1)) == 3
     assert chosen_silos(NAMES, 1, seed=1) < chosen_silos(NAMES, 2, seed=1) < chosen_silos(NAMES, 3, seed=1)
@@ -83,8 +114,8 @@ def test_the_patch_is_a_chessboard_in_one_corner() -> None:
 def test_every_cell_is_a_study_that_may_be_run(method: str) -> None:
     found = list(cells(method))
     assert len(found) == len(set(found))
-    assert {cell.attack for cell in found} == {*ATTACKS, ABSENT, NOBODY}
-    assert {cell.rule for cell in found} == set(RULES) - ({"FLTrust"} if method == "FedAvg" else set())
+    assert {cell.attack for cell in found} == {*attacks_on(method), ABSENT, NOBODY}
+    assert {cell.rule for cell in found} == set(rules_of(method)) <= set(RULES)
     for rule in {cell.rule for cell in found}:
         load_simulated_study(study_of(Cell(method, "even", NOBODY, 0, rule), seed=1))
 

@@ -733,13 +733,13 @@ _ALONE = _mutants(
     ("who-is-set-aside-stays-in-the-sum", "coordinator/strategies/fed_shvr.py",
      "renew=tally.renew or GONE.format(gone[0])", "renew=tally.renew",
      "tests/coordinator/strategies/test_fed_shvr.py::test_what_a_silo_has_left_in_the_sum_goes_with_it"),
-    ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/parts/batch_norm.py",
+    ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/batch_norm/statistics.py",
      'merges, count = robust.rule in ("none", "norm_clipping"), len', "merges, count = True, len",
-     "tests/coordinator/strategies/parts/test_batch_norm.py::"
+     "tests/coordinator/strategies/batch_norm/test_statistics.py::"
      "test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range"),
-    ("statistics-that-nobody-can-have-are-merged", "coordinator/strategies/parts/batch_norm.py",
+    ("statistics-that-nobody-can-have-are-merged", "coordinator/strategies/batch_norm/statistics.py",
      "out = merges and not far.believed", "out = False",
-     "tests/coordinator/strategies/parts/test_batch_norm.py::"
+     "tests/coordinator/strategies/batch_norm/test_statistics.py::"
      "test_statistics_far_from_those_of_the_others_are_left_out_and_named"),
     ("an-error-while-folding-fails-the-study", "coordinator/compute/operations.py",
      "            with _guarded():\n                tally, after = strategy.fold(",
@@ -764,9 +764,30 @@ _ALONE = _mutants(
     ("the-judge-forgets-the-bound", "coordinator/strategies/parts/judge.py",
      "return found_S * scale_S", "return found_S",
      "tests/coordinator/strategies/parts/test_judge.py::test_an_update_counts_as_it_is_scaled"),
-    ("offsets-count-images-and-not-classes", "coordinator/strategies/parts/class_offsets.py",
+    ("many-silos-are-left-out-of-statistics", "coordinator/strategies/batch_norm/trial.py",
+     "for each in order[:silos // 2]:", "for each in order:",
+     "tests/coordinator/strategies/batch_norm/test_trial.py::"
+     "test_where_most_look_unlike_the_coordinator_nobody_is_left_out"),
+    ("liars-that-cancel-stay-in-statistics", "coordinator/strategies/batch_norm/trial.py",
+     "key=lambda each: -each.distance", "key=lambda each: relief[each.silo]",
+     "tests/coordinator/strategies/batch_norm/test_trial.py::test_who_spoils_the_answers_is_left_out_and_nobody_else"),
+    ("a-liar-among-strangers-stays-in-statistics", "coordinator/strategies/batch_norm/trial.py",
+     "way.rise <= found.rise / 2", "False",
+     "tests/coordinator/strategies/batch_norm/test_trial.py::"
+     "test_of_silos_that_look_unlike_the_coordinator_one_that_makes_it_much_worse_is_left_out"),
+    ("statistics-are-tried-without-noise", "coordinator/strategies/batch_norm/trial.py",
+     " - difference_variance(difference_M, weights_M, strata_M).sqrt()", "",
+     "tests/coordinator/strategies/batch_norm/test_trial.py::test_spoilt_is_what_rises_by_more_than_the_bound_beyond_noise"),
+    ("spoiling-statistics-are-named-and-count", "coordinator/strategies/batch_norm/statistics.py",
+     "\" coordinator's own images\", left_out=True)", "\" coordinator's own images\", left_out=False)",
+     "tests/coordinator/strategies/batch_norm/test_trial.py::"
+     "test_in_the_phase_a_liar_is_named_and_the_others_count_as_if_it_had_not_answered"),
+    ("what-leaves-a-merge-leaves-no-gap", "common/learning/batch_norm.py",
+     " - count * (mean_C - all_.mean).square())", ")",
+     "tests/common/learning/test_batch_norm.py::test_what_is_left_of_a_merge_without_one_of_its_parts"),
+    ("offsets-count-images-and-not-classes", "coordinator/strategies/batch_norm/class_offsets.py",
      "torch.stack(of_classes).mean(dim=0)", "raised_NK.mean(dim=0)",
-     "tests/coordinator/strategies/parts/test_class_offsets.py"
+     "tests/coordinator/strategies/batch_norm/test_class_offsets.py"
      "::test_offsets_are_the_mean_over_classes_of_what_the_logits_rise_by"),
     ("offsets-add-up-over-rounds", "coordinator/strategies/self_training.py",
      "with_offsets(w, state.offsets or {}, sign=1.0)", "with_offsets(w, {}, sign=1.0)",

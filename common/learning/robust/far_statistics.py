@@ -28,7 +28,7 @@ from torch import Tensor
 from semisilo.common.learning.batch_norm import Statistics
 from semisilo.common.learning.robust.coordinatewise import coordinate_median
 
-__all__ = ["BELIEVED", "FEWEST", "NAMED", "Far", "Limit", "Middle", "far_from", "middle_of"]
+__all__ = ["BELIEVED", "FEWEST", "NAMED", "Far", "Limit", "Middle", "distance", "far_from", "middle_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,23 @@ def middle_of(voices: Sequence[Statistics]) -> dict[str, Middle]:
     return found
 
 
+def distance(middle: Mapping[str, Middle], voice: Statistics) -> float:
+    """How far a silo's statistics are from the others' where they are farthest, in units of `NAMED`; 0 where there are
+    too few to compare."""
+    return _farthest(middle, voice)[1]
+
+
 def far_from(middle: Mapping[str, Middle], voice: Statistics) -> Far | None:
     """Where a silo's statistics are farthest beyond `NAMED`; None where they are not."""
-    found, most = None, 1.0
+    far, excess = _farthest(middle, voice)
+    return far if excess > 1 else None
+
+
+def _farthest(middle: Mapping[str, Middle], voice: Statistics) -> tuple[Far | None, float]:
+    found, most = None, 0.0
     for layer, each in middle.items():
         q_C = each.mean_squares(voice[layer].mean, voice[layer].var)
         of_layer, of_channel = float(q_C.mean()), float(q_C.max())
         if (excess := NAMED.excess(of_layer, of_channel)) > most:
             found, most = Far(layer=layer, of_layer=of_layer, of_channel=of_channel), excess
-    return found
+    return found, most

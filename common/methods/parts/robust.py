@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from semisilo.common.config import ABSENT_AT_DEFAULT
 from semisilo.common.methods.uplink import Uplink
 
-__all__ = ["NEEDS_BYZANTINE", "RULES", "WITHOUT_IMAGES", "RobustSettings", "Rule", "fewest_updates", "refused"]
+__all__ = ["NEEDS_BYZANTINE", "RULES", "STATISTICS_BOUND", "WITHOUT_IMAGES", "RobustSettings", "Rule", "fewest_updates",
+           "refused"]
 
 Rule = Literal["none", "norm_clipping", "coordinate_median", "trimmed_mean", "geometric_median", "multi_krum",
                "fltrust", "judge"]
@@ -26,6 +28,9 @@ WITHOUT_IMAGES: tuple[Rule, ...] = tuple(rule for rule in RULES if rule not in (
 """Those that need no labelled images at the coordinator."""
 NEEDS_BYZANTINE: tuple[Rule, ...] = ("trimmed_mean", "multi_krum")
 """Rules that must be told how many silos may lie."""
+STATISTICS_BOUND = 0.2
+"""Nats. Honest silos raised the loss by 0.02 where their images looked like the coordinator's, by 0.08 with other
+scanners (docs/decisions/0110-statistics-on-trial.md)."""
 _NOT_SPARSE: tuple[Rule, ...] = ("coordinate_median", "trimmed_mean", "multi_krum")
 """Rules that compare silos number by number: where each sends other ones, the median of nearly all is 0."""
 
@@ -52,17 +57,31 @@ class RobustSettings:
     one is shortened to that. Acts from three updates on. 0 turns it off. "norm_clipping" and "judge" always shorten to
     the median. Numbers of steps count likewise where updates are multiplied by their mean ("fednova", "fed_shvr"): with
     no more than so many times the median, with a rule than the median."""
+    statistics_bound: float = field(default=STATISTICS_BOUND, metadata=ABSENT_AT_DEFAULT)
+    """By how many nats batch-norm statistics that silos measure may raise the mean loss on the coordinator's labelled
+    images, or its validation images where it has none. Where those of a few silos raise it further, these are left out.
+    0 turns it off. With rules that compare silos these have the trimmed mean in its place."""
 
     def __post_init__(self) -> None:
         if self.byzantine_silos < 0:
             raise ValueError(f"byzantine_silos = {self.byzantine_silos}: must be at least 0.")
         if not (self.norm_bound == 0 or (self.norm_bound >= 1 and math.isfinite(self.norm_bound))):
             raise ValueError(f"norm_bound = {self.norm_bound}: must be at least 1, or 0 for none.")
+        if not (self.statistics_bound >= 0 and math.isfinite(self.statistics_bound)):
+            raise ValueError(f"statistics_bound = {self.statistics_bound}: must be at least 0; 0 for none.")
+        if not self.merges_statistics and self.statistics_bound != STATISTICS_BOUND:
+            raise ValueError(f'statistics_bound = {self.statistics_bound:g} has no effect on rule = "{self.rule}",'
+                             " which takes the trimmed mean of statistics: leave it out.")
         if self.rule in NEEDS_BYZANTINE and not self.byzantine_silos:
             raise ValueError(f'rule = "{self.rule}" needs byzantine_silos: how many silos may lie, 1 or more.')
         if self.rule == "fltrust" and self.byzantine_silos:
             raise ValueError(f'byzantine_silos = {self.byzantine_silos} has no effect on rule = "{self.rule}": leave it'
                              " out, or choose another rule.")
+
+    @property
+    def merges_statistics(self) -> bool:
+        """Whether batch-norm statistics of silos are merged by their counts; else they have the trimmed mean."""
+        return self.rule in ("none", "norm_clipping")
 
     @property
     def length_bound(self) -> float:

@@ -48,6 +48,7 @@ from semisilo.common.methods.contract import (
     UpdateHeader,
 )
 from semisilo.common.methods.fedmatch import FedMatchSettings
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
@@ -65,7 +66,6 @@ from semisilo.coordinator.strategies.fedmatch.scoring import (
 )
 from semisilo.coordinator.strategies.fedmatch.shadow_downlink import SparseDownlink
 from semisilo.coordinator.strategies.parts.averaging import WeightLimits, weight_limits
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.count_cap import capped_weights
 from semisilo.coordinator.strategies.parts.labelled_training import labelled_images
 from semisilo.coordinator.strategies.parts.phases import TRAIN, TrainAndMeasure

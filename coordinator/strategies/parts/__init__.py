@@ -1,4 +1,4 @@
-"""What the coordinator halves of several methods share: averaging, labelled training, batch-norm statistics, weights.
+"""What the coordinator halves of several methods share: averaging, labelled training, weights.
 
 Imports `common` alone; strategies import it, and nobody else but the tests.
 """

@@ -18,9 +18,10 @@ from torch import Tensor
 from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 from semisilo.common.methods.spec import MEASURING, StatisticsSource
+from semisilo.coordinator.strategies.batch_norm.statistics import StaticStatistics, StatisticsTally
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, difference_to
-from semisilo.coordinator.strategies.parts.batch_norm import StaticStatistics, StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints
+from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 from semisilo.coordinator.strategies.parts.robust import RobustAveraging
 from semisilo.coordinator.strategies.parts.served import ServedGroups
 
@@ -162,7 +163,8 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
                  round: int) -> tuple[TallyT | StatisticsTally, Mapping[str, float]]:
         """As `train_appraise`; or batch-norm statistics by the rule of [robust]."""
         if isinstance(tally, StatisticsTally):
-            return self._statistics.appraised(tally, updates), {}
+            return self._statistics.appraised(tally, updates, round=round, model=lambda: model_at_coordinator(
+                self._environment, self.sent_model(state).tensors, round=round)), {}
         return self.train_appraise(state, tally, updates, round=round)
 
     def notices(self, tally: TallyT | StatisticsTally) -> Mapping[str, str]:

@@ -52,6 +52,20 @@ class _Through(nn.Module):
         return through
 
 
+def test_what_is_left_of_a_merge_without_one_of_its_parts() -> None:
+    parts = [{"a": LayerStatistics(count, torch.randn(3, generator=_generator(index), dtype=torch.float64),
+                                   torch.rand(3, generator=_generator(index + 9), dtype=torch.float64))}
+             for index, count in enumerate((50.0, 7.0, 300.0))]
+    merged = batch_norm.merge(parts)
+    for gone in range(3):
+        left = batch_norm.without(merged, parts[gone])["a"]
+        wanted = batch_norm.merge([part for index, part in enumerate(parts) if index != gone])["a"]
+        assert left.count == wanted.count
+        assert torch.allclose(left.mean, wanted.mean, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(left.var, wanted.var, rtol=1e-10, atol=1e-12)
+    assert batch_norm.without(parts[0], parts[0]) == {}
+
+
 def test_oracle_s4_merge_of_three_parts() -> None:
     parts = [{"bn": LayerStatistics(float(n), torch.tensor([m], dtype=torch.float64),
                                     torch.tensor([v], dtype=torch.float64))}

@@ -26,8 +26,8 @@ from semisilo.common.methods.fed_shvr import FedSHVRSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.fed_shvr import FedSHVRSiloState, FedSHVRState, FedSHVRStrategy, FedSHVRTally
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.silo.trainers.fed_shvr import FedSHVRMemory, control_to_keep, received_correction

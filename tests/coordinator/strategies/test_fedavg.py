@@ -21,9 +21,9 @@ from semisilo.common.methods.contract import CoordinatorData, Environment, Meani
 from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, apply_global_momentum
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))

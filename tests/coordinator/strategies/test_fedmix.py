@@ -24,8 +24,8 @@ from semisilo.common.methods.fedmix import FEDMIX, FedMixSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.fedmix import FedMixState, FedMixStrategy
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.labelled_training import CoordinatorTraining
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from tests.each_of import each_of

@@ -25,8 +25,8 @@ from semisilo.common.methods.fedrgd import FEDRGD, FedRGDSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.fedrgd import FedRGDSilo, FedRGDState, FedRGDStrategy, fedrgd_lr
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.labelled_training import CoordinatorTraining
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from tests.each_of import each_of

@@ -23,7 +23,7 @@ from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy, warm_up_steps
 

@@ -22,8 +22,8 @@ from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from tests.each_of import each_of

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.batch_norm import LayerStatistics, Statistics
-from semisilo.common.learning.robust.far_statistics import BELIEVED, NAMED, Far, far_from, middle_of
+from semisilo.common.learning.robust.far_statistics import BELIEVED, NAMED, Far, distance, far_from, middle_of
 
 
 def _of(mean: float, var: float = 1.0, *, channels: int = 4) -> Statistics:
@@ -41,6 +41,13 @@ def test_named_from_ten_on_and_not_believed_above_fifty() -> None:
         assert (list(far) == [3]) is named, q
         assert not named or far[3].believed is believed, q
     assert (NAMED.of_layer, BELIEVED.of_layer) == (10.0, 50.0)
+
+
+def test_the_distance_is_in_units_of_what_is_named() -> None:
+    middle = middle_of([_of(0.0), _of(0.0), _of(0.0)])
+    assert distance(middle, _of((20 * 1.05001 - 1) ** 0.5)) == pytest.approx(2.0)
+    assert distance(middle, _of(0.0)) == pytest.approx(0.1 / 1.05001)
+    assert distance({}, _of(7.0)) == 0.0
 
 
 def test_one_channel_of_many_is_enough() -> None:

@@ -20,7 +20,9 @@ def _study(**robust: object) -> dict[str, object]:
     ({"rule": "trimmed_mean"}, "needs byzantine_silos"), ({"rule": "multi_krum"}, "needs byzantine_silos"),
     ({"rule": "fltrust", "byzantine_silos": 2}, 'no effect on rule = "fltrust"'),
     ({"rule": "judge", "byzantine_silos": -1}, "at least 0"), ({"norm_bound": 0.5}, "at least 1, or 0"),
-    ({"norm_bound": float("inf")}, "at least 1, or 0"), ({"rule": "krum"}, "rule")])
+    ({"norm_bound": float("inf")}, "at least 1, or 0"), ({"statistics_bound": -0.1}, "at least 0; 0 for none"),
+    ({"statistics_bound": float("nan")}, "at least 0; 0 for none"),
+    ({"statistics_bound": 0.0, "rule": "judge"}, 'no effect on rule = "judge"'), ({"rule": "krum"}, "rule")])
 def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, object], said: str) -> None:
     with pytest.raises(BadConfiguration, match=r"\[robust\]") as error:
         config_from_dict(_study(**settings), where="study.toml")
@@ -29,7 +31,7 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, object]
 
 def test_the_default_is_the_plain_mean_with_a_bound() -> None:
     robust = config_from_dict(_study(), where="study.toml").robust
-    assert (robust.rule, robust.norm_bound) == ("none", 5.0)
+    assert (robust.rule, robust.norm_bound, robust.statistics_bound) == ("none", 5.0, 0.2)
 
 
 def test_the_plain_mean_is_told_for_its_counts_alone_how_many_may_lie() -> None:

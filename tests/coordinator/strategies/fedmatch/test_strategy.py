@@ -24,9 +24,9 @@ from semisilo.common.methods.fedmatch import FedMatchSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
 from semisilo.coordinator.strategies.fedmatch.helpers import noise_image, pool_psi, pool_silos
 from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchShadow, FedMatchState, FedMatchStrategy
-from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
 from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))

@@ -18,7 +18,7 @@ from semisilo.common.methods.contract import CoordinatorData, Environment, Meani
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import StatisticsSource
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
-from semisilo.coordinator.strategies.parts.batch_norm import StaticStatistics
+from semisilo.coordinator.strategies.batch_norm.statistics import StaticStatistics
 from tests.each_of import each_of
 
 
@@ -80,7 +80,7 @@ def _robust(answers: Mapping[str, Mapping[str, Tensor]], robust: RobustSettings,
     headers = tuple(UpdateHeader(silo, 50, {}) for silo in answers)
     groups = [{"batch_norm": TensorGroup(dict(each), Meaning.VALUES)} for each in answers.values()]
     with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as updates:
-        tally = statistics.appraised(statistics.begin(own, {}), updates)
+        tally = statistics.appraised(statistics.begin(own, {}), updates, model=_net, round=1)
     for header, each in zip(headers, groups, strict=True):
         tally = statistics.fold(tally, header, each)
     return statistics.finish(tally, _of(1, 9.0))
@@ -111,7 +111,7 @@ def _appraised(answers: Mapping[str, Mapping[str, Tensor]], own: Mapping[str, Te
     headers = tuple(UpdateHeader(silo, 50, {}) for silo in answers)
     groups = [{"batch_norm": TensorGroup(dict(each), Meaning.VALUES)} for each in answers.values()]
     with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as updates:
-        tally = statistics.appraised(statistics.begin(own or {}, {}), updates)
+        tally = statistics.appraised(statistics.begin(own or {}, {}), updates, model=_net, round=1)
     for header, each in zip(headers, groups, strict=True):
         tally = statistics.fold(tally, header, each)
     return statistics.finish(tally, _of(1, 9.0)), tally.notices
@@ -165,7 +165,7 @@ def test_where_all_statistics_are_impossible_the_last_rounds_stay(robust: Robust
 def test_of_very_many_silos_some_make_the_median_and_all_are_held_against_it(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten of forty: every fourth, so one of the liars is among them."""
-    monkeypatch.setattr("semisilo.coordinator.strategies.parts.batch_norm._MOST_COMPARED", 10)
+    monkeypatch.setattr("semisilo.coordinator.strategies.batch_norm.statistics._MOST_COMPARED", 10)
     answers = {f"s{number:02d}": _of(100, 1.0 + number / 40, 2.0) for number in range(40)}
     liars = {"s07": _of(10, 1e12), "s20": _of(10, -1e9), "s33": _of(0, 7.0)}
     found, notices = _appraised({**answers, **liars})
@@ -255,7 +255,7 @@ def test_under_a_rule_a_group_with_a_liar_moves_no_statistics_out_of_the_honest_
     sums = [_sum_of({30: _of_images(30, mean, 2.0), 31: _of_images(31, mean, 2.0)}, used) for mean in (1.0, 2.0, 60.0)]
     headers = tuple(header for header, _ in sums)
     with SpooledUpdates(headers, lambda index: sums[index][1], norms=[None] * 3, scratch=Path()) as updates:
-        tally = summing.appraised(summing.begin({}, used), updates)
+        tally = summing.appraised(summing.begin({}, used), updates, model=_net, round=1)
     for header, groups in sums:
         tally = summing.fold(tally, header, groups)
     found = summing.finish(tally, {})

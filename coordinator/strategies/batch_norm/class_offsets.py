@@ -5,7 +5,7 @@ labels. Statistics of the silos' images have the silos' class shares and devices
 logits of some classes then rise and of others fall, whatever the image
 (docs/decisions/0107-offsets-of-batch-norm-statistics.md).
 
-Tests: tests/coordinator/strategies/parts/test_class_offsets.py.
+Tests: tests/coordinator/strategies/batch_norm/test_class_offsets.py.
 
 Shapes: N images, K classes.
 """

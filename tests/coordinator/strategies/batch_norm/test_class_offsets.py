@@ -11,7 +11,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.evaluation import logits_of
-from semisilo.coordinator.strategies.parts.class_offsets import class_offsets, classifier_bias, with_offsets
+from semisilo.coordinator.strategies.batch_norm.class_offsets import class_offsets, classifier_bias, with_offsets
 
 FORM = ImageForm(size=2, channels=1, mean=(0.0,), std=(1.0,))
 

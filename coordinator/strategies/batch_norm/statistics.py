@@ -22,8 +22,9 @@ Source: SemiFL (Diao et al., NeurIPS 2022) section 3.4.
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -35,7 +36,7 @@ from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.averaging.moments import from_moments, to_moments
 from semisilo.common.learning.batch_norm import LayerStatistics
 from semisilo.common.learning.robust.coordinatewise import trimmed_statistics
-from semisilo.common.learning.robust.far_statistics import far_from, middle_of
+from semisilo.common.learning.robust.far_statistics import Middle, distance, far_from, middle_of
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods import spec as names
@@ -50,6 +51,7 @@ from semisilo.common.methods.contract import (
     Updates,
 )
 from semisilo.common.methods.spec import StatisticsSource
+from semisilo.coordinator.strategies.batch_norm.trial import MOST_TRIED, Candidate, StatisticsTrial
 
 __all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally", "has_images"]
 
@@ -114,6 +116,9 @@ class StaticStatistics:
         """Of one image in one channel; layers behind strides have fewer."""
         self._asks_silos = bool(self._layers) and source != "coordinator"
         self._measures = bool(self._layers) and source != "silos"
+        self._trial = StatisticsTrial(environment, self._images) if (
+            environment.robust.statistics_bound and self._asks_silos and self._images is not None
+            and self._images.labels_N is not None) else None
 
     @property
     def needed(self) -> bool:
@@ -134,8 +139,9 @@ class StaticStatistics:
         Args:
             report_from: share of the reported work that is done before, 0..1; None reports nothing.
         """
-        if not self._measures:
-            return {}
+        return self._measured_here(model, round=round, report_from=report_from) if self._measures else {}
+
+    def _measured_here(self, model: nn.Module, *, round: int, report_from: float | None = None) -> dict[str, Tensor]:
         assert self._images is not None
         report = self._environment.report
         found = batch_norm.measure(
@@ -177,10 +183,12 @@ class StaticStatistics:
         """Starts with the coordinator's own part. Args: as of `reference`."""
         return StatisticsTally(statistics=dict(own), reference=self.reference(own, used))
 
-    def appraised(self, tally: StatisticsTally, updates: Updates) -> StatisticsTally:
-        """With notices of silos whose statistics are impossible, or far from the others' (`far_from`). Those that
-        are too far to be believed are left out of the merge, and so are impossible ones. The same object where there
-        are none, so that an honest round keeps its bits.
+    def appraised(self, tally: StatisticsTally, updates: Updates, *, model: Callable[[], nn.Module],
+                  round: int) -> StatisticsTally:
+        """With notices of silos whose statistics are impossible, far from the others' (`far_from`), or spoil the
+        answers for the coordinator's own images with labels (`StatisticsTrial`). Those that are too far to be believed
+        or spoil them are left out of the merge, and so are impossible ones. The same object where there are none, so
+        that an honest round keeps its bits.
 
         With a rule of [robust] that compares silos: the trimmed mean of theirs and of the coordinator's own, each with
         one voice whatever count it claims, however far it is. `byzantine_silos` are left out at both ends of every
@@ -189,7 +197,7 @@ class StaticStatistics:
         if not updates.headers:
             return tally
         robust = self._environment.robust
-        merges, count = robust.rule in ("none", "norm_clipping"), len(updates.headers)
+        merges, count = robust.merges_statistics, len(updates.headers)
         own = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
         # A rule needs all of them at once. The median of very many would fill the memory, and that of some will do.
         held: dict[int, batch_norm.Statistics] = {}
@@ -206,7 +214,8 @@ class StaticStatistics:
                 tally = _noted(tally, header.silo, "its batch-norm statistics are far from the others'"
                                f"{' and are left out' if out else ''}: {far.text}", left_out=out)
         if merges:
-            return tally
+            return tally if self._trial is None else self._tried(
+                self._trial, tally, updates, middle, model=model(), round=round)
         voices = [*own, *held.values()]
         trim = robust.byzantine_silos or max(0, (len(voices) - 1) // 2)
         if len(voices) <= 2 * trim:
@@ -220,6 +229,36 @@ class StaticStatistics:
                                                torch.stack([layer.var for layer in layers]), trim=trim)
             merged[name] = LayerStatistics(min(layer.count for layer in layers), mean_C, var_C)
         return replace(tally, statistics=_float64_form(merged), settled=True)
+
+    def _tried(self, trial: StatisticsTrial, tally: StatisticsTally, updates: Updates, middle: Mapping[str, Middle], *,
+               model: nn.Module, round: int) -> StatisticsTally:
+        """Without silos whose statistics spoil the answers for the coordinator's images."""
+        merged, silos = batch_norm.from_tensors(tally.statistics), 0
+        own = merged or batch_norm.from_tensors(self._measured_here(model, round=round))
+        for _, theirs in self._counted(tally, updates):
+            merged, silos = batch_norm.merge([merged, theirs] if merged else [theirs]), silos + 1
+        if not silos:
+            return tally
+        candidates = heapq.nlargest(MOST_TRIED, (
+            Candidate(silo=silo, statistics=theirs, distance=distance(middle, theirs))
+            for silo, theirs in self._counted(tally, updates)), key=lambda each: each.distance)
+        found = trial.verdict(model, own=own, merged=merged, candidates=candidates, silos=silos)
+        if found.spoilt:
+            _LOG.warning("round %d: with silos' batch-norm statistics the loss on the coordinator's own images is %.2f"
+                         " nats higher, and no few silos are to blame: their images may look unlike the coordinator's",
+                         round, found.rise)
+        for silo in found.left_out:
+            tally = _noted(tally, silo, "its batch-norm statistics are left out: they spoil the answers for the"
+                           " coordinator's own images", left_out=True)
+        return tally
+
+    def _counted(self, tally: StatisticsTally, updates: Updates) -> Iterator[tuple[str, batch_norm.Statistics]]:
+        """Of each silo that is not left out, as its statistics count in the merge."""
+        for index, header in enumerate(updates.headers):
+            if header.silo not in tally.left_out:
+                theirs = self._theirs(tally, header, updates.read(index))
+                if not isinstance(theirs, BadPayload):
+                    yield header.silo, _weighing_no_more(theirs, header.num_examples * self._most_positions)
 
     def fold(self, tally: StatisticsTally, header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> StatisticsTally:
         """Merges one silo's statistics.
