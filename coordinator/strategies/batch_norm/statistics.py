@@ -215,7 +215,7 @@ class StaticStatistics:
                                f"{' and are left out' if out else ''}: {far.text}", left_out=out)
         if merges:
             return tally if self._trial is None else self._tried(
-                self._trial, tally, updates, middle, model=model(), round=round)
+                self._trial, tally, updates, held, middle, model=model(), round=round)
         voices = [*own, *held.values()]
         trim = robust.byzantine_silos or max(0, (len(voices) - 1) // 2)
         if len(voices) <= 2 * trim:
@@ -230,19 +230,23 @@ class StaticStatistics:
             merged[name] = LayerStatistics(min(layer.count for layer in layers), mean_C, var_C)
         return replace(tally, statistics=_float64_form(merged), settled=True)
 
-    def _tried(self, trial: StatisticsTrial, tally: StatisticsTally, updates: Updates, middle: Mapping[str, Middle], *,
-               model: nn.Module, round: int) -> StatisticsTally:
-        """Without silos whose statistics spoil the answers for the coordinator's images."""
+    def _tried(self, trial: StatisticsTrial, tally: StatisticsTally, updates: Updates,
+               held: Mapping[int, batch_norm.Statistics], middle: Mapping[str, Middle], *, model: nn.Module,
+               round: int) -> StatisticsTally:
+        """Without silos whose statistics spoil the answers for the coordinator's images.
+
+        Args:
+            held: those of some updates, which need not be read again.
+        """
         merged, silos = batch_norm.from_tensors(tally.statistics), 0
         own = merged or batch_norm.from_tensors(self._measured_here(model, round=round))
-        for _, theirs in self._counted(tally, updates):
+        for _, theirs in self._counted(tally, updates, held):
             merged, silos = batch_norm.merge([merged, theirs] if merged else [theirs]), silos + 1
         if not silos:
             return tally
-        candidates = heapq.nlargest(MOST_TRIED, (
-            Candidate(silo=silo, statistics=theirs, distance=distance(middle, theirs))
-            for silo, theirs in self._counted(tally, updates)), key=lambda each: each.distance)
-        found = trial.verdict(model, own=own, merged=merged, candidates=candidates, silos=silos)
+        found = trial.verdict(model, own=own, merged=merged, silos=silos, candidates=lambda: heapq.nlargest(
+            MOST_TRIED, (Candidate(silo=silo, statistics=theirs, distance=distance(middle, theirs))
+                         for silo, theirs in self._counted(tally, updates, held)), key=lambda each: each.distance))
         if found.spoilt:
             _LOG.warning("round %d: with silos' batch-norm statistics the loss on the coordinator's own images is %.2f"
                          " nats higher, and no few silos are to blame: their images may look unlike the coordinator's",
@@ -252,11 +256,12 @@ class StaticStatistics:
                            " coordinator's own images", left_out=True)
         return tally
 
-    def _counted(self, tally: StatisticsTally, updates: Updates) -> Iterator[tuple[str, batch_norm.Statistics]]:
+    def _counted(self, tally: StatisticsTally, updates: Updates, held: Mapping[int, batch_norm.Statistics]
+                 ) -> Iterator[tuple[str, batch_norm.Statistics]]:
         """Of each silo that is not left out, as its statistics count in the merge."""
         for index, header in enumerate(updates.headers):
             if header.silo not in tally.left_out:
-                theirs = self._theirs(tally, header, updates.read(index))
+                theirs = held.get(index) or self._theirs(tally, header, updates.read(index))
                 if not isinstance(theirs, BadPayload):
                     yield header.silo, _weighing_no_more(theirs, header.num_examples * self._most_positions)
 

@@ -21,7 +21,7 @@ Source: ours, after the rule of rejecting what has a negative impact (Barreno et
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,16 +97,16 @@ class StatisticsTrial:
         self._weights_M = class_balanced_weights(self._strata_M)
         self._bound = environment.robust.statistics_bound
 
-    def verdict(self, model: nn.Module, *, own: Statistics, merged: Statistics, candidates: Sequence[Candidate],
-                silos: int) -> Verdict:
+    def verdict(self, model: nn.Module, *, own: Statistics, merged: Statistics, silos: int,
+                candidates: Callable[[], Sequence[Candidate]]) -> Verdict:
         """Who is left out.
 
         Args:
             model: that is measured; its statistics are changed.
             own: of the coordinator's images.
             merged: of everybody, `own` among them where the coordinator has a part in them.
-            candidates: whose are in `merged`, at most `MOST_TRIED`.
             silos: how many are in `merged`.
+            candidates: gives those who may be left out, at most `MOST_TRIED`; asked where it comes to that.
         """
         before_M = self._losses(model, own)
         if not bool(torch.isfinite(before_M).all()):
@@ -123,10 +123,11 @@ class StatisticsTrial:
         found = tried(merged)
         if not found.spoilt:
             return found
-        relief = {each.silo: tried(batch_norm.without(merged, each.statistics)).rise for each in candidates}
+        asked = candidates()
+        relief = {each.silo: tried(batch_norm.without(merged, each.statistics)).rise for each in asked}
         ways: list[Verdict] = []
-        for order in (sorted(candidates, key=lambda each: relief[each.silo]),
-                      sorted(candidates, key=lambda each: -each.distance)):
+        for order in (sorted(asked, key=lambda each: relief[each.silo]),
+                      sorted(asked, key=lambda each: -each.distance)):
             rest, out = merged, list[str]()
             for each in order[:silos // 2]:
                 rest = batch_norm.without(rest, each.statistics)

@@ -62,7 +62,7 @@ def _found(silos: Mapping[str, Statistics], *, with_own: bool = True) -> Verdict
     merged = batch_norm.merge([*([own] if with_own else []), *silos.values()])
     distance = {name: abs(float(each["0"].mean) - MEAN) for name, each in silos.items()}
     return StatisticsTrial(_environment(), IMAGES).verdict(
-        _net(), own=own, merged=merged, silos=len(silos), candidates=[
+        _net(), own=own, merged=merged, silos=len(silos), candidates=lambda: [
             Candidate(silo=name, statistics=each, distance=distance[name]) for name, each in silos.items()])
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_is_broken_says_nothing_of_statistics() -> None:
     own, liar = _shifted(0.0), _shifted(6.0)
     assert StatisticsTrial(_environment(), IMAGES).verdict(
         net, own=own, merged=batch_norm.merge([own, liar]), silos=2,
-        candidates=[Candidate(silo="x", statistics=liar, distance=1.0)]) == Verdict()
+        candidates=lambda: [Candidate(silo="x", statistics=liar, distance=1.0)]) == Verdict()
 
 
 def test_findings_are_each_a_question() -> None:
@@ -118,7 +118,7 @@ def test_findings_are_each_a_question() -> None:
     own, liar = _shifted(0.0, count=6), _shifted(6.0)
     trial = StatisticsTrial(_environment(images), images)
     for statistics, out in ((liar, ("x",)), (_shifted(0.2), ())):
-        assert trial.verdict(_net(), own=own, merged=batch_norm.merge([own, statistics]), silos=2, candidates=[
+        assert trial.verdict(_net(), own=own, merged=batch_norm.merge([own, statistics]), silos=2, candidates=lambda: [
             Candidate(silo="x", statistics=statistics, distance=1.0)]).left_out == out
 
 
