@@ -118,8 +118,9 @@ def test_findings_are_each_a_question() -> None:
     own, liar = _shifted(0.0, count=6), _shifted(6.0)
     trial = StatisticsTrial(_environment(images), images)
     for statistics, out in ((liar, ("x",)), (_shifted(0.2), ())):
-        assert trial.verdict(_net(), own=own, merged=batch_norm.merge([own, statistics]), silos=2, candidates=lambda: [
-            Candidate(silo="x", statistics=statistics, distance=1.0)]).left_out == out
+        candidate = Candidate(silo="x", statistics=statistics, distance=1.0)
+        assert trial.verdict(_net(), own=own, merged=batch_norm.merge([own, statistics]), silos=2,
+                             candidates=[candidate].copy).left_out == out
 
 
 def test_spoilt_is_what_rises_by_more_than_the_bound_beyond_noise() -> None:
