@@ -22,6 +22,7 @@ from benchmarks.robust.cells import (
     rules_of,
     study_of,
 )
+from benchmarks.robust.run import run_cell
 from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.contract import Meaning, SiloTask, TensorGroup, Update
 from semisilo.simulation.settings import load_simulated_study
@@ -138,3 +139,12 @@ def test_the_page_counts_what_is_lost_against_the_honest_mean(tmp_path: Path) ->
     assert "| judge | +10.0 | 3 x10 | +4.0 | 3 x10 |  | 7.0 |" in page
     assert "| absent | 3 | 84.0 (1) |" in page
     assert "| backdoor | 3 |" in page
+
+
+@pytest.mark.slow
+def test_three_liars_of_ten_do_not_spoil_a_study_of_self_training_by_false_statistics() -> None:
+    """As a new study has it, 40 labels; without the bound the model ends as good as a guess."""
+    accuracy = {rule: run_cell(Cell("self-training", "even", STATISTICS, 3, rule), seed=4)["accuracy"]
+                for rule in ("bound", "mean")}
+    assert accuracy["bound"] > 0.88
+    assert accuracy["mean"] < 0.3
