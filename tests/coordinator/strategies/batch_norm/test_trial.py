@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
+from semisilo.common.learning.averaging.moments import to_moments
 from semisilo.common.learning.batch_norm import LayerStatistics, StaticBatchNorm, Statistics
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.parts.robust import RobustSettings
@@ -169,6 +170,30 @@ def test_where_all_look_unlike_the_coordinator_they_count_and_the_log_says_so(
     assert notices == {}
     record, = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert "no few silos are to blame: their images may look unlike the coordinator's" in record.getMessage()
+
+
+def test_behind_masks_a_group_with_a_liar_is_left_out_and_a_single_sum_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """Every image gives one value."""
+    summing = StaticStatistics(replace(_environment(), summed=True), "coordinator+silos")
+    own = batch_norm.to_tensors(_shifted(0.0, count=6), counts=True)
+    reference = summing.reference(own, {})
+
+    def after(groups: Mapping[str, float]) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+        headers = tuple(UpdateHeader(name, 100, {}) for name in groups)
+        sums = [{"batch_norm": TensorGroup(to_moments(_shifted(by), reference), Meaning.VALUES)}
+                for by in groups.values()]
+        with SpooledUpdates(headers, lambda index: sums[index], norms=[None] * len(headers), scratch=Path()) as updates:
+            tally = summing.appraised(summing.begin(own, {}), updates, model=_net, round=1)
+        for header, each in zip(headers, sums, strict=True):
+            tally = summing.fold(tally, header, each)
+        return summing.finish(tally, {}), tally.notices
+
+    found, notices = after({"group-1": 0.1, "group-2": 6.0, "group-3": -0.1})
+    assert list(notices) == ["group-2"]
+    assert float(found["0.mean"][0]) == pytest.approx(MEAN, rel=1e-3)
+    found, notices = after({"silos": 6.0})
+    assert notices == {}
+    assert "no few silos are to blame" in caplog.text
 
 
 def test_of_very_many_silos_the_farthest_are_tried() -> None:
