@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["METHODS", "TASKS", "Dealt", "Scanner", "Task", "deal", "images_of", "seen_by", "write_page"]
+__all__ = ["METHODS", "SEEN", "TASKS", "Dealt", "Scanner", "Task", "deal", "images_of", "seen_by", "write_page"]
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "shifted.jsonl"
@@ -46,7 +46,10 @@ class Scanner:
 
 SCANNERS = (Scanner((1.0, 1.0, 1.0), 1.0, 0.0), Scanner((1.1, 0.9, 0.95), 0.8, 0.02),
             Scanner((0.85, 1.0, 1.1), 1.25, 0.04), Scanner((0.95, 1.05, 0.8), 1.0, 0.0))
-"""The first is the hub's. Of silos and test images as many are of each."""
+"""The first is the hub's."""
+SEEN: Mapping[str, tuple[Scanner, ...]] = {
+    "as the hub": (), "four scanners": SCANNERS, "another scanner": (SCANNERS[2],)}
+"""By what silos' and test images are seen, as many by each; by none as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +119,12 @@ def seen_by(scanner: Scanner, images_NHWC: Images, random: np.random.Generator) 
     return np.round(shown * 255.0).astype(np.uint8)
 
 
-def deal(task: Task, images: Mapping[str, NDArray[Any]], *, shifted: bool, seed: int) -> Dealt:
+def deal(task: Task, images: Mapping[str, NDArray[Any]], *, seen: str, seed: int) -> Dealt:
     """Draws the hub's labelled images, the silos' and the test images of one seed.
 
     Args:
         images: "train_images", "train_labels", "test_images", "test_labels" as in bloodcells.npz.
-        shifted: whether silos and test images come from all scanners, or from the hub's alone.
+        seen: one of `SEEN`.
     """
     random = np.random.default_rng([seed, 64])
     kinds = {kind: number for number, group in enumerate(task.classes) for kind in group}
@@ -133,8 +136,8 @@ def deal(task: Task, images: Mapping[str, NDArray[Any]], *, shifted: bool, seed:
 
     def drawn(part: tuple[Images, Labels], chosen_n: NDArray[np.int64]) -> tuple[Images, Labels]:
         shown, labels = part[0][chosen_n].copy(), part[1][chosen_n]
-        scanner_n = random.integers(0, len(SCANNERS), len(shown))
-        for number, scanner in enumerate(SCANNERS if shifted else ()):
+        scanner_n = random.integers(0, len(SEEN[seen] or SCANNERS), len(shown))
+        for number, scanner in enumerate(SEEN[seen]):
             shown[scanner_n == number] = seen_by(scanner, shown[scanner_n == number], random)
         return shown, labels
 
@@ -175,20 +178,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--tasks", default="", help="only tasks whose name holds this text")
     parser.add_argument("--methods", default="", help="only methods whose name holds this text")
+    parser.add_argument("--seen", default="", help=f"only this of: {', '.join(SEEN)}")
     parser.add_argument("--page", action="store_true", help="run nothing, write SHIFTED.md only")
     options = parser.parse_args(arguments)
-    done = {(row["task"], row["shifted"], row["method"], row["seed"]) for row in lines()}
+    done = {(row["task"], row["seen"], row["method"], row["seed"]) for row in lines()}
     wanted = [] if options.page else [
-        key for seed in range(1, options.seeds + 1) for task in TASKS for shifted in (False, True) for method in METHODS
-        if options.tasks in task and options.methods in method and (key := (task, shifted, method, seed)) not in done]
-    for number, (task, shifted, method, seed) in enumerate(wanted):
+        key for seed in range(1, options.seeds + 1) for task in TASKS for seen in SEEN for method in METHODS
+        if options.tasks in task and options.methods in method and options.seen in seen
+        and (key := (task, seen, method, seed)) not in done]
+    for number, (task, seen, method, seed) in enumerate(wanted):
         with np.load(options.data / TASKS[task].source) as file:
             images = images_of(TASKS[task], file, seed=seed)
-        found = _run(task, deal(TASKS[task], images, shifted=shifted, seed=seed), method, seed=seed)
+        found = _run(task, deal(TASKS[task], images, seen=seen, seed=seed), method, seed=seed)
         with RESULTS.open("a") as out:
-            out.write(json.dumps({"task": task, "shifted": shifted, "method": method, "seed": seed, **found}) + "\n")
-        print(f"[{number + 1}/{len(wanted)}] {task}, {'four scanners' if shifted else 'one scanner'}, {method}, seed"
-              f" {seed}: {100 * found['balanced_accuracy']:.1f}", file=sys.stderr, flush=True)
+            out.write(json.dumps({"task": task, "seen": seen, "method": method, "seed": seed, **found}) + "\n")
+        print(f"[{number + 1}/{len(wanted)}] {task}, {seen}, {method}, seed {seed}:"
+              f" {100 * found['balanced_accuracy']:.1f}", file=sys.stderr, flush=True)
     write_page(HERE)
     return 0
 
@@ -222,9 +227,9 @@ def _run(task: str, dealt: Dealt, method: str, *, seed: int) -> dict[str, Any]:
 
 def write_page(folder: Path) -> None:
     """SHIFTED.md from shifted.jsonl."""
-    by: dict[tuple[str, bool], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    by: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in lines():
-        cell = by[row["task"], row["shifted"]]
+        cell = by[row["task"], row["seen"]]
         cell[row["method"]].append((row["balanced_accuracy"], row["auroc"]))
         if row["method"] == "self-training":
             cell["labels alone"].append((row["labels_alone"]["balanced_accuracy"], row["labels_alone"]["auroc"]))
@@ -232,9 +237,10 @@ def write_page(folder: Path) -> None:
     names = ("labels alone", "self-training", "handed over", "weak views", "no silo")
     table = ["| task | silos and test images | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
     for task in TASKS:
-        for shifted in (False, True):
-            found = [_shown(by[task, shifted][name]) for name in names]
-            table.append(f"| {task} | {'four scanners' if shifted else 'as the hub'} | " + " | ".join(found) + " |")
+        for seen in SEEN:
+            if (task, seen) in by:
+                found = [_shown(by[task, seen][name]) for name in names]
+                table.append(f"| {task} | {seen} | " + " | ".join(found) + " |")
     described = "\n".join(f"- **{name}**: {', '.join(str(count) for count in task.labels)} labels at the hub."
                           for name, task in TASKS.items())
     (folder / PAGE.name).write_text(f"""# Rare classes and other scanners
@@ -243,8 +249,9 @@ Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels or 
 with other shares of the classes, {_ROUNDS} rounds, the defaults of `semisilo.simulate`. Balanced accuracy / macro AUROC
 on up to {_TEST} test images after the last round in per cent, mean over seeds, and how many were run. Four scanners:
 silos and test images as seen by devices with other colours, contrast and noise, a quarter each; the hub's labelled
-images by the first alone. Of the named sets, which have about equally many images of all classes, those at the silos
-are made as frequent as the labels, and test images are drawn from {_EACH} of each class.
+images by the first alone. Another scanner: all of them by the third, which the hub has no image of. Of the named sets,
+which have about equally many images of all classes, those at the silos are made as frequent as the labels, and test
+images are drawn from {_EACH} of each class.
 *Handed over*: what the study itself has chosen without test images, a round or the model of the labels alone. *Weak
 views*: self-training with `labelled_views = "weak"`. *No silo*: the hub trains on as in self-training, and no
 pseudo-label is ever kept.

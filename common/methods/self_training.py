@@ -148,7 +148,8 @@ class SelfTrainingSettings(LabelTaskSettings):
     sbn_offsets: bool = field(default=True, metadata=ABSENT_AT_DEFAULT)
     """With statistics of silos as well, and imbalanced labels at the coordinator: whether the classifier's bias makes
     up for what these statistics add to the logits of each class, by the labelled images
-    (docs/decisions/0107-offsets-of-batch-norm-statistics.md)."""
+    (docs/decisions/0107-offsets-of-batch-norm-statistics.md); not where these statistics are foreign to the labelled
+    images, which says that silos have other devices (docs/decisions/0111-no-offsets-under-foreign-statistics.md)."""
     joined_passes: bool = False
     """As SemiFL's: whether the strong and the mixed batch go through the network as one."""
     persist_local_momentum: bool = True

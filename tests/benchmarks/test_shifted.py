@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.learning import shifted
-from benchmarks.learning.shifted import TASKS, Scanner, Task, deal, images_of, seen_by
+from benchmarks.learning.shifted import SEEN, TASKS, Scanner, Task, deal, images_of, seen_by
 
 TASK = Task(classes=((1, 2), (0,)), labels=(5, 2), dirichlet=5.0)
 
@@ -34,7 +34,7 @@ def test_a_scanner_multiplies_bends_and_adds_noise() -> None:
 
 
 def test_the_hub_has_its_labels_and_nobody_else_those_images() -> None:
-    dealt = deal(TASK, _images(60), shifted=False, seed=1)
+    dealt = deal(TASK, _images(60), seen="as the hub", seed=1)
     assert np.bincount(dealt.labelled[1]).tolist() == [5, 2]
     hub, silos = (set(part[0][:, 0, 0, 0].tolist()) for part in (dealt.labelled, dealt.unlabelled))
     assert not hub & silos
@@ -44,12 +44,13 @@ def test_the_hub_has_its_labels_and_nobody_else_those_images() -> None:
 
 
 def test_only_what_is_not_the_hubs_is_seen_by_other_scanners_and_a_seed_deals_the_same_again() -> None:
-    plain, changed = (deal(TASK, _images(60), shifted=shifted, seed=2) for shifted in (False, True))
+    plain, changed, others = (deal(TASK, _images(60), seen=seen, seed=2) for seen in SEEN)
     assert np.array_equal(plain.labelled[0], changed.labelled[0])
     assert np.array_equal(plain.unlabelled[1], changed.unlabelled[1])
     same_N = (plain.unlabelled[0] == changed.unlabelled[0]).all(axis=(1, 2, 3))
     assert 0 < same_N.mean() < 0.6
-    again = deal(TASK, _images(60), shifted=True, seed=2)
+    assert (others.unlabelled[0] != plain.unlabelled[0]).any(axis=(1, 2, 3)).mean() > 0.9
+    again = deal(TASK, _images(60), seen="four scanners", seed=2)
     assert np.array_equal(changed.unlabelled[0], again.unlabelled[0])
     assert np.array_equal(changed.test[0], again.test[0])
 

@@ -785,6 +785,10 @@ _ALONE = _mutants(
     ("what-leaves-a-merge-leaves-no-gap", "common/learning/batch_norm.py",
      " - count * (mean_C - all_.mean).square())", ")",
      "tests/common/learning/test_batch_norm.py::test_what_is_left_of_a_merge_without_one_of_its_parts"),
+    ("offsets-under-foreign-statistics", "coordinator/strategies/batch_norm/class_offsets.py",
+     "rise_N).sum()) <= FOREIGN:", "rise_N).sum()) <= 1e9:",
+     "tests/coordinator/strategies/batch_norm/test_class_offsets.py::"
+     "test_under_statistics_to_which_the_images_are_foreign_nothing_is_taken_out"),
     ("offsets-count-images-and-not-classes", "coordinator/strategies/batch_norm/class_offsets.py",
      "torch.stack(of_classes).mean(dim=0)", "raised_NK.mean(dim=0)",
      "tests/coordinator/strategies/batch_norm/test_class_offsets.py"

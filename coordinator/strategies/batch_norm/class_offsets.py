@@ -3,7 +3,9 @@
 The coordinator's steps on its labels normalise by batches of these, in which the classes are as frequent as among the
 labels. Statistics of the silos' images have the silos' class shares and devices. Where the labels are imbalanced, all
 logits of some classes then rise and of others fall, whatever the image
-(docs/decisions/0107-offsets-of-batch-norm-statistics.md).
+(docs/decisions/0107-offsets-of-batch-norm-statistics.md). Where the silos' devices make the labelled images themselves
+hard to recognise under these statistics, what happens to their logits says nothing of the silos' images, and nothing is
+made up for (docs/decisions/0111-no-offsets-under-foreign-statistics.md).
 
 Tests: tests/coordinator/strategies/batch_norm/test_class_offsets.py.
 
@@ -16,14 +18,18 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.evaluation import logits_of
+from semisilo.coordinator.strategies.parts.gate import class_balanced_weights
 
-__all__ = ["class_offsets", "classifier_bias", "with_offsets"]
+__all__ = ["FOREIGN", "class_offsets", "classifier_bias", "with_offsets"]
 
+FOREIGN = 0.05
+"""Nats: by how much statistics raise the loss of images that are foreign under them."""
 _AS_GOOD_AS_EQUAL = 0.02
 """Of the largest logit: those of 16 bits have two or three digits."""
 
@@ -34,7 +40,8 @@ def class_offsets(model: nn.Module, labelled: ImageSet, form: ImageForm, *, befo
 
         o = mean over classes c of mean over images i of c of (f_after(x_i) - f_before(x_i))
 
-    {} where the network's last layer has no bias for every class, or it is frozen, and where a logit is not finite.
+    {} where the network's last layer has no bias for every class, or it is frozen, where a logit is not finite, and
+    where the labelled images are foreign under `after`: where their mean loss, classes alike, is `FOREIGN` higher.
     Args:
         model: on any device; is left in evaluation mode with the statistics `after`.
         labelled: each of one class; at least one image.
@@ -49,8 +56,12 @@ def class_offsets(model: nn.Module, labelled: ImageSet, form: ImageForm, *, befo
     batch_norm.load(model, before)
     logits_NK = logits_of(model, labelled.images_NCHW, form).double().cpu()
     batch_norm.load(model, after)
-    raised_NK = logits_of(model, labelled.images_NCHW, form).double().cpu() - logits_NK
-    labels_N = labelled.labels_N.cpu()
+    after_NK, labels_N = logits_of(model, labelled.images_NCHW, form).double().cpu(), labelled.labels_N.cpu()
+    rise_N = (functional.cross_entropy(after_NK, labels_N, reduction="none")
+              - functional.cross_entropy(logits_NK, labels_N, reduction="none"))
+    if not float((class_balanced_weights(labels_N) * rise_N).sum()) <= FOREIGN:
+        return {}
+    raised_NK = after_NK - logits_NK
     of_classes = [raised_NK[labels_N == kind].mean(dim=0) for kind in sorted(set(labels_N.tolist()))]
     offset_K = torch.stack(of_classes).mean(dim=0).float()
     sound = bool(torch.isfinite(offset_K).all()) and _moves_logits(model, name, labelled, form)

@@ -217,10 +217,10 @@ def test_silos_measure_batch_norm_statistics_with_the_coordinator_or_in_its_plac
 
 
 def _measured(strategy: SelfTrainingStrategy, state: SelfTrainingState, *, round: int,
-              mean: float = 0.5) -> SelfTrainingState:
-    """The statistics phase with one silo, whose images are brighter."""
+              mean: float = 0.1) -> SelfTrainingState:
+    """The statistics phase with one silo, whose images are a little brighter."""
     header = UpdateHeader("a", 100)
-    sent = {"1.mean": torch.full((4,), mean), "1.var": torch.full((4,), 2.0), "1.count": torch.tensor([400])}
+    sent = {"1.mean": torch.full((4,), mean), "1.var": torch.full((4,), 0.5), "1.count": torch.tensor([400])}
     tally = strategy.begin(state, STATISTICS, (header,), round=round)
     tally, _ = strategy.fold(state, tally, header, {"batch_norm": TensorGroup(sent)}, None)
     return strategy.finish(state, STATISTICS, tally, round=round)
@@ -254,6 +254,15 @@ def test_what_silos_statistics_add_to_the_logits_is_taken_out_of_the_bias_and_pu
     again = _measured(strategy, later, round=2)
     assert again.offsets is not None
     assert torch.allclose(again.offsets["4.bias"], after.offsets["4.bias"], atol=1e-5)
+
+
+def test_where_silos_images_are_foreign_to_the_coordinators_nothing_is_taken_out() -> None:
+    strategy = _strategy(UNEVEN)
+    state = _started(strategy)
+    after = _measured(strategy, state, round=1, mean=3.0)
+    assert after.offsets == {}
+    assert _same(after.w, state.w)
+    assert _measured(strategy, state, round=1).offsets != {}, "a control"
 
 
 def test_the_coordinators_steps_begin_without_offsets() -> None:

@@ -95,6 +95,26 @@ def test_the_same_statistics_raise_nothing() -> None:
     assert found["2.bias"].tolist() == [0.0, 0.0]
 
 
+def test_under_statistics_to_which_the_images_are_foreign_nothing_is_taken_out() -> None:
+    """Logits (-4 z, 4 z) of the normalised brightness z: bright is class 1."""
+    head = nn.Linear(4, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[-1.0] * 4, [1.0] * 4]))
+        head.bias.zero_()
+    net = nn.Sequential(StaticBatchNorm(1), nn.Flatten(), head)
+    pixels = torch.tensor([80, 90, 100, 170], dtype=torch.uint8).reshape(4, 1, 1, 1).expand(4, 1, 2, 2)
+    images = ImageSet(pixels, torch.tensor([0, 0, 0, 1]), tuple("abcd"))
+    own = _statistics(0.5, 0.02)
+    losses = {}
+    for mean in (0.5, 0.51, 0.52, 0.7):
+        batch_norm.load(net.eval(), _statistics(mean, 0.02))
+        loss_N = nn.functional.cross_entropy(logits_of(net, pixels, FORM), torch.tensor([0, 0, 0, 1]), reduction="none")
+        losses[mean] = float(loss_N[:3].mean() / 2 + loss_N[3] / 2)
+        found = class_offsets(net, images, FORM, before=own, after=_statistics(mean, 0.02), num_classes=2)
+        assert bool(found) == (losses[mean] - losses[0.5] <= 0.05)
+    assert losses[0.51] - losses[0.5] < 0.05 < losses[0.7] - losses[0.5], "a control"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_that_are_computed_in_16_bits_are_moved_as_well(dtype: torch.dtype) -> None:
     net = _Short(_net(classes=10), dtype)
