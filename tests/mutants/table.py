@@ -734,7 +734,7 @@ _ALONE = _mutants(
      "renew=tally.renew or GONE.format(gone[0])", "renew=tally.renew",
      "tests/coordinator/strategies/test_fed_shvr.py::test_what_a_silo_has_left_in_the_sum_goes_with_it"),
     ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/batch_norm/statistics.py",
-     'merges, count = robust.rule in ("none", "norm_clipping"), len', "merges, count = True, len",
+     'merges, count = robust.merges_statistics, len', "merges, count = True, len",
      "tests/coordinator/strategies/batch_norm/test_statistics.py::"
      "test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range"),
     ("statistics-that-nobody-can-have-are-merged", "coordinator/strategies/batch_norm/statistics.py",
