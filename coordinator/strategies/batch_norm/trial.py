@@ -135,7 +135,8 @@ class StatisticsTrial:
                 ways.append(tried(rest, *out))
                 if not ways[-1].spoilt:
                     break
-        good = [way for way in ways if not way.spoilt] or [way for way in ways if way.rise <= found.rise / 2]
+        better = [way for way in ways if math.isfinite(way.rise) and way.rise <= found.rise / 2]
+        good = [way for way in ways if not way.spoilt] or better
         return min(good, key=lambda way: len(way.left_out), default=found)
 
     def _losses(self, model: nn.Module, statistics: Statistics) -> Tensor:

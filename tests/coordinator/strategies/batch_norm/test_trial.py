@@ -104,6 +104,17 @@ def test_a_lie_within_the_bound_is_left_standing() -> None:
     assert (found.left_out, found.spoilt) == ((), False)
 
 
+def test_where_losses_are_no_numbers_whoever_goes_nobody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = _shifted(0.0)
+    monkeypatch.setattr(StatisticsTrial, "_losses", lambda self, model, statistics: torch.full(
+        (6,), 0.0 if statistics is own else math.inf, dtype=torch.float64))
+    silos = [Candidate(silo=name, statistics=_shifted(6.0), distance=1.0) for name in "xy"]
+    found = StatisticsTrial(_environment(), IMAGES).verdict(
+        _net(), own=own, merged=batch_norm.merge([own, *(each.statistics for each in silos)]), silos=2,
+        candidates=silos.copy)
+    assert found == Verdict(rise=math.inf, spoilt=True)
+
+
 def test_a_model_that_is_broken_says_nothing_of_statistics() -> None:
     net = _net()
     with torch.no_grad():
