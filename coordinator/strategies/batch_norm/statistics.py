@@ -80,7 +80,7 @@ class StatisticsTally:
     settled: bool = False
     """Whether they are what a rule of [robust] made of all updates before these are folded."""
     notices: dict[str, str] = field(default_factory=dict)
-    """By silo whose statistics are impossible or far from the others': in what, for a person."""
+    """By silo whose statistics are impossible, far from the others', or spoil answers: in what, for a person."""
     left_out: list[str] = field(default_factory=list)
     """Of those the ones that are not merged."""
 

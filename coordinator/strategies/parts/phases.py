@@ -168,7 +168,7 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
         return self.train_appraise(state, tally, updates, round=round)
 
     def notices(self, tally: TallyT | StatisticsTally) -> Mapping[str, str]:
-        """Whose batch-norm statistics are impossible, or far from the others'."""
+        """Whose batch-norm statistics are impossible, far from the others', or spoil the coordinator's answers."""
         return tally.notices if isinstance(tally, StatisticsTally) else {}
 
     def fold(self, state: StateT, tally: TallyT | StatisticsTally, header: UpdateHeader,
