@@ -266,8 +266,12 @@ def test_the_example_of_a_simulated_study_is_dealt() -> None:
     from semisilo.simulation.dealing import deal_study
     from semisilo.simulation.settings import load_simulated_study
 
-    (example,) = re.findall(r"^```toml\n(.*?)^```", SIMULATION.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    text = SIMULATION.read_text(encoding="utf-8")
+    example, sites = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(deal_study(load_simulated_study(tomllib.loads(example))).silos) == 20
+    tables = tomllib.loads(example)
+    tables["simulation"] = tomllib.loads(sites)["simulation"]
+    assert load_simulated_study(tables).simulation.split.silos == 3
 
 
 def test_the_example_study_of_the_page_is_accepted() -> None:

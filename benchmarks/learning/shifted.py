@@ -15,14 +15,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["METHODS", "SEEN", "TASKS", "Dealt", "Scanner", "Task", "deal", "images_of", "seen_by", "write_page"]
+__all__ = ["EACH", "METHODS", "SEEN", "TASKS", "Dealt", "Scanner", "Task", "deal", "images_of", "seen_by", "write_page"]
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "shifted.jsonl"
@@ -47,9 +47,11 @@ class Scanner:
 SCANNERS = (Scanner((1.0, 1.0, 1.0), 1.0, 0.0), Scanner((1.1, 0.9, 0.95), 0.8, 0.02),
             Scanner((0.85, 1.0, 1.1), 1.25, 0.04), Scanner((0.95, 1.05, 0.8), 1.0, 0.0))
 """The first is the hub's."""
+EACH = "a scanner each"
 SEEN: Mapping[str, tuple[Scanner, ...]] = {
-    "as the hub": (), "four scanners": SCANNERS, "another scanner": (SCANNERS[2],)}
-"""By what silos' and test images are seen, as many by each; by none as they are."""
+    "as the hub": (), "four scanners": SCANNERS, "another scanner": (SCANNERS[2],),
+    EACH: (*SCANNERS, Scanner((1.05, 0.95, 1.0), 0.9, 0.01))}
+"""By what silos' and test images are seen, as many by each, or those of a silo by one of them; by none as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class Dealt:
     labelled: tuple[Images, Labels]
     unlabelled: tuple[Images, Labels]
     test: tuple[Images, Labels]
+    sites: tuple[tuple[Images, Labels], ...] = ()
+    """What each silo has of the unlabelled images, by its scanner, where each has one."""
 
 
 def seen_by(scanner: Scanner, images_NHWC: Images, random: np.random.Generator) -> Images:
@@ -134,10 +138,11 @@ def deal(task: Task, images: Mapping[str, NDArray[Any]], *, seen: str, seed: int
         chosen_N = np.isin(found_N, list(kinds))
         return images[f"{name}_images"][chosen_N], np.array([kinds[int(kind)] for kind in found_N[chosen_N]])
 
-    def drawn(part: tuple[Images, Labels], chosen_n: NDArray[np.int64]) -> tuple[Images, Labels]:
+    def drawn(part: tuple[Images, Labels], chosen_n: NDArray[np.int64], scanners: tuple[Scanner, ...]
+              ) -> tuple[Images, Labels]:
         shown, labels = part[0][chosen_n].copy(), part[1][chosen_n]
-        scanner_n = random.integers(0, len(SEEN[seen] or SCANNERS), len(shown))
-        for number, scanner in enumerate(SEEN[seen]):
+        scanner_n = random.integers(0, len(scanners or SCANNERS), len(shown))
+        for number, scanner in enumerate(scanners):
             shown[scanner_n == number] = seen_by(scanner, shown[scanner_n == number], random)
         return shown, labels
 
@@ -145,9 +150,21 @@ def deal(task: Task, images: Mapping[str, NDArray[Any]], *, seen: str, seed: int
     hub_n = np.concatenate([random.choice(np.flatnonzero(train[1] == number), count, replace=False)
                             for number, count in enumerate(task.labels)])
     others_n = np.setdiff1d(np.arange(len(train[1])), hub_n)
-    return Dealt(labelled=(train[0][hub_n], train[1][hub_n]),
-                 unlabelled=drawn(train, random.choice(others_n, min(_UNLABELLED, len(others_n)), replace=False)),
-                 test=drawn(test, random.choice(len(test[1]), min(_TEST, len(test[1])), replace=False)))
+    dealt = Dealt(labelled=(train[0][hub_n], train[1][hub_n]),
+                  unlabelled=drawn(train, random.choice(others_n, min(_UNLABELLED, len(others_n)), replace=False),
+                                   () if seen == EACH else SEEN[seen]),
+                  test=drawn(test, random.choice(len(test[1]), min(_TEST, len(test[1])), replace=False), SEEN[seen]))
+    return replace(dealt, sites=_sites(task, *dealt.unlabelled, seed=seed)) if seen == EACH else dealt
+
+
+def _sites(task: Task, images_NHWC: Images, labels_N: Labels, *, seed: int) -> tuple[tuple[Images, Labels], ...]:
+    """What `simulate` deals each silo, by its scanner."""
+    from semisilo.simulation.splits.prevalence_split import prevalence_shift
+
+    split = prevalence_shift(labels_N, _SILOS, num_classes=len(task.classes), seed=seed, dirichlet=task.dirichlet)
+    random = np.random.default_rng([seed, 66])
+    return tuple((seen_by(scanner, images_NHWC[held], random), labels_N[held])
+                 for scanner, held in zip(SEEN[EACH], split.silos, strict=True))
 
 
 def images_of(task: Task, images: Mapping[str, NDArray[Any]], *, seed: int) -> dict[str, NDArray[Any]]:
@@ -209,8 +226,9 @@ def _run(task: str, dealt: Dealt, method: str, *, seed: int) -> dict[str, Any]:
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         run = semisilo.simulate(
-            labelled=dealt.labelled, unlabelled=dealt.unlabelled, test=dealt.test, silos=_SILOS, rounds=_ROUNDS,
-            split={"name": "prevalence_shift", "dirichlet": TASKS[task].dirichlet}, method=dict(METHODS[method]),
+            labelled=dealt.labelled, unlabelled=list(dealt.sites) or dealt.unlabelled, test=dealt.test, silos=_SILOS,
+            split="natural" if dealt.sites else {"name": "prevalence_shift", "dirichlet": TASKS[task].dirichlet},
+            rounds=_ROUNDS, method=dict(METHODS[method]),
             labelled_only=method != "no silo", seed=seed, out=Path(folder) / "run", engine="process",
             progress=False)
         last = run.rounds[-1].metrics
@@ -249,7 +267,8 @@ Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels or 
 with other shares of the classes, {_ROUNDS} rounds, the defaults of `semisilo.simulate`. Balanced accuracy / macro AUROC
 on up to {_TEST} test images after the last round in per cent, mean over seeds, and how many were run. Four scanners:
 silos and test images as seen by devices with other colours, contrast and noise, a quarter each; the hub's labelled
-images by the first alone. Another scanner: all of them by the third, which the hub has no image of. Of the named sets,
+images by the first alone. Another scanner: all of them by the third, which the hub has no image of. A scanner each: as
+four scanners and a fifth, but all images of a silo by the same one, those of one silo by the hub's. Of the named sets,
 which have about equally many images of all classes, those at the silos are made as frequent as the labels, and test
 images are drawn from {_EACH} of each class.
 *Handed over*: what the study itself has chosen without test images, a round or the model of the labels alone. *Weak

@@ -58,8 +58,8 @@ from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
 
 __all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "check_labelled",
-           "check_labels", "kind_of", "listing_of", "measure_form", "parse_source", "patient_of", "read_images",
-           "read_listing", "read_rows", "refuse_broken", "survey"]
+           "check_labels", "classes_of", "kind_of", "listing_of", "measure_form", "parse_source", "patient_of",
+           "read_images", "read_listing", "read_rows", "refuse_broken", "survey"]
 
 SourceKind = Literal["folder", "table", "parquet", "npz", "digits"]
 _LOG = logging.getLogger("semisilo.data")
@@ -208,6 +208,18 @@ def survey(source: str, selection: Selection = Selection()) -> Survey:
     return Survey("table" if kind == "table" else "class_folders" if in_classes else "flat_folder",
                   len(listing.images), listing.folders if in_classes else (), counts, sizes, channels, listing.skipped,
                   num_with_rows=sum(file.has_label for file in listing.images) if several else None)
+
+
+def classes_of(sources: Sequence[str]) -> tuple[str, ...]:
+    """The classes of one source, or every class that one of several has: numbers in their order, names in that of the
+    alphabet.
+
+    Raises: BadData as `survey`.
+    """
+    if len(sources) == 1:
+        return survey(sources[0]).classes
+    found = {name for source in sources for name in survey(source).classes}
+    return tuple(sorted(found, key=int) if all(name.isdecimal() for name in found) else sorted(found))
 
 
 def _survey_rows(rows: parquet.Rows) -> Survey:

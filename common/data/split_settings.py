@@ -20,6 +20,7 @@ study files.
 | shvr_noniid        | Dirichlet; labels of two classes only                           | Fed-SHVR, MNIST        |
 | prevalence_shift   | an equal number, with class shares of its own                   | ours                   |
 | class_mismatch     | a share `mismatch_ratio` of classes that it has no labels of    | Fed-SHVR, CIFAR-10     |
+| natural            | those of its own site: [simulation] sites                       | FLamby, LEAF           |
 
 Tests: tests/semisilo/simulation/splits/test_named_splits.py.
 """
@@ -33,7 +34,8 @@ from typing import Literal, get_args
 __all__ = ["SplitName", "SplitSettings", "amount", "streaming_step"]
 
 SplitName = Literal["iid", "shards", "dirichlet_semifl", "batch_iid", "batch_noniid", "streaming_noniid",
-                    "dirichlet_fedmix", "fedmix_iid", "shvr_iid", "shvr_noniid", "prevalence_shift", "class_mismatch"]
+                    "dirichlet_fedmix", "fedmix_iid", "shvr_iid", "shvr_noniid", "prevalence_shift", "class_mismatch",
+                    "natural"]
 
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 _OWN = {
@@ -56,8 +58,8 @@ class SplitSettings:
 
     name: SplitName
     """The rule that deals the unlabelled images."""
-    silos: int
-    """Number of silos, at least 1."""
+    silos: int = 0
+    """Number of silos, at least 1. "natural": left out, as many as there are sites."""
     num_labelled: int | tuple[int, ...] | None = None
     """labels-at-coordinator, -both: labelled images at the coordinator. In all, of each class equally many: a multiple
     of the number of classes; or, with `label_imbalance`, any number. Or a list, how many of each class, in label order.
@@ -111,10 +113,12 @@ class SplitSettings:
 
     def __post_init__(self) -> None:
         self._refuse_unused()
+        if not self.silos and self.name != "natural":
+            raise ValueError("silos = 0: say how many there are, at least 1.")
         for name in ("silos", "labelled_per_class", "labelled_per_silo", "labelled_silos", "labelled_classes",
                      "num_labelled", "classes_per_silo", "images_per_silo", "steps", "rounds_per_step"):
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
+            if isinstance(value, int) and value < (0 if name == "silos" else 1):
                 raise ValueError(f"{name} = {value}: must be at least 1.")
         if isinstance(self.num_labelled, tuple):
             if not self.num_labelled or min(self.num_labelled) < 1:
@@ -125,7 +129,7 @@ class SplitSettings:
             value = getattr(self, name)
             if value is not None and not 1 < value < float("inf"):
                 raise ValueError(f"{name} = {value}: must be above 1 and finite.")
-        if self.labelled_silos is not None and self.labelled_silos > self.silos:
+        if self.labelled_silos is not None and self.silos and self.labelled_silos > self.silos:
             raise ValueError(f"labelled_silos = {self.labelled_silos}: there are only {self.silos} silos.")
         self._check_prevalences()
         if self.dirichlet is not None and not 0 < self.dirichlet < float("inf"):

@@ -10,7 +10,8 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,14 +22,14 @@ from numpy.typing import NDArray
 from semisilo.api.datasets import SizedDataset, arrays_of_dataset
 from semisilo.common.config import canonical_json
 from semisilo.common.data.formats.registry import NPZ, has_suffix
-from semisilo.common.data.readers import parse_source, survey
+from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.methods import Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.models.own.given import Network, give
 from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
-__all__ = ["DataSource", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
+__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
            "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
@@ -36,10 +37,15 @@ DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
 """A folder of class folders, an .npz file, "digits" and whatever else a study reads; or (images, labels): uint8
 (N, H, W) or (N, H, W, 3), and one label per image, numbers from 0 or names of classes; or a torch.utils.data.Dataset
 of (image, label). Where no labels are needed, images alone."""
+DataSources = DataSource | list[DataSource]
+"""Images that a rule deals, or a list: what each site has."""
 
 Method = str | Mapping[str, object]
 """A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
 
+_SILOS, _SPLIT = 10, "iid"
+"""Where nothing is said."""
+_NATURAL = "natural"
 _LARGEST_AUTOMATIC_SIZE = 64
 _HELD_OUT = "20%"
 """For testing, where the images come without a test part."""
@@ -62,18 +68,20 @@ class Setup:
     Raises: UsageError for what cannot be a setting.
     """
 
-    data: str
+    data: str = ""
     """A source that `semisilo.common.data.readers` reads; absolute, or a named set."""
+    sites: tuple[str, ...] = ()
+    """In the place of `data`: such a source of each silo."""
     test: str = ""
-    silos: int = 10
-    split: str | Mapping[str, object] = "iid"
+    silos: int = _SILOS
+    split: str | Mapping[str, object] = _SPLIT
     num_labelled: int | None = None
     labelled_per_class: int | None = None
     num_test: int | str | None = None
     num_validation: int | str | None = None
     rounds: int = 20
     labelled: str = ""
-    """The coordinator's own labelled images; `data` is then dealt to the silos alone."""
+    """The coordinator's own labelled images; `data` or `sites` are then the silos' alone."""
     model: str | Mapping[str, object] | Network = "small_cnn"
     image_size: int | None = None
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -84,10 +92,27 @@ class Setup:
             object.__setattr__(self, name, plain(getattr(self, name), name))
         if not isinstance(self.split, str):
             object.__setattr__(self, "split", _table(self.split, "split", 'Write split="iid", or {"name": "iid"}.'))
+        if self.sites:
+            self._take_sites()
         if isinstance(self.model, Mapping):
             object.__setattr__(self, "model", plain(self.model, "model"))
         object.__setattr__(self, "tables", _table(
             self.tables, "tables", 'Write tables={"participation": {"silos_per_round": 5}}.'))
+
+    def _take_sites(self) -> None:
+        """A silo for each, with the rule that leaves it what it has."""
+        if self.silos not in (_SILOS, len(self.sites)):
+            raise UsageError(f"silos = {self.silos}: there is a silo for each of the {len(self.sites)} sites.",
+                             remedy="Leave it out.")
+        if self.split == _SPLIT:
+            object.__setattr__(self, "split", _NATURAL)
+        name = self.split if isinstance(self.split, str) else self.split.get("name", _NATURAL)
+        if name != _NATURAL:
+            raise UsageError(f"split = {name}: deals one set; a list of sources says what each silo has.",
+                             remedy="Leave it out, or give one source.")
+        if not isinstance(self.split, str):
+            object.__setattr__(self, "split", {"name": _NATURAL, **self.split})
+        object.__setattr__(self, "silos", len(self.sites))
 
     def study(self, method: NamedMethod, *, seed: int, labelled_only: bool) -> dict[str, object]:
         """The tables of a study file with a method.
@@ -98,9 +123,9 @@ class Setup:
         """
         scenario = self._scenario(method)
         at_coordinator = coordinator_has_labels(scenario)
-        found = survey(self.data)
-        size = self.image_size or _automatic_size(found.sizes)
-        channels = found.channels
+        found = [survey(source) for source in self.sites or (self.data,)]
+        size = self.image_size or _automatic_size(_together(each.sizes for each in found))
+        channels = max(each.channels for each in found)
         mean = "labelled" if at_coordinator else [0.5] * channels
         std = "labelled" if at_coordinator else [0.25] * channels
         tables: dict[str, Mapping[str, object]] = {
@@ -111,7 +136,8 @@ class Setup:
             "data": {"image": {"size": size, "channels": channels, "mean": mean, "std": std}},
             "method": {"name": method.name, "scenario": scenario,
                        **{key: value for key, value in method.settings.items() if key != "scenario"}},
-            "simulation": {"data": self.data, **({"test": self.test} if self.test else {}),
+            "simulation": {**({"sites": list(self.sites)} if self.sites else {"data": self.data}),
+                           **({"test": self.test} if self.test else {}),
                            **({"labelled": self.labelled} if self.labelled else {}),
                            "split": self._split(scenario)}}
         for name, keys in self.tables.items():
@@ -126,7 +152,8 @@ class Setup:
     def _given(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
         """[model] of a network that is handed over, once it was built for the study's images and looked at."""
         image = tables["data"]["image"]
-        classes = tables["data"].get("classes") or survey(self.labelled or self.data).classes
+        classes = tables["data"].get("classes") or classes_of((self.labelled,) if self.labelled else self.sites or
+                                                              (self.data,))
         given = give(self.model, num_classes=len(classes), channels=image["channels"], size=image["size"])
         return {"name": given.name, "factory_sha256": given.sha256}
 
@@ -155,7 +182,7 @@ class Setup:
         amounts = {"num_labelled": self.num_labelled if coordinator_has_labels(scenario) else None,
                    "labelled_per_class": self.labelled_per_class if silos_have_labels(scenario) else None}
         num_test = self.num_test
-        if num_test is None and not self.test and not self.labelled and not _has_test_part(self.data):
+        if num_test is None and not self.test and not self.labelled and (self.sites or not _has_test_part(self.data)):
             num_test = _HELD_OUT
         given = {**amounts, "num_test": num_test, "num_validation": self.num_validation}
         return {"silos": self.silos, **{key: value for key, value in given.items() if value is not None}, **split}
@@ -319,6 +346,14 @@ def _has_test_part(data: str) -> bool:
             return "test_images" in archive.files
     except (OSError, ValueError):
         return False
+
+
+def _together(sizes: Iterable[Mapping[tuple[int, int], int]]) -> dict[tuple[int, int], int]:
+    """How many images of each size there are, the most first."""
+    total: Counter[tuple[int, int]] = Counter()
+    for each in sizes:
+        total.update(each)
+    return dict(total.most_common())
 
 
 def _automatic_size(sizes: Mapping[tuple[int, int], int]) -> int:

@@ -10,11 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
-from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, plain, stored
+from semisilo.api.setup import (
+    DataSource,
+    DataSources,
+    Method,
+    Setup,
+    folder_name,
+    labelled_methods,
+    named_method,
+    plain,
+    stored,
+)
 from semisilo.common.config import canonical_json
 from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
@@ -28,8 +38,8 @@ from semisilo.simulation.simulate import run as run_simulation
 __all__ = ["compare", "load_run", "simulate"]
 
 
-def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSource | None = None,
-             labelled: DataSource | None = None, unlabelled: DataSource | None = None,
+def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSources | None = None,
+             labelled: DataSource | None = None, unlabelled: DataSources | None = None,
              test: DataSource | None = None, method: Method = "self_training", silos: int = 10,
              split: str | Mapping[str, Any] = "iid", num_labelled: int | None = None,
              labelled_per_class: int | None = None, num_test: int | str | None = None,
@@ -44,15 +54,16 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         study: a study file with a table [simulation], its folder, or its tables; then what the file says is left out
             here: only seed, out, engine, device and progress may be given.
         data: what is dealt to the silos: a folder of class folders, an .npz file, "digits", (images, labels), or a
-            torch.utils.data.Dataset of (image, label).
+            torch.utils.data.Dataset of (image, label). Or a list of these, what each site has: a silo for each.
         labelled: the coordinator's labelled images, all of them, likewise; with `unlabelled` in the place of `data`.
-        unlabelled: what is dealt to the silos then; it needs no labels, and those that it has are for diagnostics.
+        unlabelled: what is dealt to the silos then, or a list likewise; it needs no labels, and those that it has are
+            for diagnostics.
         test: labelled images to test on, likewise; left out: the test part of `data`, or else a fifth held out of it;
             beside `labelled` none.
         method: its name, or its name and settings as a dictionary.
-        silos: how many.
+        silos: how many; of a list as many as it has.
         split: the rule that deals the images, or the rule and its settings: {"name": "dirichlet_semifl",
-            "dirichlet": 0.3}.
+            "dirichlet": 0.3}. Of a list "natural": a site keeps what it has.
         num_labelled: images with labels at the coordinator, in all.
         labelled_per_class: images with labels of each class at each silo. With both the labels are at both, unless the
             method's settings state another scenario; `split` says which silos have labels, and of how many classes:
@@ -115,8 +126,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
                     watching=Watching(shown, label, index=0, total=1))
 
 
-def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSource | None = None,
-            labelled: DataSource | None = None, unlabelled: DataSource | None = None, test: DataSource | None = None,
+def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSources | None = None,
+            labelled: DataSource | None = None, unlabelled: DataSources | None = None, test: DataSource | None = None,
             seeds: Sequence[int] = (1,), silos: int = 10, split: str | Mapping[str, Any] = "iid",
             num_labelled: int | None = None, labelled_per_class: int | None = None,
             num_test: int | str | None = None, num_validation: int | str | None = None, rounds: int = 20,
@@ -196,7 +207,7 @@ def load_run(folder: Path | str, *, study: str = "") -> Run:
         ledger.close()
 
 
-def _setup(kept: Path, *, data: DataSource | None, labelled: DataSource | None, unlabelled: DataSource | None,
+def _setup(kept: Path, *, data: DataSources | None, labelled: DataSource | None, unlabelled: DataSources | None,
            test: DataSource | None, silos: int, split: str | Mapping[str, Any], num_labelled: int | None,
            labelled_per_class: int | None, num_test: int | str | None, num_validation: int | str | None, rounds: int,
            model: str | Mapping[str, Any] | Network, image_size: int | None,
@@ -216,8 +227,13 @@ def _setup(kept: Path, *, data: DataSource | None, labelled: DataSource | None, 
     if dealt is None:
         raise UsageError("There are no images and no study.",
                          remedy='Give data="folder", or labelled and unlabelled; or a study file.')
+    where, with_labels = ("data", True) if labelled is None else ("unlabelled", False)
+    if isinstance(dealt, list) and not dealt:
+        raise UsageError(f"{where} is empty.", remedy="Give a source for each site.")
+    sites = tuple(stored(site, kept, where=f"{where}[{number}]", labelled=with_labels)
+                  for number, site in enumerate(dealt)) if isinstance(dealt, list) else ()
     return Setup(
-        data=stored(dealt, kept, where="data" if labelled is None else "unlabelled", labelled=labelled is None),
+        data="" if sites else stored(cast(DataSource, dealt), kept, where=where, labelled=with_labels), sites=sites,
         labelled="" if labelled is None else stored(labelled, kept, where="labelled"),
         test="" if test is None else stored(test, kept, where="test"), silos=silos, split=split,
         num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,

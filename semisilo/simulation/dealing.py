@@ -24,7 +24,7 @@ from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
-from semisilo.common.data.readers import read_images, survey
+from semisilo.common.data.readers import classes_of, read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.text.describe import counted
@@ -262,7 +262,7 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
         as_before: whether slices of a file are dealt one by one, as an earlier version did.
     """
     settings, form = study.simulation, study.draft.data.image
-    source, test_source = _sources(study)
+    sources, test_source = _sources(study)
 
     def read(name: str, classes: tuple[str, ...], least: Mapping[str, float]) -> _Sources:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
@@ -272,7 +272,7 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
         return _Sources(images=found.images.without_files() if as_before else found.images,
                         classes=classes or found.classes, ranges={} if as_before else found.ranges)
 
-    dealt = _joined_sources(study, read, source) if settings.labelled else read(source, study.draft.data.classes, {})
+    dealt = _joined_sources(study, read, sources)
     classes, images = dealt.classes, dealt.images.without_files() if as_before else dealt.images
     tested_with = read(test_source, classes, dealt.ranges) if test_source else None
     test = None if tested_with is None else tested_with.images
@@ -285,7 +285,8 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     try:
         split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
                      scenario=study.scenario, apart=dealt.apart, multi_label=images.labels_N.ndim == 2,
-                     patients=images.patients, tested=set(test.patients) - {""} if test is not None else ())
+                     patients=images.patients, tested=set(test.patients) - {""} if test is not None else (),
+                     sites=dealt.sites)
     except UsageError as error:
         raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
     if len(split.test):
@@ -316,36 +317,72 @@ class _Sources:
     """How many of the first images are the coordinator's own."""
     classes_known: bool = True
     """Whether the others have labels."""
+    sites: NDArray[np.int64] | tuple[()] = ()
+    """(N,): whose each image is, from 0, -1 for the coordinator's own; () where it may be anybody's."""
 
 
 _Read = Callable[[str, tuple[str, ...], Mapping[str, float]], _Sources]
 """(source, classes, ranges at least): its labelled images."""
 
 
-def _joined_sources(study: SimulatedStudy, read: _Read, source: str) -> _Sources:
-    """The coordinator's own images before those that are dealt. Those without labels get zeros, which nobody is shown.
+def _joined_sources(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> _Sources:
+    """What is dealt; the coordinator's own images before it, and of several sites one after the other. Those without
+    labels get zeros, which nobody is shown.
 
     Raises: BadConfiguration where labels are needed that are not there.
     """
     settings = study.simulation
+    if not settings.labelled:
+        return _with_labels(study, read, sources)
     own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {})
-    if survey(source).class_counts:
-        others = read(source, own.classes, {})  # silos find their own, as real ones do
-        return replace(own, images=joined(own.images, others.images), apart=len(own.images))
-    if settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario):
-        raise BadConfiguration(f'[simulation] {settings.data} has no labels, which the split "{settings.split.name}"'
+    known = all(survey(source).class_counts for source in sources)
+    if not known and (settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario)):
+        raise BadConfiguration(f'[simulation] {settings.source} has no labels, which the split "{settings.split.name}"'
                                f" and the scenario {study.scenario} would need.",
-                               remedy='Deal it with the split "iid" in labels-at-coordinator.')
+                               remedy=f'Deal it with the split "{"natural" if settings.sites else "iid"}" in'
+                                      " labels-at-coordinator.")
+    others = [read(source, own.classes, {}).images if known else _without_labels(study, source, own.images)
+              for source in sources]  # silos find what is white by themselves, as real ones do
+    sites = _numbered(own.images, others) if settings.sites else ()
+    return replace(own, images=_in_one([own.images, *others]), apart=len(own.images), classes_known=known, sites=sites)
+
+
+def _with_labels(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> _Sources:
+    """Of sources that all have labels, of which the coordinator gets its own."""
+    classes = study.draft.data.classes
+    if len(sources) > 1 and not classes:
+        classes = classes_of(sources)
+    found = [read(source, classes, {}) for source in sources]
+    if not study.simulation.sites:
+        return found[0]
+    ranges = {kind: max(each.ranges.get(kind, 0.0) for each in found) for each in found for kind in each.ranges}
+    images = [each.images for each in found]
+    return _Sources(images=_in_one(images), classes=found[0].classes, ranges=ranges, sites=_numbered(None, images))
+
+
+def _without_labels(study: SimulatedStudy, source: str, own: ImageSet) -> ImageSet:
+    """Images whose labels, if there are any, are not read: zeros of the form of the coordinator's."""
     form = study.draft.data.image
     found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, labelled=False,
                         on_error="stop", reading=form.reading, selection=study.draft.data.selection).images
     import torch
 
-    labels_N = own.images.labels_N
-    assert labels_N is not None
-    unknown = torch.zeros((len(found), *labels_N.shape[1:]), dtype=labels_N.dtype)
-    return replace(own, images=joined(own.images, replace(found, labels_N=unknown)), apart=len(own.images),
-                   classes_known=False)
+    assert own.labels_N is not None
+    return replace(found, labels_N=torch.zeros((len(found), *own.labels_N.shape[1:]), dtype=own.labels_N.dtype))
+
+
+def _numbered(own: ImageSet | None, others: Sequence[ImageSet]) -> NDArray[np.int64]:
+    """Whose each image is: see `_Sources.sites`."""
+    return np.concatenate([np.full(0 if own is None else len(own), -1, dtype=np.int64),
+                           *(np.full(len(images), site, dtype=np.int64) for site, images in enumerate(others))])
+
+
+def _in_one(parts: Sequence[ImageSet]) -> ImageSet:
+    """All of them, one after the other: pair by pair, so that nothing is copied more often than it need be."""
+    parts = list(parts)
+    while len(parts) > 1:
+        parts = [joined(*parts[at:at + 2]) if at + 1 < len(parts) else parts[at] for at in range(0, len(parts), 2)]
+    return parts[0]
 
 
 def silo_names(number: int) -> tuple[str, ...]:
@@ -361,17 +398,20 @@ _ROUNDS_PER_STEP = 10
 """Source: FedMatch v1, data.md section 3.4."""
 
 
-def _sources(study: SimulatedStudy) -> tuple[str, str]:
+def _sources(study: SimulatedStudy) -> tuple[tuple[str, ...], str]:
     """Where the images that are dealt and the test images are; the second is empty where there are none."""
     settings = study.simulation
     held_out = bool(settings.split.num_test) and not settings.pool_test
+    if settings.sites:
+        test = _located(settings.test, study.folder) if settings.test else ""
+        return tuple(_located(site, study.folder) for site in settings.sites), "" if held_out else test
     name, mark, part = settings.data.rpartition("#") if "#" in settings.data else (settings.data, "", "")
     if name == "digits":
-        return f"digits#{part or 'train'}", settings.test or ("" if held_out else "digits#test")
+        return (f"digits#{part or 'train'}",), settings.test or ("" if held_out else "digits#test")
     source = str(study.folder / Path(name).expanduser())
     parts = _parts_of(Path(source)) if has_suffix(source, NPZ) else ()
     test = _located(settings.test, study.folder) if settings.test else f"{source}#test" if "test" in parts else ""
-    return f"{source}{mark}{part}", "" if held_out else test
+    return (f"{source}{mark}{part}",), "" if held_out else test
 
 
 def _located(source: str, folder: Path) -> str:

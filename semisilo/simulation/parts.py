@@ -74,7 +74,7 @@ def manifest(dealt: Dealt) -> dict[str, object]:
     the parts come from."""
     study = dealt.study
     entries = split_manifest(
-        dealt.split, dealt.labels(), classes=dealt.classes, source=study.simulation.data,
+        dealt.split, dealt.labels(), classes=dealt.classes, source=study.simulation.source,
         settings=to_dict(study.simulation.split), silo_names=dealt.silos, rounds_per_step=dealt.rounds_per_step)
     shared = {name: entries.pop(key, {}) for name, key in (
         ("labelled", "coordinator"), ("validation", "validation"), ("test", "test"))}

@@ -31,7 +31,8 @@ def source_stamp(study: SimulatedStudy) -> str:
     """
     total = hashlib.sha256(__version__.encode())
     try:
-        for source in (study.simulation.data, study.simulation.test, study.simulation.labelled):
+        simulation = study.simulation
+        for source in (simulation.data, *simulation.sites, simulation.test, simulation.labelled):
             name = source.partition("#")[0]
             if name and name != DIGITS:
                 for line in _lines(study.folder / Path(name).expanduser()):

@@ -102,7 +102,7 @@ def _dealt_again(folder: SimulationFolder, record: SimulationRecord) -> Dealt:
     dealt = deal_study(replace(study, folder=Path(source.folder)), begun=record.digest)
     if dealt.digest() != record.digest:
         raise UsageError(f"{folder.folder}: the images of the study are no longer those of this simulation.",
-                         remedy=f"Put them back where they were ({source.simulation['data']}).")
+                         remedy=f"Put them back where they were ({study.simulation.source}).")
     return dealt
 
 

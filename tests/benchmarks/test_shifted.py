@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.learning import shifted
-from benchmarks.learning.shifted import SEEN, TASKS, Scanner, Task, deal, images_of, seen_by
+from benchmarks.learning.shifted import EACH, SEEN, TASKS, Scanner, Task, deal, images_of, seen_by
 
 TASK = Task(classes=((1, 2), (0,)), labels=(5, 2), dirichlet=5.0)
 
@@ -44,7 +44,7 @@ def test_the_hub_has_its_labels_and_nobody_else_those_images() -> None:
 
 
 def test_only_what_is_not_the_hubs_is_seen_by_other_scanners_and_a_seed_deals_the_same_again() -> None:
-    plain, changed, others = (deal(TASK, _images(60), seen=seen, seed=2) for seen in SEEN)
+    plain, changed, others = (deal(TASK, _images(60), seen=seen, seed=2) for seen in SEEN if seen != EACH)
     assert np.array_equal(plain.labelled[0], changed.labelled[0])
     assert np.array_equal(plain.unlabelled[1], changed.unlabelled[1])
     same_N = (plain.unlabelled[0] == changed.unlabelled[0]).all(axis=(1, 2, 3))
@@ -53,6 +53,19 @@ def test_only_what_is_not_the_hubs_is_seen_by_other_scanners_and_a_seed_deals_th
     again = deal(TASK, _images(60), seen="four scanners", seed=2)
     assert np.array_equal(changed.unlabelled[0], again.unlabelled[0])
     assert np.array_equal(changed.test[0], again.test[0])
+
+
+def test_a_silo_whose_scanner_is_its_own_has_what_it_has_with_the_hubs_seen_by_it() -> None:
+    plain, each = (deal(TASK, _images(120), seen=seen, seed=2) for seen in ("as the hub", EACH))
+    assert np.array_equal(plain.unlabelled[0], each.unlabelled[0])
+    assert len(each.sites) == len(SEEN[EACH]) == 5
+    number_of = {tuple(image[0, 0]): label for image, label in zip(*plain.unlabelled, strict=True)}
+    hubs, *others = each.sites
+    assert all(number_of[tuple(image[0, 0])] == label for image, label in zip(*hubs, strict=True)), "as they are"
+    assert sum(len(labels) for _, labels in each.sites) > 60
+    for images_NHWC, _ in others:
+        assert sum(tuple(image[0, 0]) in number_of for image in images_NHWC) < 0.2 * len(images_NHWC)
+    assert (each.test[0] != plain.test[0]).any()
 
 
 def test_classes_that_are_thinned_out_are_as_frequent_as_their_labels_and_tested_alike() -> None:

@@ -13,6 +13,7 @@ from semisilo.common.data.split_settings import SplitName, SplitSettings, amount
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods.spec import coordinator_has_labels, silos_have_labels
 from semisilo.simulation.splits.fedmatch_splits import batch_iid, batch_noniid, dirichlet_fedmix, streaming_noniid
+from semisilo.simulation.splits.natural_split import labelled_at_sites, natural
 from semisilo.simulation.splits.prevalence_split import prevalence_shift
 from semisilo.simulation.splits.shvr_splits import class_mismatch, labelled_classes, shvr_noniid
 from semisilo.simulation.splits.splits import (
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["WITHOUT_LABELS", "SplitSettings", "deal", "streaming_step"]
 
-WITHOUT_LABELS = ("iid", "shvr_iid")
+WITHOUT_LABELS = ("iid", "shvr_iid", "natural")
 """Rules that deal images without looking at their classes."""
 
 
 def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
-         apart: int = 0, multi_label: bool = False, patients: Sequence[str] = (), tested: Collection[str] = ()
-         ) -> Split:
+         apart: int = 0, multi_label: bool = False, patients: Sequence[str] = (), tested: Collection[str] = (),
+         sites: ArrayLike = ()) -> Split:
     """Who holds which images of one set: the same arguments give the same split on every machine.
 
     First a part of the set is taken (`fraction`), then validation and test images are held out, then the labelled ones
@@ -56,6 +57,7 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
             (`strata_of`), wherever the rule speaks of classes.
         patients: a key of each image's, "" where it is not known; () where none is.
         tested: patients with images in a test set beside this one.
+        sites: whose each image is, from 0, -1 for the coordinator's, where the split is "natural"; () in others.
     Raises: BadConfiguration for settings that do not fit each other, the scenario or the set; BadData for labels out of
         range, a class with too few images, or too few patients.
     """
@@ -63,16 +65,16 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
         _check_for_findings(settings)
         rows_NK = np.asarray(labels_N)
         labels_N, num_classes = strata_of(rows_NK), num_strata(rows_NK, num_classes)
-    labels = checked_labels(labels_N, num_classes)
-    split = (_dealt_apart(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario, apart=apart) if apart
-             else _dealt_whole(labels, settings, num_classes=num_classes, seed=seed, scenario=scenario,
-                               multi_label=multi_label))
+    labels, sites_N = checked_labels(labels_N, num_classes), np.asarray(sites, dtype=np.int64)
+    split = (_dealt_apart(labels, settings, sites_N, num_classes=num_classes, seed=seed, scenario=scenario, apart=apart)
+             if apart else _dealt_whole(labels, settings, sites_N, num_classes=num_classes, seed=seed,
+                                        scenario=scenario, multi_label=multi_label))
     return keep_patients_whole(split, labels, patients, num_classes=num_classes, seed=seed, apart=apart,
-                               elsewhere=tested)
+                               elsewhere=tested, sites_N=sites_N if settings.name == "natural" else None)
 
 
-def _dealt_whole(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
-                 multi_label: bool) -> Split:
+def _dealt_whole(labels: Indices, settings: SplitSettings, sites: Indices, *, num_classes: int, seed: int,
+                 scenario: Scenario, multi_label: bool) -> Split:
     """The deal of all images of the set."""
     _check_scenario(settings, scenario)
     part = np.arange(len(labels))
@@ -82,8 +84,8 @@ def _dealt_whole(labels: Indices, settings: SplitSettings, *, num_classes: int, 
         labels[part], num_test=amount("num_test", settings.num_test, len(part)),
         num_validation=amount("num_validation", settings.num_validation, len(part)), seed=seed)
     train, test, validation = part[train], part[test], part[validation]
-    own = labels[train]
-    dealt = _dealt(own, settings, num_classes=num_classes, seed=seed, scenario=scenario, multi_label=multi_label)
+    dealt = _dealt(labels[train], settings, sites[train] if len(sites) else sites, num_classes=num_classes, seed=seed,
+                   scenario=scenario, multi_label=multi_label)
     if settings.all_labelled:
         dealt = all_labels_at_silos(dealt)
     return Split(
@@ -92,8 +94,8 @@ def _dealt_whole(labels: Indices, settings: SplitSettings, *, num_classes: int, 
         steps=tuple(tuple(train[step] for step in steps) for steps in dealt.steps))
 
 
-def _dealt_apart(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
-                 apart: int) -> Split:
+def _dealt_apart(labels: Indices, settings: SplitSettings, sites: Indices, *, num_classes: int, seed: int,
+                 scenario: Scenario, apart: int) -> Split:
     """The deal of all images but the first ones, which are the coordinator's.
 
     Raises: BadConfiguration for settings that would choose or hold out labelled images.
@@ -109,13 +111,13 @@ def _dealt_apart(labels: Indices, settings: SplitSettings, *, num_classes: int, 
         raise BadConfiguration("fraction and all_labelled have no effect beside [simulation] labelled.",
                                remedy="Remove them.")
     chosen: Indices = np.arange(apart, dtype=np.int64)
-    held = _held_by_silos(labels, settings, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
+    held = _held_by_silos(labels, settings, sites, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
     taken = _taken(labels, settings, num_classes, seed, np.concatenate((chosen, *held)))
-    dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
+    dealt = _by_rule(labels, settings, sites, num_classes, seed, taken)
     return Split(dealt.silos, coordinator=chosen, labelled=held, steps=dealt.steps)
 
 
-_FOR_FINDINGS: tuple[SplitName, ...] = ("iid", "dirichlet_semifl")
+_FOR_FINDINGS: tuple[SplitName, ...] = ("iid", "dirichlet_semifl", "natural")
 """Rules that deal by the rarest finding as well as by the class."""
 _OF_ONE_CLASS = ("label_imbalance", "unlabelled_imbalance", "labelled_classes")
 """Settings that count images of each class, of which an image has one."""
@@ -157,7 +159,7 @@ def _check_scenario(settings: SplitSettings, scenario: Scenario) -> None:
         raise BadConfiguration(f"{wrong[0]} has no effect in the scenario {scenario}.", remedy="Remove it.")
 
 
-def _dealt(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario,
+def _dealt(labels: Indices, settings: SplitSettings, sites: Indices, *, num_classes: int, seed: int, scenario: Scenario,
            multi_label: bool) -> Split:
     if settings.name == "class_mismatch":
         return class_mismatch(
@@ -170,10 +172,18 @@ def _dealt(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: 
     elif coordinator_has_labels(scenario):
         chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed,
                                     imbalance=settings.label_imbalance)
-    held = _held_by_silos(labels, settings, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
+    held = _held_by_silos(labels, settings, sites, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
     taken = _taken(labels, settings, num_classes, seed, np.concatenate((chosen, *held)))
-    dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
+    dealt = _by_rule(labels, settings, sites, num_classes, seed, taken)
     return Split(dealt.silos, coordinator=chosen, labelled=held, steps=dealt.steps)
+
+
+def _by_rule(labels: Indices, settings: SplitSettings, sites: Indices, num_classes: int, seed: int, taken: Indices
+             ) -> Split:
+    """What silos have without labels."""
+    if settings.name == "natural":
+        return natural(sites, settings.silos, labelled=taken)
+    return _RULES[settings.name](labels, settings, num_classes, seed, taken)
 
 
 def _some_of_each(strata: Indices, number: object, *, num_classes: int, seed: int) -> Indices:
@@ -193,7 +203,7 @@ def _taken(labels: Indices, settings: SplitSettings, num_classes: int, seed: int
     return np.setdiff1d(np.arange(len(labels), dtype=np.int64), kept)
 
 
-def _held_by_silos(labels: Indices, settings: SplitSettings, num_classes: int, seed: int,
+def _held_by_silos(labels: Indices, settings: SplitSettings, sites: Indices, num_classes: int, seed: int,
                    chosen: Indices) -> tuple[Indices, ...]:
     """The labelled images of each silo, of those that the coordinator does not have; () where all images keep theirs.
 
@@ -210,9 +220,13 @@ def _held_by_silos(labels: Indices, settings: SplitSettings, num_classes: int, s
                                remedy="Choose fewer, or leave it out.")
     of_silo = settings.classes_per_silo or 2 if settings.name == "shvr_noniid" else settings.labelled_classes
     having = settings.silos if settings.labelled_silos is None else settings.labelled_silos
-    classes = labelled_classes(having, classes_per_silo=of_silo or num_classes, num_classes=num_classes)
+    classes = (*labelled_classes(having, classes_per_silo=of_silo or num_classes, num_classes=num_classes),
+               *((),) * (settings.silos - having))
+    if settings.name == "natural":
+        return labelled_at_sites(labels, sites, settings.silos, per_class=per_class, num_classes=num_classes, seed=seed,
+                                 classes=classes, without=chosen)
     return labelled_at_silos(labels, settings.silos, per_class=per_class, num_classes=num_classes, seed=seed,
-                             classes=(*classes, *((),) * (settings.silos - having)), without=chosen)
+                             classes=classes, without=chosen)
 
 
 _LABELLED_PER_CLASS: dict[str, int] = {
@@ -247,4 +261,4 @@ _RULES: dict[str, _Rule] = {
         sizes=s.sizes or "range_matched", labelled=held),
 }
 
-assert {*_RULES, "class_mismatch"} == set(get_args(SplitName))
+assert {*_RULES, "class_mismatch", "natural"} == set(get_args(SplitName))

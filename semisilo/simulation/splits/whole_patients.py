@@ -3,7 +3,8 @@
 A rule deals images; this then deals the patients so that every part has, class by class, as nearly the numbers of
 images that the rule gives it as whole patients can make up. Test comes first, then validation, the coordinator's
 labelled images, the labelled images of each silo, and what else the silos have. A part takes from its patients only
-classes that the rule gives it.
+classes that the rule gives it. Where silos have the images of their sites, no patient goes to another site, and whoever
+has the same key at two sites is two patients.
 
 Shapes: N images, G groups (the images of a patient; an image of an unknown one is a group of its own), C classes, K
 silos.
@@ -35,7 +36,7 @@ _REMEDY_OF_FILES = ("Choose fewer silos or smaller numbers; or deal each picture
 
 
 def keep_patients_whole(split: Split, labels_N: Indices, patients: Sequence[str], *, num_classes: int, seed: int,
-                        apart: int = 0, elsewhere: Collection[str] = ()) -> Split:
+                        apart: int = 0, elsewhere: Collection[str] = (), sites_N: Indices | None = None) -> Split:
     """The same split with no patient in two parts, `Split.patients` telling what that took; the split itself where it
     is so already.
 
@@ -47,16 +48,26 @@ def keep_patients_whole(split: Split, labels_N: Indices, patients: Sequence[str]
         patients: a key of each image's, "" where it is not known; () where none is.
         apart: so many of the first images are the coordinator's, whatever is dealt.
         elsewhere: patients with images in a test set that is not dealt; all their images are left out.
+        sites_N: int64 (N,), whose each image is, from 0, -1 for the coordinator's; None where it may be anybody's.
     Raises: BadData where the patients are too few for the parts.
     """
     if not any(patients):
         return split
     name = _names_of_files(patients)
-    dealing = _Dealing(split, labels_N, [name.get(each, each) for each in patients], num_classes=num_classes, seed=seed,
-                       apart=apart, elsewhere=[name.get(each, each) for each in elsewhere])
+    keys, outside = [name.get(each, each) for each in patients], [name.get(each, each) for each in elsewhere]
+    if sites_N is not None:
+        keys = [key and _at(key, site) for key, site in zip(keys, sites_N.tolist(), strict=True)]
+        outside = [_at(key, site) for key in outside for site in range(len(split.silos))]
+    dealing = _Dealing(split, labels_N, keys, num_classes=num_classes, seed=seed, apart=apart, elsewhere=outside,
+                       sites_N=sites_N)
     if dealing.is_whole():
         return split
     return dealing.dealt()
+
+
+def _at(key: str, site: int) -> str:
+    """The key of a patient of one site."""
+    return f"{key} at {site}"
 
 
 def _names_of_files(patients: Sequence[str]) -> Mapping[str, str]:
@@ -82,7 +93,7 @@ class _Dealing:
     """One deal, from the parts of the rule to those of whole patients."""
 
     def __init__(self, split: Split, labels_N: Indices, patients: Sequence[str], *, num_classes: int, seed: int,
-                 apart: int, elsewhere: Collection[str]) -> None:
+                 apart: int, elsewhere: Collection[str], sites_N: Indices | None) -> None:
         self._split, self._labels, self._apart = split, labels_N, apart
         self._num_classes, self._num_silos = num_classes, len(split.silos)
         self._home_N = _homes(split, len(labels_N))
@@ -98,6 +109,7 @@ class _Dealing:
         self._members = np.split(by_group, np.cumsum(np.bincount(group, minlength=len(self._names)))[:-1])
         self._counts_GC = np.zeros((len(self._names), num_classes), dtype=np.int64)
         np.add.at(self._counts_GC, (group, labels_N[used]), 1)
+        self._site_G = None if sites_N is None else np.array([sites_N[own[0]] for own in self._members], dtype=np.int64)
         self._order = numpy_generator(seed, "split patients").permutation(len(self._names))
         self._owner_G = np.full(len(self._names), _FREE, dtype=np.int64)
         first = self._group_N[:apart]
@@ -159,10 +171,10 @@ class _Dealing:
 
     # Coordinator ------------------------------------------------------------------------------------------------------
 
-    def _free(self) -> Indices:
-        """Groups that are no part's yet, in random order."""
+    def _free(self, silo: int | None = None) -> Indices:
+        """Groups that are no part's yet, in random order; of a silo those that it may have."""
         free: Indices = self._order[self._owner_G[self._order] == _FREE]
-        return free
+        return free if silo is None or self._site_G is None else free[self._site_G[free] == silo]
 
     def _whole(self, wanted_C: NDArray[np.int64]) -> list[int]:
         """Groups that together have about so many images of each class: those that fit, then those of which the better
@@ -181,10 +193,10 @@ class _Dealing:
             taken = alike[np.argsort(self._counts_GC[alike].sum(axis=1), kind="stable")][:1].tolist()
         return taken
 
-    def _fitting(self, wanted_C: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
+    def _fitting(self, wanted_C: NDArray[np.int64], silo: int | None = None) -> tuple[list[int], NDArray[np.int64]]:
         """Free groups that fit in one after the other; what is missing then."""
         taken, left_C = [], wanted_C.copy()
-        for group in self._free().tolist():
+        for group in self._free(silo).tolist():
             if not left_C.any():
                 break
             has_C = self._counts_GC[group]
@@ -193,11 +205,11 @@ class _Dealing:
                 left_C = left_C - has_C
         return taken, left_C
 
-    def _filled(self, wanted_C: NDArray[np.int64]) -> list[int]:
+    def _filled(self, wanted_C: NDArray[np.int64], silo: int | None = None) -> list[int]:
         """Groups that together have so many images of each class, and more if need be: those that fit, then, until
         there are enough, the one with the fewest images that are not wanted."""
-        taken, left_C = self._fitting(wanted_C)
-        free = np.setdiff1d(self._free(), taken)
+        taken, left_C = self._fitting(wanted_C, silo)
+        free = np.setdiff1d(self._free(silo), taken)
         free = self._order[np.isin(self._order, free)]
         while left_C.any() and len(free):
             useful_G = np.minimum(self._counts_GC[free], left_C).sum(axis=1)
@@ -235,7 +247,7 @@ class _Dealing:
         if not self._scarce:
             return labelled
         for silo, wanted_C in enumerate(self._demand.labelled_KC):
-            groups = self._filled(wanted_C)
+            groups = self._filled(wanted_C, silo)
             self._owner_G[groups] = _FIRST_SILO + silo
             labelled[silo] = self._chosen(groups, wanted_C, before=self._split.labelled[silo])
         return labelled
@@ -251,6 +263,8 @@ class _Dealing:
         for group in free[np.argsort(-self._counts_GC[free].sum(axis=1), kind="stable")].tolist():
             has_C = self._counts_GC[group]
             may_K = (may_KC & (has_C > 0)).any(axis=1)
+            if self._site_G is not None:
+                may_K &= np.arange(self._num_silos) == self._site_G[group]
             if not may_K.any():
                 self._owner_G[group] = _OUT
                 continue

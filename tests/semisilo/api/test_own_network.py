@@ -135,7 +135,8 @@ def test_the_coordinator_gets_its_images_whole_and_silos_all_the_others(tmp_path
     ({"data": "digits", "labelled": "digits"}, "data has no effect"), ({"labelled": "digits"}, "unlabelled is missing"),
     ({"unlabelled": "digits"}, "labelled is missing"), ({}, "There are no images"),
     ({"labelled": "digits#test", "unlabelled": "digits", "num_labelled": 10}, "num_labelled has no effect"),
-    ({"data": [1, 2], "num_labelled": 10}, "data: is neither a path"),
+    ({"data": [1, 2], "num_labelled": 10}, r"data\[0\]: is neither a path"),
+    ({"data": {1: 2}, "num_labelled": 10}, "data: is neither a path"),
     ({"data": "digits", "num_labelled": 10, "model": 17}, "neither a network's name nor a network")])
 def test_what_contradicts_itself_is_said_before_anything_runs(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(SemisiloError, match=says):

@@ -416,7 +416,7 @@ def test_a_simulation_waits_for_no_deadline_so_its_limit_may_be_below_it(tmp_pat
 
 
 @pytest.mark.parametrize(("tables", "match"), [
-    ({**study(), "simulation": {}}, r"\[simulation\]: 'data' is missing"),
+    ({**study(), "simulation": {}}, r"\[simulation\]: 'split' is missing"),
     ({name: keys for name, keys in study().items() if name != "simulation"}, r"\[simulation\] is missing"),
     (study(split={"name": "idd"}), "not one of the choices"),
     (study(simulation={"dropout": 1.5}), "dropout = 1.5"),

@@ -24,16 +24,23 @@ SMALL = np.random.default_rng(4).permutation(np.repeat(np.arange(10), 200))
 NAMES = get_args(SplitName)
 
 
+def dealt(labels: np.ndarray, seed: int, scenario: str, settings: dict[str, object]) -> Split:
+    """Where silos keep what their site has, one image after the other is of the next site."""
+    asked = SplitSettings(**settings)
+    sites = np.arange(len(labels)) % asked.silos if asked.name == "natural" else ()
+    return deal(labels, asked, num_classes=10, seed=seed, scenario=scenario, sites=sites)
+
+
 def at_coordinator(labels: np.ndarray, seed: int = 1, **settings) -> Split:
-    return deal(labels, SplitSettings(**settings), num_classes=10, seed=seed, scenario="labels-at-coordinator")
+    return dealt(labels, seed, "labels-at-coordinator", settings)
 
 
 def at_silos(labels: np.ndarray, seed: int = 1, **settings) -> Split:
-    return deal(labels, SplitSettings(**settings), num_classes=10, seed=seed, scenario="labels-at-silo")
+    return dealt(labels, seed, "labels-at-silo", settings)
 
 
 def at_both(labels: np.ndarray, seed: int = 1, **settings) -> Split:
-    return deal(labels, SplitSettings(**settings), num_classes=10, seed=seed, scenario="labels-at-both")
+    return dealt(labels, seed, "labels-at-both", settings)
 
 
 def own(name: str) -> dict[str, object]:

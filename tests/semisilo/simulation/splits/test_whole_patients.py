@@ -47,6 +47,11 @@ def images_of(seed: int, number: int, per_patient: int, *, mixed: bool) -> tuple
                                                                             strict=True))
 
 
+def sites_of(name: str, patients: Sequence[str]) -> np.ndarray | tuple[()]:
+    """Whose each image is, by its patient; those of unknown patients are of the first site."""
+    return np.array([int(each[1:] or 0) % SILOS for each in patients]) if name == "natural" else ()
+
+
 def homes(split: Split) -> list[np.ndarray]:
     silos = [np.concatenate((part, split.labelled[index])) if split.labelled else part
              for index, part in enumerate(split.silos)]
@@ -68,9 +73,11 @@ def test_no_patient_is_in_two_parts_of_any_split(name: str, scenario: Scenario, 
                                                  mixed: bool, held_out: int | str, more: dict[str, object]) -> None:
     labels, patients = images_of(seed, 800, per_patient, mixed=mixed)
 
+    sites = sites_of(name, patients)
+
     def dealt(patients: tuple[str, ...]) -> Split:
         return deal(labels, settings_of(name, scenario, num_test=held_out, num_validation=held_out, **more),
-                    num_classes=CLASSES, seed=seed, scenario=scenario, patients=patients)
+                    num_classes=CLASSES, seed=seed, scenario=scenario, patients=patients, sites=sites)
 
     try:
         alone = dealt(())
@@ -107,9 +114,9 @@ def test_a_patient_with_one_image_each_changes_nothing(name: str) -> None:
     scenario: Scenario = "labels-at-silo"
     labels = np.random.default_rng(2).integers(0, CLASSES, size=400)
     asked = settings_of(name, scenario, num_test=20)
-    alone = deal(labels, asked, num_classes=CLASSES, seed=3, scenario=scenario)
-    whole = deal(labels, asked, num_classes=CLASSES, seed=3, scenario=scenario,
-                 patients=tuple(f"p{index}" for index in range(400)))
+    patients = tuple(f"p{index}" for index in range(400))
+    alone, whole = (deal(labels, asked, num_classes=CLASSES, seed=3, scenario=scenario, patients=each,
+                         sites=sites_of(name, patients)) for each in ((), patients))
     assert whole.patients is None
     assert all(map(np.array_equal, homes(whole), homes(alone)))
 
