@@ -114,7 +114,7 @@ class SplitSettings:
     def __post_init__(self) -> None:
         self._refuse_unused()
         if not self.silos and self.name != "natural":
-            raise ValueError("silos = 0: say how many there are, at least 1.")
+            raise ValueError(f'silos = 0: say how many there are, at least 1, in the split "{self.name}".')
         for name in ("silos", "labelled_per_class", "labelled_per_silo", "labelled_silos", "labelled_classes",
                      "num_labelled", "classes_per_silo", "images_per_silo", "steps", "rounds_per_step"):
             value = getattr(self, name)

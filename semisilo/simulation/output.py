@@ -139,7 +139,8 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
     return [f"coordinator: {', '.join(sets) or 'no images'} -> {out / 'coordinator'}",
             f"{len(dealt.silos)} silos: {_range(unlabelled)} unlabelled, {_range(labelled)} labelled each"
             f" -> {out / 'silos'}",
-            f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)",
+            f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)"
+            if dealt.classes_known else "non-iidness is not known: what the silos have has no labels",
             *(line for line in (warning, dealt.patients_line()) if line),
             f"manifest: {manifest}"]
 

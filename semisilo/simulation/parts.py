@@ -75,7 +75,8 @@ def manifest(dealt: Dealt) -> dict[str, object]:
     study = dealt.study
     entries = split_manifest(
         dealt.split, dealt.labels(), classes=dealt.classes, source=study.simulation.source,
-        settings=to_dict(study.simulation.split), silo_names=dealt.silos, rounds_per_step=dealt.rounds_per_step)
+        settings=to_dict(study.simulation.split), silo_names=dealt.silos, rounds_per_step=dealt.rounds_per_step,
+        classes_known=dealt.classes_known)
     shared = {name: entries.pop(key, {}) for name, key in (
         ("labelled", "coordinator"), ("validation", "validation"), ("test", "test"))}
     coordinator = {}

@@ -28,7 +28,7 @@ def index_digest(indices: ArrayLike) -> str:
 
 def split_manifest(
     split: Split, labels_N: ArrayLike, *, classes: Sequence[str], source: str, settings: Mapping[str, object],
-    silo_names: Sequence[str] | None = None, rounds_per_step: int = 1,
+    silo_names: Sequence[str] | None = None, rounds_per_step: int = 1, classes_known: bool = True,
 ) -> dict[str, Any]:  # JSON: those who write parts add what their files hold to each entry
     """Plain JSON types that name the split and let anyone check a part.
 
@@ -40,19 +40,21 @@ def split_manifest(
         settings: name, seed and numbers of the split, so that it can be made again.
         silo_names: one per silo, by default "silo-000", ...
         rounds_per_step: rounds that each step of a streaming split lasts.
+        classes_known: whether the labels of what silos have stand for classes; otherwise nothing is said of them.
     Raises: BadConfiguration when names and silos do not match in number, or a name is not usable as a file name.
     """
     names = _silo_names(split, silo_names)
     labels = np.asarray(labels_N)
 
-    def part(indices: Indices) -> dict[str, object]:
+    def part(indices: Indices, known: bool = True) -> dict[str, object]:
         own = labels[indices]
         counts = ((own == 1).sum(axis=0) if own.ndim == 2 else np.bincount(own, minlength=len(classes))).tolist()
         return {"num_images": len(indices), "sha256_indices": index_digest(indices),
-                "class_counts": dict(zip(classes, counts, strict=True)), "indices": indices.tolist()}
+                **({"class_counts": dict(zip(classes, counts, strict=True))} if known else {}),
+                "indices": indices.tolist()}
 
     def silo(index: int, name: str) -> dict[str, object]:
-        entry = {"file": f"{name}.npz", **part(split.silos[index])}
+        entry = {"file": f"{name}.npz", **part(split.silos[index], classes_known)}
         if split.labelled:
             entry["labelled"] = part(split.labelled[index])
         if split.steps:
@@ -67,8 +69,8 @@ def split_manifest(
         "settings": dict(settings),
         "classes": list(classes),
         "num_images": len(labels),
-        "non_iidness": non_iidness(class_distributions(strata_of(labels), split,
-                                                       num_classes=num_strata(labels, len(classes)))),
+        **({"non_iidness": non_iidness(class_distributions(
+            strata_of(labels), split, num_classes=num_strata(labels, len(classes))))} if classes_known else {}),
         **({"rounds_per_step": rounds_per_step} if split.steps else {}),
         "silos": {name: silo(index, name) for index, name in enumerate(names)},
         **rest,

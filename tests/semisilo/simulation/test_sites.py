@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from PIL import Image
 
 import semisilo
@@ -18,6 +20,7 @@ from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, Usa
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.simulation.dealing import Dealt, deal_study
+from semisilo.simulation.output import split_study
 from semisilo.simulation.parts import write_parts
 from semisilo.simulation.settings import load_simulated_study
 from semisilo.simulation.source_stamp import source_stamp
@@ -124,7 +127,20 @@ def test_the_parts_are_written_and_named_as_of_any_split(tmp_path: Path) -> None
     assert ", ".join(named) in manifest
     with np.load(tmp_path / "parts" / "silos" / "silo-001.npz") as file:
         assert np.array_equal(file["unlabelled_images"], pixels(20, 1))
+    assert '"class_counts"' in manifest
+    assert '"non_iidness"' in manifest
     assert load_toml(tmp_path / "parts" / "coordinator" / "study.toml")["study"]["start_with"] == 3
+
+
+def test_nothing_is_said_of_classes_that_nobody_knows(tmp_path: Path) -> None:
+    tables = tables_of(sites=sites(tmp_path, labels=False), labelled=str(archive(tmp_path / "hub.npz", 12, 9)))
+    manifest = json.loads(write_parts(dealt_of(tables), tmp_path / "parts").read_text())
+    assert "non_iidness" not in manifest
+    assert all("class_counts" not in entry for entry in manifest["silos"].values())
+    assert manifest["coordinator"]["labelled"]["class_counts"] == {"0": 4, "1": 4, "2": 4}
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(tables))
+    assert "non-iidness is not known: what the silos have has no labels" in split_study(
+        tmp_path / "study.toml", out=tmp_path / "again")
 
 
 def test_another_file_of_a_site_is_seen_by_the_stamp(tmp_path: Path) -> None:
