@@ -165,6 +165,9 @@ class ImageForm:
     black without scaling (larger images are refused)."""
     reading: Reading = Reading()
     """How files of more than 8 bits or more than one picture are read."""
+    standardise: Literal["study", "image"] = field(default="study", metadata=ABSENT_AT_DEFAULT)
+    """Whether a network sees every channel less `mean` and divided by `std`, or of each image less its own mean and
+    divided by its own deviation."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:

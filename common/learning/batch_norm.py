@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -300,6 +300,38 @@ def measuring_steps(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, g
     return {name: _merge_layer(of_layer) for name, of_layer in parts.items() if of_layer}
 
 
+class _Measured(Exception):
+    """Ends a pass behind the layer that it was for."""
+
+
+def measure_first(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, batch_size: int = 250) -> Statistics:
+    """`measure` of the first static batch-norm layer alone: nothing behind it is computed. Exact whatever the order.
+
+    Args:
+        model: with none of these layers the answer is empty.
+    """
+    layers = layers_of(model)
+    if not layers:
+        return {}
+    name, layer = next(iter(layers.items()))
+    device = next(model.parameters()).device
+    parts: list[LayerStatistics] = []
+
+    def watch(input: Tensor) -> None:
+        parts.append(_statistics_of(input))
+        raise _Measured
+
+    with _restored(model, layers), process_group.each_by_itself(), torch.no_grad():
+        model.eval()
+        for each in layers.values():
+            each.training = True  # those in front of it, should there be any
+        layer._watch = watch
+        for cut in batches(len(images_NCHW), batch_size):
+            with suppress(_Measured):
+                model(augment.to_input(images_NCHW[cut].to(device), form))
+    return {name: _merge_layer(parts)} if parts else {}
+
+
 class _Seen(threading.local):
     """What the layers have seen of the batch that goes through them in this thread, in the order of its passes."""
 
@@ -308,15 +340,21 @@ class _Seen(threading.local):
 
 @contextmanager
 def _measuring(model: nn.Module, layers: Mapping[str, StaticBatchNorm], seen: _Seen) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-
     def watcher(name: str) -> Callable[[Tensor], None]:
         return lambda input: seen.by_layer.setdefault(name, []).append(_statistics_of(input))
 
-    model.eval()
-    for name, layer in layers.items():
-        layer.training = True
-        layer._watch = watcher(name)
+    with _restored(model, layers):
+        model.eval()
+        for name, layer in layers.items():
+            layer.training = True
+            layer._watch = watcher(name)
+        yield
+
+
+@contextmanager
+def _restored(model: nn.Module, layers: Mapping[str, StaticBatchNorm]) -> Iterator[None]:
+    """Puts back the modes of the modules, and ends watching."""
+    modes = {module: module.training for module in model.modules()}
     try:
         yield
     finally:

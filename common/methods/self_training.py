@@ -111,6 +111,10 @@ class SelfTrainingSettings(LabelTaskSettings):
     be; 0.9 with labels at silos alone, where nobody with labels of all classes puts the average right. Of K classes
     fewer than eight at least 13 / (12 + K), 0.93 of two: a label is then as many times as probable as the others are
     on average as with eight. Not so with several labels for an image, nor with differential privacy of images."""
+    label_statistics: Literal["adaptive", "received"] = field(default="adaptive", metadata=ABSENT_AT_DEFAULT)
+    """With which batch-norm statistics a silo labels: "received", those of the task, or "adaptive", with those of its
+    own images in the first layer where the model is surer of its answers so, as where the silo's scanner is unlike the
+    others' (docs/decisions/0113-labels-by-the-silos-own-first-statistics.md)."""
     local_epochs: int = 3
     """Passes over the kept images in a round."""
     unlabelled_batch: int = 32
@@ -147,9 +151,8 @@ class SelfTrainingSettings(LabelTaskSettings):
     labelled or validation images, and else the silos."""
     sbn_offsets: bool = field(default=True, metadata=ABSENT_AT_DEFAULT)
     """With statistics of silos as well, and imbalanced labels at the coordinator: whether the classifier's bias makes
-    up for what these statistics add to the logits of each class, by the labelled images
-    (docs/decisions/0107-offsets-of-batch-norm-statistics.md); not where these statistics are foreign to the labelled
-    images, which says that silos have other devices (docs/decisions/0111-no-offsets-under-foreign-statistics.md)."""
+    up for what these statistics add to the logits of classes that have more labels, by the labelled images
+    (docs/decisions/0107-offsets-of-batch-norm-statistics.md, 0112-offsets-along-the-label-shares.md)."""
     joined_passes: bool = False
     """As SemiFL's: whether the strong and the mixed batch go through the network as one."""
     persist_local_momentum: bool = True

@@ -200,7 +200,8 @@ def image_from_proto(message: round_pb.ImageForm) -> ImageForm:
         raise BadPayload("The task's image form has a mean or standard deviation that cannot be.")
     return _build(ImageForm, {"size": message.size, "channels": message.channels, "mean": list(message.mean),
                               "std": list(message.std), "resize": message.resize,
-                              "reading": _reading_from_proto(message)}, "image")
+                              "reading": _reading_from_proto(message), "standardise": message.standardise or "study"},
+                  "image")
 
 
 def _reading_from_proto(message: round_pb.ImageForm) -> dict[str, object]:

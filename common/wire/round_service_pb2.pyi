@@ -254,20 +254,22 @@ class ModelSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ..., factory_sha256: _Optional[bytes] = ...) -> None: ...
 
 class ImageForm(_message.Message):
-    __slots__ = ("size", "channels", "mean", "std", "resize", "reading")
+    __slots__ = ("size", "channels", "mean", "std", "resize", "reading", "standardise")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
     STD_FIELD_NUMBER: _ClassVar[int]
     RESIZE_FIELD_NUMBER: _ClassVar[int]
     READING_FIELD_NUMBER: _ClassVar[int]
+    STANDARDISE_FIELD_NUMBER: _ClassVar[int]
     size: int
     channels: int
     mean: _containers.RepeatedScalarFieldContainer[float]
     std: _containers.RepeatedScalarFieldContainer[float]
     resize: str
     reading: Reading
-    def __init__(self, size: _Optional[int] = ..., channels: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., resize: _Optional[str] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
+    standardise: str
+    def __init__(self, size: _Optional[int] = ..., channels: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., resize: _Optional[str] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ..., standardise: _Optional[str] = ...) -> None: ...
 
 class Reading(_message.Message):
     __slots__ = ("window", "window_centre", "window_width", "window_number", "frames", "axis", "slices")

@@ -155,7 +155,8 @@ def _model(card: ModelCard) -> _Section:
             ("Classes, in label order", ", ".join(model.classes)),
             ("Images", f"{image.size} x {image.size}, {'grey' if image.channels == 1 else 'colour'},"
                        f" resize {image.resize}"),
-            ("Mean, standard deviation", f"{_numbers(image.mean)}; {_numbers(image.std)}"),
+            ("Mean, standard deviation", "of each image and channel" if image.standardise == "image" else
+             f"{_numbers(image.mean)}; {_numbers(image.std)}"),
             ("Method", f"{model.method.name}, {model.method.scenario}"),
             ("Source of the method", model.method.source),
             ("What the method discloses", model.method.discloses),

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from semisilo.common.config import canonical_json
+from semisilo.common.data.augmentation.augment import standardised
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.errors import BadData, ComputeFailed, UsageError
 from semisilo.common.measures.multi_label import AVERAGE_CUT
@@ -59,11 +60,12 @@ class OnnxCheck:
 
 
 class _FromFractions(nn.Module):
-    """The network with the study's normalisation before it."""
+    """The network with the study's normalisation, or that of each image, before it."""
 
     def __init__(self, model: nn.Module, form: ImageForm) -> None:
         super().__init__()
         self.model = model
+        self._by_image = form.standardise == "image"
         self.register_buffer("mean", torch.tensor(form.mean, dtype=torch.float32)[:, None, None])
         self.register_buffer("std", torch.tensor(form.std, dtype=torch.float32)[:, None, None])
 
@@ -71,7 +73,8 @@ class _FromFractions(nn.Module):
         """Logits (B, K) of fractions 0 to 1."""
         assert isinstance(self.mean, Tensor)
         assert isinstance(self.std, Tensor)
-        logits_BK: Tensor = self.model((images_BCHW - self.mean) / self.std)
+        logits_BK: Tensor = self.model(standardised(images_BCHW) if self._by_image
+                                       else (images_BCHW - self.mean) / self.std)
         return logits_BK
 
 
@@ -91,11 +94,13 @@ def preprocessing_of(form: ImageForm) -> str:
     words = {"fit": "padded with black to a square, then scaled", "crop": "cut to its centre square, then scaled",
              "stretch": "scaled, each side by itself", "pad": "padded with black on all sides, never scaled"}
     colours = "as ITU-R 601 luminance" if form.channels == 1 else "as red, green, blue"
+    seen = ("subtracts from each channel of each image its mean over all pixels and divides by sqrt(variance + 0.001)"
+            if form.standardise == "image" else f"subtracts the mean {list(form.mean)} and divides by the standard"
+            f" deviation {list(form.std)} of each channel")
     deep = "" if form.reading == Reading() else f" Files of more than 8 bits: {canonical_json(form.reading)}."
     return (f"8-bit pixels {colours}; {words[form.resize]} to {form.size} x {form.size} by an antialiased bilinear"
             f" filter; float32 (batch, {form.channels}, {form.size}, {form.size}), divided by 255. The graph itself"
-            f" subtracts the mean {list(form.mean)} and divides by the standard deviation {list(form.std)} of each"
-            f" channel.{deep}")
+            f" {seen}.{deep}")
 
 
 def write_onnx(path: Path, model: nn.Module, facts: ModelFacts) -> None:

@@ -537,7 +537,7 @@ def _form(config: StudyConfig, images: CoordinatorData) -> ImageForm:
         std = measure_form(_measured(images, std, "std"))[1]
     try:
         return ImageForm(size=image.size, channels=image.channels, mean=mean, std=std, resize=image.resize,
-                         reading=image.reading)
+                         reading=image.reading, standardise=image.standardise)
     except ValueError as error:
         raise BadConfiguration(f"[data.image] {error}") from None
 
@@ -558,7 +558,8 @@ def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
     settings = [("classes", data.classes or frozen.classes, frozen.classes)]
     pairs: list[tuple[str, object, object]] = [
         *settings, ("size", image.size, frozen.image.size), ("channels", image.channels, frozen.image.channels),
-        ("resize", image.resize, frozen.image.resize), ("reading", image.reading, frozen.image.reading)]
+        ("resize", image.resize, frozen.image.resize), ("reading", image.reading, frozen.image.reading),
+        ("standardise", image.standardise, frozen.image.standardise)]
     pairs += [(name, value, getattr(frozen.image, name)) for name in ("mean", "std")
               if not isinstance(value := getattr(image, name), str)]
     for name, now, then in pairs:

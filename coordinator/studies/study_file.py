@@ -154,6 +154,10 @@ class ImageSettings:
     """How another size is brought to `size`."""
     reading: Reading = field(default_factory=Reading)
     """How files of more than 8 bits or more than one picture are read: a table of its own."""
+    standardise: Literal["study", "image"] = field(default="study", metadata=ABSENT_AT_DEFAULT)
+    """What the network sees: pixels less `mean` and divided by `std`, or each channel of each image less its own mean
+    and divided by its own deviation, whatever scanner it is of (docs/decisions/0114-images-standardised-one-by-one.md).
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:

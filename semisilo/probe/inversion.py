@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning import batch_norm
 from semisilo.common.measures.intervals import LEVEL
@@ -76,7 +77,9 @@ def classification_gradient(model: nn.Module, parameters: Mapping[str, Tensor], 
 
     def gradient(images_BCSS: Tensor) -> Sequence[Tensor]:
         with _as_in_training(model):
-            logits_BK = functional_call(model, leaves, ((images_BCSS - mean_C11) / deviation_C11,))
+            seen_BCSS = augment.standardised(images_BCSS) if form.standardise == "image" else (
+                images_BCSS - mean_C11) / deviation_C11
+            logits_BK = functional_call(model, leaves, (seen_BCSS,))
         loss = functional.cross_entropy(logits_BK, labels_B)
         found = torch.autograd.grad(loss, [leaves[name] for name in names], create_graph=True, allow_unused=True)
         return [torch.zeros_like(leaves[name]) if each is None else each

@@ -24,6 +24,7 @@ from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
+from semisilo.common.data.preview.likeness import statistics_of, unlikeness
 from semisilo.common.data.readers import classes_of, read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.methods import silos_have_labels
@@ -179,6 +180,22 @@ class Dealt:
         if number := sum(bool(digest) and digest in unlabelled for digest in tested):
             lines.append(f"{number} of {len(self.test)} test images are among the silos' unlabelled images")
         return f"{', '.join(lines)}: silos train on them, so the model may look better than it is" if lines else ""
+
+    def unlike_line(self) -> str:
+        """Which silos' images look unlike the coordinator's labelled ones, which are of a source of their own, and what
+        may be done about it; "" where none do, and where each image is standardised by itself."""
+        apart, own = self.study.simulation.labelled or self.study.simulation.sites, self.coordinator_set("labelled")
+        if not apart or own is None or self.study.draft.data.image.standardise == "image":
+            return ""
+        theirs = {silo: unlikeness(statistics_of(_sampled(self.images, part)), statistics_of(_sampled(own)))
+                  for silo, part in zip(self.silos, self.split.silos, strict=True) if len(part)}
+        unlike = {silo: lines for silo, lines in theirs.items() if lines}
+        if not unlike:
+            return ""
+        first = next(iter(unlike))
+        return (f"the images of {counted(len(unlike), 'silo')} look unlike the coordinator's labelled ones ({first}:"
+                f" {unlike[first][0]}); [data] image.standardise = \"image\" takes brightness, contrast and colour cast"
+                " out of every image")
 
     def patient_numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.str_] | None:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every
@@ -385,13 +402,20 @@ def _in_one(parts: Sequence[ImageSet]) -> ImageSet:
     return parts[0]
 
 
+def _sampled(images: ImageSet, part: Indices | None = None) -> list[NDArray[np.uint8]]:
+    """Up to `_SAMPLE` of the images, or of some of them, spread evenly."""
+    held = np.arange(len(images)) if part is None else part
+    chosen = held[np.unique(np.linspace(0, len(held) - 1, min(len(held), _SAMPLE)).astype(np.int64))]
+    return [images.images_NCHW[index].numpy() for index in chosen.tolist()]
+
+
 def silo_names(number: int) -> tuple[str, ...]:
     """"silo-000", ... with as many digits as the last one needs: byte order is the order of the split."""
     digits = max(3, len(str(number - 1)))
     return tuple(f"silo-{index:0{digits}d}" for index in range(number))
 
 
-_NAMED = 3
+_NAMED, _SAMPLE = 3, 64
 _FEW_TWINS = 0.05
 """Up to this share of test images that are in the set that is dealt are taken for copies that got into both."""
 _ROUNDS_PER_STEP = 10

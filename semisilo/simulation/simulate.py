@@ -177,8 +177,9 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
         dealt = deal_study(study, begun=folder.begun_digest())
-        if new and (line := dealt.check_tested_apart()):
-            watcher.step(line)
+        for line in (dealt.check_tested_apart(), dealt.unlike_line()) if new else ():
+            if line:
+                watcher.step(line)
         if line := dealt.patients_line():
             watcher.step(line)
         begin(folder, dealt, stamp=stamp)

@@ -20,14 +20,15 @@ __all__ = ["look_at_likeness"]
 def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[Finding]:
     """Compares up to 64 images of each source with what the study was normalised on; notes that for `silo data`.
 
-    [] where there is nothing to compare with, and where the images cannot be used, which another finding says.
+    [] where there is nothing to compare with, where each image is standardised by itself, and where the images cannot
+    be used, which another finding says.
     """
     from semisilo.common.data.preview.likeness import FEWEST_IMAGES, statistics_of, unlikeness
     from semisilo.common.data.preview.preview import sample_of
     from semisilo.silo.site.images_choice import choose_data
     from semisilo.silo.site.study_images import StudyImages, note_study_images
 
-    if not needs.begun or needs.normalisation_images < FEWEST_IMAGES:
+    if not needs.begun or needs.normalisation_images < FEWEST_IMAGES or needs.task.image.standardise == "image":
         return []
     study = StudyImages(study=needs.task.study, form=needs.task.image, images=needs.normalisation_images)
     with contextlib.suppress(OSError):  # `silo data` says less then

@@ -28,7 +28,8 @@ from semisilo.common.methods.self_training import FEW_CLASSES, SelfTrainingSetti
 from semisilo.silo.objectives import make_objective, train_locally
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
-from semisilo.silo.trainers.parts.fix_and_mix import LogPriors, logits_of_weak_views, train_fix_and_mix
+from semisilo.silo.trainers.parts.adaptive_batch_norm import adaptive_logits, received_logits
+from semisilo.silo.trainers.parts.fix_and_mix import LogPriors, train_fix_and_mix
 from semisilo.silo.trainers.parts.kept_momentum import KeptMomentum, momentum_to_go_on_from
 from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
 from semisilo.silo.trainers.parts.step_sums import StepSums
@@ -132,7 +133,9 @@ def _count(images: ImageSet | None) -> int:
 def _labels(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[OwnLabels, int]:
     """Of all images, with the number of classes. Raises: BadPayload without a prior for every class."""
     settings: SelfTrainingSettings = task.settings
-    logits_NK = torch.cat([part.float().cpu() for part in logits_of_weak_views(task, model, unlabelled.images_NCHW)])
+    images_NCHW = unlabelled.images_NCHW
+    logits_NK = adaptive_logits(task, model, images_NCHW, multi_label=settings.multi_label) \
+        if settings.label_statistics == "adaptive" else received_logits(task, model, images_NCHW)
     if len(settings.model_prior) != logits_NK.shape[1]:
         raise _missing_prior()
     return labels_under_own_prior(logits_NK, settings), logits_NK.shape[1]

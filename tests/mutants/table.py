@@ -785,14 +785,21 @@ _ALONE = _mutants(
     ("what-leaves-a-merge-leaves-no-gap", "common/learning/batch_norm.py",
      " - count * (mean_C - all_.mean).square())", ")",
      "tests/common/learning/test_batch_norm.py::test_what_is_left_of_a_merge_without_one_of_its_parts"),
-    ("offsets-under-foreign-statistics", "coordinator/strategies/batch_norm/class_offsets.py",
-     "rise_N).sum()) <= FOREIGN:", "rise_N).sum()) <= 1e9:",
+    ("labels-by-the-less-sure-statistics", "silo/trainers/parts/adaptive_batch_norm.py",
+     "not certainty(own_NK, multi_label) > certainty", "certainty(own_NK, multi_label) > certainty",
+     "tests/silo/trainers/parts/test_adaptive_batch_norm.py"),
+    ("labels-without-statistics-of-the-silos-own", "silo/trainers/parts/adaptive_batch_norm.py",
+     "{**group.tensors, **own} if own", "dict(group.tensors) if own",
+     "tests/silo/trainers/parts/test_adaptive_batch_norm.py::"
+     "test_only_the_first_layers_statistics_are_the_silos_own"),
+    ("offsets-across-the-label-shares", "coordinator/strategies/batch_norm/class_offsets.py",
+     " @ along_K / (along_K @ along_K) * along_K).float()", ").float()",
      "tests/coordinator/strategies/batch_norm/test_class_offsets.py::"
-     "test_under_statistics_to_which_the_images_are_foreign_nothing_is_taken_out"),
+     "test_what_other_devices_do_to_the_logits_across_the_label_shares_stays"),
     ("offsets-count-images-and-not-classes", "coordinator/strategies/batch_norm/class_offsets.py",
      "torch.stack(of_classes).mean(dim=0)", "raised_NK.mean(dim=0)",
      "tests/coordinator/strategies/batch_norm/test_class_offsets.py"
-     "::test_offsets_are_the_mean_over_classes_of_what_the_logits_rise_by"),
+     "::test_offsets_are_what_logits_rise_by_along_the_label_shares_classes_counting_alike"),
     ("offsets-add-up-over-rounds", "coordinator/strategies/self_training.py",
      "with_offsets(w, state.offsets or {}, sign=1.0)", "with_offsets(w, {}, sign=1.0)",
      "tests/coordinator/strategies/test_self_training.py"

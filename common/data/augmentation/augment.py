@@ -38,7 +38,7 @@ from semisilo.common.data.augmentation import randaugment as ra
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["FEDMATCH_OPERATIONS", "SMALL_OPERATIONS", "check_settings", "strong", "to_input", "weak"]
+__all__ = ["FEDMATCH_OPERATIONS", "SMALL_OPERATIONS", "check_settings", "standardised", "strong", "to_input", "weak"]
 
 SMALL_OPERATIONS = (
     "AutoContrast", "Equalize", "Invert", "Brightness", "Color", "Contrast", "Sharpness", "Cutout", "Posterize",
@@ -53,6 +53,8 @@ FEDMATCH_OPERATIONS = (
 """The pool of RandAugment in the policies "fedmatch_official" and "fedmix"; its Equalize changes nothing, as in the
 official code."""
 
+_LEAST_VARIANCE = 1e-3
+"""Of the pixels of an image, from 0 to 1: about 8 of 255 grey values, squared."""
 _FEDMATCH_SHIFT = 2
 """Pixels, of FedMatch's and FedMix's flip-and-shift."""
 
@@ -66,9 +68,25 @@ _DRAWS = 6
 
 
 def to_input(images_BCHW: Tensor, form: ImageForm) -> Tensor:
-    """What a network sees: float32 (B, C, H, W), (image / 255 - mean) / std per channel, on the images' device."""
+    """What a network sees: float32 (B, C, H, W), on the images' device. Per channel (image / 255 - mean) / std, or
+    `standardised(image / 255)` where the form says so."""
+    fractions_BCHW = images_BCHW.to(torch.float32).div_(255)
+    if form.standardise == "image":
+        return standardised(fractions_BCHW)
     mean, std = _mean_and_std(form, images_BCHW.device)
-    return images_BCHW.to(torch.float32).div_(255).sub_(mean).div_(std)
+    return fractions_BCHW.sub_(mean).div_(std)
+
+
+def standardised(fractions_BCHW: Tensor) -> Tensor:
+    """Of each image each channel less its mean over all pixels, divided by sqrt(variance + 0.001): an empty image stays
+    empty, and hardly any contrast is not blown up to noise.
+
+    Source: instance normalisation, Ulyanov, Vedaldi and Lempitsky 2016 (arXiv 1607.08022), of the input, without scale
+    and shift.
+    """
+    mean_BC11 = fractions_BCHW.mean(dim=(2, 3), keepdim=True)
+    centred_BCHW = fractions_BCHW - mean_BC11
+    return centred_BCHW * torch.rsqrt(centred_BCHW.square().mean(dim=(2, 3), keepdim=True) + _LEAST_VARIANCE)
 
 
 @lru_cache(maxsize=16)

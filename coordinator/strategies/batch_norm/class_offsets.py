@@ -3,9 +3,9 @@
 The coordinator's steps on its labels normalise by batches of these, in which the classes are as frequent as among the
 labels. Statistics of the silos' images have the silos' class shares and devices. Where the labels are imbalanced, all
 logits of some classes then rise and of others fall, whatever the image
-(docs/decisions/0107-offsets-of-batch-norm-statistics.md). Where the silos' devices make the labelled images themselves
-hard to recognise under these statistics, what happens to their logits says nothing of the silos' images, and nothing is
-made up for (docs/decisions/0111-no-offsets-under-foreign-statistics.md).
+(docs/decisions/0107-offsets-of-batch-norm-statistics.md). What other devices do to the logits of the labelled images
+says nothing of the silos' images; so only that part is made up for which goes along the logarithm of the label shares,
+as other shares would have it (docs/decisions/0112-offsets-along-the-label-shares.md).
 
 Tests: tests/coordinator/strategies/batch_norm/test_class_offsets.py.
 
@@ -18,30 +18,30 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
+from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.evaluation import logits_of
-from semisilo.coordinator.strategies.parts.gate import class_balanced_weights
 
-__all__ = ["FOREIGN", "class_offsets", "classifier_bias", "with_offsets"]
+__all__ = ["class_offsets", "classifier_bias", "with_offsets"]
 
-FOREIGN = 0.05
-"""Nats: by how much statistics raise the loss of images that are foreign under them."""
 _AS_GOOD_AS_EQUAL = 0.02
 """Of the largest logit: those of 16 bits have two or three digits."""
 
 
 def class_offsets(model: nn.Module, labelled: ImageSet, form: ImageForm, *, before: Mapping[str, Tensor],
                   after: Mapping[str, Tensor], num_classes: int) -> dict[str, Tensor]:
-    """By how much statistics raise the logits, by the name of the bias to subtract it from.
+    """By how much statistics raise the logits of classes that have more labels, by the name of the bias to subtract it
+    from.
 
-        o = mean over classes c of mean over images i of c of (f_after(x_i) - f_before(x_i))
+        o = (r . l) / (l . l) l
+        r = mean over classes c of mean over images i of c of (f_after(x_i) - f_before(x_i))
+        l = log n less its mean, n the labelled images of each class as in `log_prior`
 
-    {} where the network's last layer has no bias for every class, or it is frozen, where a logit is not finite, and
-    where the labelled images are foreign under `after`: where their mean loss, classes alike, is `FOREIGN` higher.
+    {} where the labels are balanced, where the network's last layer has no bias for every class, or it is frozen, and
+    where a logit is not finite.
     Args:
         model: on any device; is left in evaluation mode with the statistics `after`.
         labelled: each of one class; at least one image.
@@ -49,21 +49,18 @@ def class_offsets(model: nn.Module, labelled: ImageSet, form: ImageForm, *, befo
     Returns: float32 (K,) for one name, or nothing.
     """
     assert labelled.labels_N is not None
-    name = classifier_bias(model, num_classes)
-    if name is None:
+    labels_N = labelled.labels_N.cpu()
+    name, prior_K = classifier_bias(model, num_classes), log_prior(labels_N, num_classes)
+    if name is None or prior_K is None:
         return {}
     model.eval()
     batch_norm.load(model, before)
     logits_NK = logits_of(model, labelled.images_NCHW, form).double().cpu()
     batch_norm.load(model, after)
-    after_NK, labels_N = logits_of(model, labelled.images_NCHW, form).double().cpu(), labelled.labels_N.cpu()
-    rise_N = (functional.cross_entropy(after_NK, labels_N, reduction="none")
-              - functional.cross_entropy(logits_NK, labels_N, reduction="none"))
-    if not float((class_balanced_weights(labels_N) * rise_N).sum()) <= FOREIGN:
-        return {}
-    raised_NK = after_NK - logits_NK
+    raised_NK = logits_of(model, labelled.images_NCHW, form).double().cpu() - logits_NK
     of_classes = [raised_NK[labels_N == kind].mean(dim=0) for kind in sorted(set(labels_N.tolist()))]
-    offset_K = torch.stack(of_classes).mean(dim=0).float()
+    along_K = prior_K.double() - prior_K.double().mean()
+    offset_K = (torch.stack(of_classes).mean(dim=0) @ along_K / (along_K @ along_K) * along_K).float()
     sound = bool(torch.isfinite(offset_K).all()) and _moves_logits(model, name, labelled, form)
     return {name: offset_K} if sound else {}
 

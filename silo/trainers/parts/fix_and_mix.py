@@ -9,7 +9,7 @@ Tests: tests/silo/trainers/test_semifl.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
+from semisilo.common.learning import batch_norm
 from semisilo.common.learning.evaluation import inference_batches, logits_of
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, mix_loss
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
@@ -74,12 +75,18 @@ class LogPriors:
     """Of the labels that partners have, of all images, in doubt or not: in the mix loss for the partner."""
 
 
-def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> list[Tensor]:
+def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor, *,
+                         statistics: Mapping[str, Tensor] | None = None) -> list[Tensor]:
     """One weak view of every image, in order, through the model in evaluation mode with the received statistics.
 
+    Args:
+        statistics: others than the received ones, for the same views.
     Returns: logits, in parts, together float (N, K).
     """
-    load_received_statistics(task, model)
+    if statistics is None:
+        load_received_statistics(task, model)
+    else:
+        batch_norm.load(model, statistics)
     model.eval()
     views = torch_generator(task.seed, "label_views", round=task.round, silo=task.silo)
     parts: list[Tensor] = []

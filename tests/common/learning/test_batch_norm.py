@@ -131,6 +131,35 @@ def test_the_first_layer_does_not_depend_on_batches_or_order() -> None:
     assert torch.allclose(cut.var, whole.var, atol=1e-5)
 
 
+def test_the_first_layer_alone_is_measured_without_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images = _Net(), _images(45)
+    net.train()
+    net.second.training = False
+    whole = batch_norm.measure(net, images, form=FORM, generator=_generator())["first"]
+    monkeypatch.setattr(net.conv, "forward", lambda input: pytest.fail("what is behind the layer is computed"))
+    found = batch_norm.measure_first(net, images, form=FORM, batch_size=11)
+    assert list(found) == ["first"]
+    assert found["first"].count == whole.count
+    assert torch.allclose(found["first"].mean, whole.mean)
+    assert torch.allclose(found["first"].var, whole.var)
+    assert (net.training, net.first.training, net.second.training) == (True, True, False)
+    assert net.first._watch is None
+    assert batch_norm.measure_first(nn.Flatten(), images, form=FORM) == {}
+
+
+def test_of_layers_that_no_image_reaches_nothing_is_measured() -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aside, self.last = StaticBatchNorm(1), nn.Linear(36, 2)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.last(images.flatten(1))
+            return logits
+
+    assert batch_norm.measure_first(Aside(), _images(4), form=FORM) == {}
+
+
 def test_measuring_leaves_modes_weights_and_statistics_alone() -> None:
     net = _Net().train()
     net.second.eval()

@@ -76,6 +76,15 @@ def test_how_deep_images_are_read_travels_in_every_task(reading: Reading) -> Non
     assert task_from_proto(message, silo="hospital-a") == task
 
 
+def test_whether_each_image_is_standardised_by_itself_travels_in_every_task() -> None:
+    task = make_task(image=replace(make_task().image, standardise="image"))
+    message = pb.Task.FromString(task_to_proto(task, report_interval_seconds=1.0).SerializeToString())
+    assert task_from_proto(message, silo="hospital-a") == task
+    plain = task_to_proto(make_task(), report_interval_seconds=1.0)
+    assert plain.image.standardise == ""
+    assert task_from_proto(plain, silo="hospital-a").image.standardise == "study"
+
+
 def test_a_task_of_a_coordinator_that_knows_no_reading_asks_for_the_default() -> None:
     message = task_to_proto(make_task(), report_interval_seconds=1.0)
     message.image.ClearField("reading")
@@ -173,6 +182,7 @@ def _set(path: str, value: object) -> Callable[[pb.Task], None]:
     (_set("image.size", 5000), BadConfiguration),
     (_set("image.channels", 2), BadConfiguration),
     (_set("image.resize", "squeeze"), BadConfiguration),
+    (_set("image.standardise", "both"), BadConfiguration),
     (_set("augmentation.policy", "smal"), BadConfiguration),
     (_set("model.normalisation", "batch"), BadConfiguration),
     (_set("model.name", "a\x1b[2J"), BadPayload),

@@ -127,6 +127,21 @@ def test_graphs_of_other_networks_compute_what_was_evaluated(model: dict[str, An
 
 
 @pytest.mark.slow
+def test_a_graph_standardises_each_image_by_itself_where_the_study_does(tmp_path: Path) -> None:
+    image = {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4], "standardise": "image"}
+    result = run(study("semifl", rounds=1, silos=2, settings={"confidence_threshold": 1.0}, data={"image": image},
+                       split={"num_test": 40}), out=tmp_path / "run", device="cpu")
+    found = exported(result, tmp_path / "out")
+    check_what_is_exported(result, found)
+    assert found.card["model"]["image"]["standardise"] == "image"
+    assert "of each image and channel" in (found.folder / "model_card.md").read_text()
+    import onnx
+
+    properties = {each.key: each.value for each in onnx.load(str(found.folder / "model.onnx")).metadata_props}
+    assert "from each channel of each image its mean over all pixels" in properties["preprocessing"]
+
+
+@pytest.mark.slow
 def test_a_network_with_frozen_parts_is_exported_whole(tmp_path: Path) -> None:
     result = run(study("fedavg", rounds=1, silos=2, model={"name": "small_cnn", "freeze": "backbone"},
                        split={"num_test": 40}), out=tmp_path / "run", device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,50 @@ def test_sites_with_labels_give_the_coordinator_some_and_hold_out_a_fifth(tmp_pa
     assert run.test_images is not None
     assert run.test_images.total == 18
     assert sum(counts(run)) == 90 - 18 - 9
+
+
+def darker(images: np.ndarray) -> np.ndarray:
+    return (images // 3).astype(np.uint8)
+
+
+def standardised_of(folder: Path, **given: Any) -> str:
+    found = semisilo.simulate(test=(pixels(12, 8), np.arange(12) % 3), out=folder, **{**QUICK, **given})
+    (study_file,) = found.folder.rglob("study.toml")
+    return str(load_toml(study_file)["data"]["image"].get("standardise", "study"))
+
+
+def test_images_that_look_unlike_the_labelled_ones_are_standardised_one_by_one_and_it_is_said(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own, alike, other = (pixels(30, 9), np.arange(30) % 3), pixels(30, 1), darker(pixels(30, 2))
+    with caplog.at_level(logging.WARNING, "semisilo.api"):
+        assert standardised_of(tmp_path / "alike", labelled=own, unlabelled=[alike, pixels(30, 3)]) == "study"
+        assert caplog.text == ""
+        assert standardised_of(tmp_path / "other", labelled=own, unlabelled=[alike, other]) == "image"
+    assert "unlabelled[1] looks unlike the labelled images (darker: mean 0.16" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "semisilo.api"):
+        assert standardised_of(tmp_path / "one", labelled=own, unlabelled=other, silos=2) == "image"
+        assert "unlabelled looks unlike" in caplog.text
+        caplog.clear()
+        assert standardised_of(tmp_path / "stated", labelled=own, unlabelled=other, silos=2,
+                               tables={"data": {"image": {"standardise": "study"}}}) == "study"
+    assert caplog.text == ""
+
+
+def test_silos_whose_images_look_unlike_the_coordinators_are_named_with_what_may_be_done(tmp_path: Path) -> None:
+    own = archive(tmp_path / "hub.npz", 30, 9)
+    named = [str(archive(tmp_path / f"{index}.npz", 30, index, labels=False)) for index in range(3)]
+    np.savez(named[1], images=darker(pixels(30, 1)))
+    tables = tables_of(sites=named, labelled=str(own))
+    line = dealt_of(tables).unlike_line()
+    assert line.startswith("the images of 1 silo look unlike the coordinator's labelled ones (silo-001: darker: mean")
+    assert 'image.standardise = "image"' in line
+    tables["data"]["image"]["standardise"] = "image"
+    assert dealt_of(tables).unlike_line() == ""
+    alike = tables_of(sites=[named[0], named[2]], labelled=str(own))
+    assert dealt_of(alike).unlike_line() == ""
+    (tmp_path / "study.toml").write_text(tomli_w.dumps({**tables_of(sites=named, labelled=str(own))}))
+    assert line in split_study(tmp_path / "study.toml", out=tmp_path / "parts")
 
 
 @each_of("arguments, said", [

@@ -44,7 +44,7 @@ from semisilo.silo.trainers.semifl import SemiFLTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 THIRDS = (1 / 3, 1 / 3, 1 / 3)
-PLAIN = {"silo_prior": "model", "local_logit_adjustment": 0.0}
+PLAIN = {"silo_prior": "model", "local_logit_adjustment": 0.0, "label_statistics": "received"}
 """What makes it SemiFL."""
 
 
@@ -109,6 +109,22 @@ def test_images_that_a_model_of_equal_classes_doubts_go_to_the_frequent_class() 
     assert labels["model"].hard_label_B[90:].unique().tolist() == [1]
     assert not labels["model"].keep_B[90:].any()
     assert labels["estimated"].hard_label_B[90:].unique().tolist() == [0]
+
+
+def test_labels_are_made_with_statistics_of_the_silos_own_images_unless_the_received_ones_are_asked_for(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def told(name: str, real: Callable[..., Tensor], *given: Any, **named: Any) -> Tensor:
+        asked.append(name)
+        return real(*given, **named)
+
+    for name in ("adaptive_logits", "received_logits"):
+        monkeypatch.setattr(trainer, name, partial(told, name, getattr(trainer, name)))
+    data = SiloData(unlabelled=_images())
+    for settings in (_settings(), _settings(label_statistics="received")):
+        assert SelfTrainingTrainer().train(_task(settings), data, None)[0].groups
+    assert asked == ["adaptive_logits", "received_logits"]
 
 
 def test_no_class_has_a_share_of_zero_and_of_few_classes_hardly_any_without_labels() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +53,29 @@ def test_to_input_scales_then_standardises():
     assert got.dtype == torch.float32
     assert got[0, :, 0].tolist() == [[-1.0, 1.0], [-1.0, 3.0], [0.0, 0.5]]
     assert images.max() == 255, "the images stay"
+
+
+def test_each_channel_of_each_image_is_standardised_by_itself_where_the_form_says_so():
+    form = ImageForm(size=2, channels=3, mean=(0.9,) * 3, std=(9.0,) * 3, standardise="image")
+    images = noise(5, 3, 2)
+    got = to_input(images, form)
+    pixels = images.double().numpy() / 255
+    centred = pixels - pixels.mean(axis=(2, 3), keepdims=True)
+    expected = centred / np.sqrt((centred ** 2).mean(axis=(2, 3), keepdims=True) + 0.001)
+    assert got.dtype == torch.float32
+    assert np.allclose(got.numpy(), expected, atol=1e-5)
+    assert torch.equal(to_input(images[2:3], form)[0], got[2]), "whatever else is in the batch"
+
+
+def test_by_itself_an_image_is_the_same_by_a_scanner_of_other_brightness_contrast_and_colours():
+    form = ImageForm(size=6, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3, standardise="image")
+    images = (noise(4, 3, 6) // 2).to(torch.uint8)
+    other = (images.float() * torch.tensor([1.5, 1.0, 1.2])[:, None, None] + 20).round().to(torch.uint8)
+    assert float((to_input(images, form) - to_input(other, form)).abs().max()) < 0.06
+    by_study = [to_input(each, replace(form, standardise="study")) for each in (images, other)]
+    assert float((by_study[0] - by_study[1]).abs().mean()) > 0.5
+    flat = torch.full((1, 3, 6, 6), 77, dtype=torch.uint8)
+    assert to_input(flat, form).abs().max() < 1e-4, "an empty image stays empty"
 
 
 @pytest.mark.slow

@@ -18,17 +18,19 @@ TASK = TaskSpec(
     numerics=Numerics(), payloads=(), last_folded_round=0, seed=7)
 IMAGES = DifferentialPrivacy(noise_multiplier=1.0)
 SILOS = DifferentialPrivacy(unit="silo", noise_multiplier=1.0)
+OF_PRIVACY = CAPABILITIES - {"image_standardisation"}
 
 
 @each_of(("task", "needs"), [
     (TASK, set()), (replace(TASK, dp=IMAGES), {"differential_privacy"}),
     (replace(TASK, secure=b"x"), {"secure_aggregation"}),
     (replace(TASK, dp=IMAGES, secure=b"x"), {"secure_aggregation", "differential_privacy"}),
-    (replace(TASK, dp=replace(IMAGES, honest_silos=3), secure=b"x"), CAPABILITIES),
-    (replace(TASK, dp=SILOS), {"differential_privacy"}), (replace(TASK, dp=SILOS, secure=b"x"), CAPABILITIES)])
+    (replace(TASK, dp=replace(IMAGES, honest_silos=3), secure=b"x"), OF_PRIVACY),
+    (replace(TASK, dp=SILOS), {"differential_privacy"}), (replace(TASK, dp=SILOS, secure=b"x"), OF_PRIVACY),
+    (replace(TASK, image=replace(TASK.image, standardise="image")), {"image_standardisation"})])
 def test_a_silo_lacks_what_a_task_needs_and_it_does_not_announce(task: TaskSpec, needs: set[str]) -> None:
     assert len(lacking(task, ())) == len(needs)
     assert lacking(task, needs) == lacking(task, CAPABILITIES) == ()
     for each in needs:
         found, = lacking(task, needs - {each})
-        assert "[privacy" in found, "the line of the study file"
+        assert ("[data.image" if each == "image_standardisation" else "[privacy") in found, "the line of the study file"

@@ -59,60 +59,73 @@ BEFORE, AFTER = _statistics(0.5, 0.1), _statistics(0.3, 0.4)
 UNEVEN = _labelled(torch.tensor([0, 0, 0, 1]))
 
 
-def test_offsets_are_the_mean_over_classes_of_what_the_logits_rise_by() -> None:
-    """Three images of one class and one of the other weigh 1/6 and 1/2."""
-    net = _net().eval()
-    rises = []
+def _raised(net: nn.Module, images: ImageSet, of: Tensor) -> Tensor:
+    """What the logits rise by from BEFORE to AFTER, images weighed by `of`."""
+    logits = []
     for statistics in (BEFORE, AFTER):
-        batch_norm.load(net, statistics)
-        rises.append(logits_of(net, UNEVEN.images_NCHW, FORM))
-    rise_NK = rises[1] - rises[0]
-    expected_K = rise_NK[:3].sum(dim=0) / 6 + rise_NK[3] / 2
+        batch_norm.load(net.eval(), statistics)
+        logits.append(logits_of(net, images.images_NCHW, FORM))
+    return of @ (logits[1] - logits[0])
+
+
+THREE = _labelled(torch.tensor([0, 0, 0, 1, 2, 2]))
+ALIKE = torch.tensor([1 / 9, 1 / 9, 1 / 9, 1 / 3, 1 / 6, 1 / 6])
+"""Classes count alike."""
+ALONG = torch.tensor([3.0, 1.0, 2.0]).log() - torch.tensor([3.0, 1.0, 2.0]).log().mean()
+
+
+def test_offsets_are_what_logits_rise_by_along_the_label_shares_classes_counting_alike() -> None:
+    net = _net(classes=3)
+    raised_K, of_images_K = (_raised(net, THREE, of) for of in (ALIKE, torch.full((6,), 1 / 6)))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    found = class_offsets(net, UNEVEN, FORM, before=BEFORE, after=AFTER, num_classes=2)
+    found = class_offsets(net, THREE, FORM, before=BEFORE, after=AFTER, num_classes=3)
     assert list(found) == ["2.bias"]
     assert found["2.bias"].dtype == torch.float32
+    expected_K = (raised_K @ ALONG) / (ALONG @ ALONG) * ALONG
     assert torch.allclose(found["2.bias"], expected_K, atol=1e-6)
-    assert not torch.allclose(expected_K, rise_NK.mean(dim=0), atol=1e-2), "classes count alike, not images"
+    assert abs(float(of_images_K @ ALONG - raised_K @ ALONG)) > 1e-2, "classes count alike, not images"
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-def test_with_them_taken_out_the_mean_logits_of_the_classes_are_as_before() -> None:
-    net = _net().eval()
-    batch_norm.load(net, BEFORE)
-    wanted_NK = logits_of(net, UNEVEN.images_NCHW, FORM)
-    found = class_offsets(net, UNEVEN, FORM, before=BEFORE, after=AFTER, num_classes=2)
-    net.load_state_dict(with_offsets(net.state_dict(), found, sign=-1.0))
+def test_what_other_devices_do_to_the_logits_across_the_label_shares_stays() -> None:
+    net = _net(classes=3)
+    raised_K = _raised(net, THREE, ALIKE)
+    found = class_offsets(net, THREE, FORM, before=BEFORE, after=AFTER, num_classes=3)
+    left_K = raised_K - found["2.bias"]
+    assert float(left_K @ ALONG) == pytest.approx(0.0, abs=1e-5)
+    assert float(left_K.std()) > 0.02
     batch_norm.load(net, AFTER)
-    has_NK = logits_of(net, UNEVEN.images_NCHW, FORM)
-    wanted, has = (each[:3].mean(dim=0) + each[3] for each in (wanted_NK, has_NK))
-    assert torch.allclose(wanted, has, atol=1e-5)
-    assert not torch.allclose(wanted_NK, has_NK, atol=1e-2)
+    has_NK = logits_of(net, THREE.images_NCHW, FORM)
+    net.load_state_dict(with_offsets(net.state_dict(), found, sign=-1.0))
+    assert torch.allclose(logits_of(net, THREE.images_NCHW, FORM), has_NK - found["2.bias"], atol=1e-5)
+
+
+def test_of_two_classes_all_that_no_softmax_sees_is_left() -> None:
+    """By how much the first rises above the second is made up for in full, by whatever shares."""
+    net = _net()
+    raised_K = _raised(net, UNEVEN, torch.tensor([1 / 6, 1 / 6, 1 / 6, 1 / 2]))
+    found = class_offsets(net, UNEVEN, FORM, before=BEFORE, after=AFTER, num_classes=2)
+    assert torch.allclose(found["2.bias"], raised_K - raised_K.mean(), atol=1e-6)
+    assert abs(float(found["2.bias"][0])) > 0.01
+
+
+def test_balanced_labels_have_no_shares_to_go_along() -> None:
+    even = _labelled(torch.tensor([0, 1, 0, 1]))
+    assert class_offsets(_net(), even, FORM, before=BEFORE, after=AFTER, num_classes=2) == {}
+
+
+def test_a_class_without_labels_counts_as_one_of_one_image() -> None:
+    net, labelled = _net(classes=3), _labelled(torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]))
+    raised_K = _raised(net, labelled, torch.tensor([1 / 6] * 3 + [1 / 10] * 5))
+    along_K = torch.tensor([3.0, 5.0, 1.0]).log()
+    along_K -= along_K.mean()
+    found = class_offsets(net, labelled, FORM, before=BEFORE, after=AFTER, num_classes=3)
+    assert torch.allclose(found["2.bias"], (raised_K @ along_K) / (along_K @ along_K) * along_K, atol=1e-6)
 
 
 def test_the_same_statistics_raise_nothing() -> None:
     found = class_offsets(_net(), UNEVEN, FORM, before=BEFORE, after=BEFORE, num_classes=2)
     assert found["2.bias"].tolist() == [0.0, 0.0]
-
-
-def test_under_statistics_to_which_the_images_are_foreign_nothing_is_taken_out() -> None:
-    """Logits (-4 z, 4 z) of the normalised brightness z: bright is class 1."""
-    head = nn.Linear(4, 2)
-    with torch.no_grad():
-        head.weight.copy_(torch.tensor([[-1.0] * 4, [1.0] * 4]))
-        head.bias.zero_()
-    net = nn.Sequential(StaticBatchNorm(1), nn.Flatten(), head)
-    pixels = torch.tensor([80, 90, 100, 170], dtype=torch.uint8).reshape(4, 1, 1, 1).expand(4, 1, 2, 2)
-    images = ImageSet(pixels, torch.tensor([0, 0, 0, 1]), tuple("abcd"))
-    own = _statistics(0.5, 0.02)
-    losses = {}
-    for mean in (0.5, 0.51, 0.52, 0.7):
-        batch_norm.load(net.eval(), _statistics(mean, 0.02))
-        loss_N = nn.functional.cross_entropy(logits_of(net, pixels, FORM), torch.tensor([0, 0, 0, 1]), reduction="none")
-        losses[mean] = float(loss_N[:3].mean() / 2 + loss_N[3] / 2)
-        found = class_offsets(net, images, FORM, before=own, after=_statistics(mean, 0.02), num_classes=2)
-        assert bool(found) == (losses[mean] - losses[0.5] <= 0.05)
-    assert losses[0.51] - losses[0.5] < 0.05 < losses[0.7] - losses[0.5], "a control"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
