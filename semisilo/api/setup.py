@@ -33,8 +33,8 @@ from semisilo.common.models.own.given import Network, give
 from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
-__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
-           "named_method", "plain", "stored"]
+__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "folder_name",
+           "labelled_methods", "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
@@ -63,6 +63,17 @@ class NamedMethod:
     name: str
     settings: Mapping[str, object]
     """Of [method], without the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImages:
+    """What is found of the images of a simulation before it begins."""
+
+    size: int
+    """Side that they are brought to, in pixels."""
+    channels: Literal[1, 3]
+    unlike: bool
+    """Whether what silos have looks unlike the coordinator's own labelled images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,19 +130,30 @@ class Setup:
             object.__setattr__(self, "split", {"name": _NATURAL, **self.split})
         object.__setattr__(self, "silos", len(self.sites))
 
-    def study(self, method: NamedMethod, *, seed: int, labelled_only: bool) -> dict[str, object]:
+    def seen(self) -> SeenImages:
+        """What is found of the images; says it where what a site has looks unlike the coordinator's labelled images.
+
+        Raises: BadData when they cannot be read.
+        """
+        found = [survey(source) for source in self.sites or (self.data,)]
+        size = self.image_size or _automatic_size(_together(each.sizes for each in found))
+        channels = max(each.channels for each in found)
+        return SeenImages(size, channels, self._unlike(size, channels))
+
+    def study(self, method: NamedMethod, *, seed: int, labelled_only: bool,
+              seen: SeenImages | None = None) -> dict[str, object]:
         """The tables of a study file with a method.
 
         Args:
             labelled_only: whether the same network is trained on the labels alone, where the coordinator has labels.
+            seen: what `seen` has given, of several studies once.
         Raises: UsageError for settings that contradict each other; BadData when the images cannot be read.
         """
         scenario = self._scenario(method)
         at_coordinator = coordinator_has_labels(scenario)
-        found = [survey(source) for source in self.sites or (self.data,)]
-        size = self.image_size or _automatic_size(_together(each.sizes for each in found))
-        channels = max(each.channels for each in found)
-        by_image = {"standardise": "image"} if self._unlike(size, channels) else {}
+        seen = self.seen() if seen is None else seen
+        size, channels = seen.size, seen.channels
+        by_image = {"standardise": "image"} if seen.unlike else {}
         mean = "labelled" if at_coordinator else [0.5] * channels
         std = "labelled" if at_coordinator else [0.25] * channels
         tables: dict[str, Mapping[str, object]] = {

@@ -162,10 +162,10 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                    split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
                    num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables)
-    plans = []
+    seen, plans = setup.seen(), []
     for label, method in wanted.items():
         for seed in seeds:
-            study = setup.study(method, seed=seed, labelled_only=labelled_only)
+            study = setup.study(method, seed=seed, labelled_only=labelled_only, seen=seen)
             plans.append(_Plan(label=label, seed=seed, study=study,
                                folder=home / folder_name(f"{label}-seed-{seed}", study),
                                images=_images_of(_check(study, label), setup)))

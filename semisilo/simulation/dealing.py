@@ -193,7 +193,9 @@ class Dealt:
         if not unlike:
             return ""
         first = next(iter(unlike))
-        return (f"the images of {counted(len(unlike), 'silo')} look unlike the coordinator's labelled ones ({first}:"
+        sites = self.study.simulation.sites
+        whose = f"{first}, {Path(sites[self.silos.index(first)]).name}" if sites else first
+        return (f"the images of {counted(len(unlike), 'silo')} look unlike the coordinator's labelled ones ({whose}:"
                 f" {unlike[first][0]}); [data] image.standardise = \"image\" takes brightness, contrast and colour cast"
                 " out of every image")
 

@@ -47,7 +47,8 @@ def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[
     if unlike := unlikeness(found, study.statistics):
         return [Finding(
             what="likeness", state="warning", facts=facts, remedy="Look at them: silo data. Check how they were "
-            "exported (inverted, windowed, scaled); if it is right, tell the coordinator's operator.",
+            "exported (inverted, windowed, scaled); if it is right, tell the coordinator's operator, who may begin a "
+            "study with [data] image.standardise = \"image\".",
             text=f"A sample of {len(pictures)} images is unlike those of the study: {'. '.join(unlike)}")]
     return [Finding(what="likeness", state="ok", facts=facts,
                     text=f"{len(pictures)} images have brightness and contrast like the study's "

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import tomli_w
 from PIL import Image
 
 import semisilo
+import semisilo.api.simulate as api_module
 from semisilo.common.config import load_toml
 from semisilo.common.data.readers import classes_of
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
@@ -239,13 +241,23 @@ def test_images_that_look_unlike_the_labelled_ones_are_standardised_one_by_one_a
     assert caplog.text == ""
 
 
+def test_a_comparison_looks_once_and_says_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(api_module, "_run", lambda *_, **__: SimpleNamespace(labelled_only={}))
+    monkeypatch.setattr(api_module, "Comparison", lambda runs: runs)
+    with caplog.at_level(logging.WARNING, "semisilo.api"):
+        semisilo.compare([QUICK["method"]], labelled=(pixels(30, 9), np.arange(30) % 3), silos=2, seeds=[1, 2, 3],
+                         unlabelled=darker(pixels(30, 2)), out=tmp_path, progress=False)
+    assert caplog.text.count("looks unlike the labelled images") == 1
+
+
 def test_silos_whose_images_look_unlike_the_coordinators_are_named_with_what_may_be_done(tmp_path: Path) -> None:
     own = archive(tmp_path / "hub.npz", 30, 9)
     named = [str(archive(tmp_path / f"{index}.npz", 30, index, labels=False)) for index in range(3)]
     np.savez(named[1], images=darker(pixels(30, 1)))
     tables = tables_of(sites=named, labelled=str(own))
     line = dealt_of(tables).unlike_line()
-    assert line.startswith("the images of 1 silo look unlike the coordinator's labelled ones (silo-001: darker: mean")
+    assert line.startswith("the images of 1 silo look unlike the coordinator's labelled ones (silo-001, 1.npz: darker:")
     assert 'image.standardise = "image"' in line
     tables["data"]["image"]["standardise"] = "image"
     assert dealt_of(tables).unlike_line() == ""
