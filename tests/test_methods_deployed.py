@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixture
 SILOS = ("silo-000", "silo-001")
 SCENARIOS = (AT_COORDINATOR, AT_SILO, AT_BOTH)
 OVER = ("completed", "failed", "stopped")
+STANDARDISED = "statistics of silos"
+"""The note of a study whose images are standardised one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,8 @@ def tables_of(each: MethodStudy) -> dict[str, Any]:
     small = {key: value for key, value in {"local_epochs": 1, "coordinator_epochs": 1}.items()
              if key in known and key in tables["method"]}
     tables["method"] = {"name": each.method, "scenario": each.scenario, **small, **each.settings}
+    if each.note == STANDARDISED:
+        tables["data"]["image"]["standardise"] = "image"
     return tables
 
 

@@ -785,6 +785,21 @@ _ALONE = _mutants(
     ("what-leaves-a-merge-leaves-no-gap", "common/learning/batch_norm.py",
      " - count * (mean_C - all_.mean).square())", ")",
      "tests/common/learning/test_batch_norm.py::test_what_is_left_of_a_merge_without_one_of_its_parts"),
+    ("images-standardised-by-the-study-anyway", "common/data/augmentation/augment.py",
+     "if form.standardise == \"image\":", "if form.standardise == \"never\":",
+     "tests/common/data/augmentation/test_augment.py"
+     "::test_each_channel_of_each_image_is_standardised_by_itself_where_the_form_says_so"),
+    ("standardised-images-for-silos-that-skip-the-field", "common/methods/parts/capabilities.py",
+     "task.image.standardise != \"study\")", "False)",
+     "tests/common/methods/parts/test_capabilities.py"),
+    ("patients-go-to-other-sites", "semisilo/simulation/splits/whole_patients.py",
+     "may_K &= np.arange(self._num_silos) == self._site_G[group]", "may_K &= self._site_G[group] >= 0",
+     "tests/semisilo/simulation/splits/test_natural_split.py"
+     "::test_whoever_has_the_same_number_at_two_sites_is_two_patients"),
+    ("one-number-at-two-sites-is-one-patient", "semisilo/simulation/splits/whole_patients.py",
+     "keys = [key and _at(key, site) for", "keys = [key for",
+     "tests/semisilo/simulation/splits/test_natural_split.py"
+     "::test_whoever_has_the_same_number_at_two_sites_is_two_patients"),
     ("labels-by-the-less-sure-statistics", "silo/trainers/parts/adaptive_batch_norm.py",
      "not certainty(own_NK, multi_label) > certainty", "certainty(own_NK, multi_label) > certainty",
      "tests/silo/trainers/parts/test_adaptive_batch_norm.py"),
