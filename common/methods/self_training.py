@@ -7,7 +7,8 @@ prior is taken out of the model and put back where it belongs:
 1. The coordinator trains first: its model before round 1 is that of its labels alone, made with strong and weak views,
    MixUp and logit adjustment, so that it stands for equal classes.
 2. A silo estimates the class shares of its own images (expectation and maximisation), labels them with the posterior
-   under these shares, and keeps the confident ones.
+   under these shares, and keeps the confident ones. The first batch-norm layer uses statistics of its own images where
+   the model is surer of its answers so.
 3. It trains on them as SemiFL does, with the logarithm of the shares of its kept labels added to the logits: what its
    classes' frequency explains is not learnt, and classes that it does not see are not unlearnt.
 4. The coordinator averages, takes over what does not harm its own images, and trains on its labels again.
