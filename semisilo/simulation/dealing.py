@@ -182,22 +182,24 @@ class Dealt:
         return f"{', '.join(lines)}: silos train on them, so the model may look better than it is" if lines else ""
 
     def unlike_line(self) -> str:
-        """Which silos' images look unlike the coordinator's labelled ones, which are of a source of their own, and what
-        may be done about it; "" where none do, and where each image is standardised by itself."""
-        apart, own = self.study.simulation.labelled or self.study.simulation.sites, self.coordinator_set("labelled")
-        if not apart or own is None or self.study.draft.data.image.standardise == "image":
+        """Which sites' images look unlike the coordinator's labelled ones, or whether a set does that is dealt beside
+        these, and what may be done about it; "" where none does, and where images are standardised one by one."""
+        settings, own = self.study.simulation, self.coordinator_set("labelled")
+        if not (settings.labelled or settings.sites) or own is None or \
+                self.study.draft.data.image.standardise == "image":
             return ""
-        theirs = {silo: unlikeness(statistics_of(_sampled(self.images, part)), statistics_of(_sampled(own)))
-                  for silo, part in zip(self.silos, self.split.silos, strict=True) if len(part)}
-        unlike = {silo: lines for silo, lines in theirs.items() if lines}
+        parts = {f"{silo}, {Path(site).name}": part for silo, site, part in zip(
+            self.silos, settings.sites, self.split.silos, strict=True)} if settings.sites else {
+            settings.data: np.sort(np.concatenate(self.split.silos))}
+        study = statistics_of(_sampled(own))
+        theirs = {whose: unlikeness(statistics_of(_sampled(self.images, part)), study)
+                  for whose, part in parts.items() if len(part)}
+        unlike = [(whose, lines[0]) for whose, lines in theirs.items() if lines]
         if not unlike:
             return ""
-        first = next(iter(unlike))
-        sites = self.study.simulation.sites
-        whose = f"{first}, {Path(sites[self.silos.index(first)]).name}" if sites else first
-        return (f"the images of {counted(len(unlike), 'silo')} look unlike the coordinator's labelled ones ({whose}:"
-                f" {unlike[first][0]}); [data] image.standardise = \"image\" takes brightness, contrast and colour cast"
-                " out of every image")
+        who = f"the images of {counted(len(unlike), 'silo')}" if settings.sites else "the silos' images"
+        return (f"{who} look unlike the coordinator's labelled ones ({': '.join(unlike[0])}); [data] image.standardise"
+                ' = "image" takes brightness, contrast and colour cast out of every image')
 
     def patient_numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.str_] | None:
         """A number for the patient of each image of a coordinator's set, -1 where it is not known, the same in every

@@ -261,6 +261,9 @@ def test_silos_whose_images_look_unlike_the_coordinators_are_named_with_what_may
     assert 'image.standardise = "image"' in line
     tables["data"]["image"]["standardise"] = "image"
     assert dealt_of(tables).unlike_line() == ""
+    one_set = {**tables_of(), "simulation": {
+        "data": named[1], "labelled": str(own), "split": {"name": "iid", "silos": 2}}}
+    assert dealt_of(one_set).unlike_line().startswith("the silos' images look unlike the coordinator's labelled ones (")
     alike = tables_of(sites=[named[0], named[2]], labelled=str(own))
     assert dealt_of(alike).unlike_line() == ""
     (tmp_path / "study.toml").write_text(tomli_w.dumps({**tables_of(sites=named, labelled=str(own))}))
