@@ -540,8 +540,9 @@ labelled = "data/labelled"        # a folder of class folders, or file.npz, or "
 test = "data/test"                # measured after every round
 # validation_share = "20%"        # held out of the labels to select the round; default: from 200 labels on
 # classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
-image = { size = 28, channels = 3, mean = "labelled", std = "labelled", resize = "fit" }
-# standardise = "image" in it takes brightness, contrast and colour cast out of every image: if scanners differ
+image = { size = 28, channels = 3, mean = "labelled", std = "labelled", resize = "fit", standardise = "image" }
+# standardise = "image": every image by its own mean and deviation, so that brightness, contrast and colour cast of a
+# scanner hardly count. "study" keeps them: for sites with the same scanner, or if they tell classes apart.
 '''
 _DATA: dict[Scenario, str] = {
     "labels-at-coordinator": _LABELLED_DATA,
@@ -550,8 +551,9 @@ _DATA: dict[Scenario, str] = {
 test = "data/test"                # measured after every round: class folders, or file.npz; optional
 # validation = "data/validation"  # selects the round that is exported; some methods need it
 classes = ["basophil", "eosinophil"]   # order = label; silos' class folders are called so
-image = { size = 28, channels = 3, mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25], resize = "fit" }
-# standardise = "image" in it takes brightness, contrast and colour cast out of every image: if scanners differ
+image = { size = 28, channels = 3, mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25], standardise = "image" }
+# standardise = "image": every image by its own mean and deviation, so that brightness, contrast and colour cast of a
+# scanner hardly count. "study" keeps them: for sites with the same scanner, or if they tell classes apart.
 '''}
 _METHOD: dict[Scenario, str] = {
     "labels-at-coordinator": '''\

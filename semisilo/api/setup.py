@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
-import logging
 import math
 import re
 from collections import Counter
@@ -22,10 +21,7 @@ from numpy.typing import NDArray
 
 from semisilo.api.datasets import SizedDataset, arrays_of_dataset
 from semisilo.common.config import canonical_json
-from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.formats.registry import NPZ, has_suffix
-from semisilo.common.data.preview.likeness import statistics_of, unlikeness
-from semisilo.common.data.preview.preview import sample_of
 from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.methods import Scenario, coordinator_has_labels, find_method, silos_have_labels
@@ -47,7 +43,6 @@ DataSources = DataSource | list[DataSource]
 Method = str | Mapping[str, object]
 """A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
 
-_LOG = logging.getLogger("semisilo.api")
 _SILOS, _SPLIT = 10, "iid"
 """Where nothing is said."""
 _NATURAL = "natural"
@@ -72,8 +67,6 @@ class SeenImages:
     size: int
     """Side that they are brought to, in pixels."""
     channels: Literal[1, 3]
-    unlike: bool
-    """Whether what silos have looks unlike the coordinator's own labelled images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,14 +124,11 @@ class Setup:
         object.__setattr__(self, "silos", len(self.sites))
 
     def seen(self) -> SeenImages:
-        """What is found of the images; says it where what a site has looks unlike the coordinator's labelled images.
-
-        Raises: BadData when they cannot be read.
-        """
+        """What is found of the images. Raises: BadData when they cannot be read."""
         found = [survey(source) for source in self.sites or (self.data,)]
         size = self.image_size or _automatic_size(_together(each.sizes for each in found))
         channels = max(each.channels for each in found)
-        return SeenImages(size, channels, self._unlike(size, channels))
+        return SeenImages(size, channels)
 
     def study(self, method: NamedMethod, *, seed: int, labelled_only: bool,
               seen: SeenImages | None = None) -> dict[str, object]:
@@ -153,7 +143,8 @@ class Setup:
         at_coordinator = coordinator_has_labels(scenario)
         seen = self.seen() if seen is None else seen
         size, channels = seen.size, seen.channels
-        by_image = {"standardise": "image"} if seen.unlike else {}
+        # Of several sources, that is perhaps of several scanners.
+        by_image = {"standardise": "image"} if self.labelled or self.sites else {}
         mean = "labelled" if at_coordinator else [0.5] * channels
         std = "labelled" if at_coordinator else [0.25] * channels
         tables: dict[str, Mapping[str, object]] = {
@@ -176,24 +167,6 @@ class Setup:
         if not isinstance(self.model, (str, Mapping)):
             tables["model"] = {**self._given(tables), **tables["model"]}
         return {name: copy.deepcopy(table) for name, table in tables.items()}
-
-    def _unlike(self, size: int, channels: Literal[1, 3]) -> bool:
-        """Whether what a site has looks unlike the coordinator's own labelled images, which is then said; not where the
-        tables say how images are standardised."""
-        table = self.tables.get("data", {})
-        image = table.get("image", {}) if isinstance(table, Mapping) else {}
-        if not self.labelled or (isinstance(image, Mapping) and "standardise" in image):
-            return False
-        form = Geometry(size=size, channels=channels, resize="fit")
-        own = statistics_of(sample_of(self.labelled, form=form))
-        for number, source in enumerate(self.sites or (self.data,)):
-            if found := unlikeness(statistics_of(sample_of(source, form=form)), own):
-                _LOG.warning(
-                    "%s looks unlike the labelled images (%s). Images are standardised one by one; to avoid this give"
-                    " tables={'data': {'image': {'standardise': 'study'}}}.",
-                    f"unlabelled[{number}]" if self.sites else "unlabelled", found[0])
-                return True
-        return False
 
     def _given(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
         """[model] of a network that is handed over, once it was built for the study's images and looked at."""

@@ -20,15 +20,14 @@ __all__ = ["look_at_likeness"]
 def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[Finding]:
     """Compares up to 64 images of each source with what the study was normalised on; notes that for `silo data`.
 
-    [] where there is nothing to compare with, where each image is standardised by itself, and where the images cannot
-    be used, which another finding says.
+    [] where there is nothing to compare with, and where the images cannot be used, which another finding says.
     """
     from semisilo.common.data.preview.likeness import FEWEST_IMAGES, statistics_of, unlikeness
     from semisilo.common.data.preview.preview import sample_of
     from semisilo.silo.site.images_choice import choose_data
     from semisilo.silo.site.study_images import StudyImages, note_study_images
 
-    if not needs.begun or needs.normalisation_images < FEWEST_IMAGES or needs.task.image.standardise == "image":
+    if not needs.begun or needs.normalisation_images < FEWEST_IMAGES:
         return []
     study = StudyImages(study=needs.task.study, form=needs.task.image, images=needs.normalisation_images)
     with contextlib.suppress(OSError):  # `silo data` says less then
@@ -46,9 +45,11 @@ def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[
     facts = {"site": asdict(found), "study": asdict(study.statistics)}
     if unlike := unlikeness(found, study.statistics):
         return [Finding(
-            what="likeness", state="warning", facts=facts, remedy="Look at them: silo data. Check how they were "
-            "exported (inverted, windowed, scaled); if it is right, tell the coordinator's operator, who may begin a "
-            "study with [data] image.standardise = \"image\".",
+            what="likeness", state="warning", facts=facts,
+            remedy="Look at them: silo data. Check how they were exported (inverted, windowed, scaled); if it is right,"
+            + (" there is nothing to do, since the study standardises images one by one."
+               if needs.task.image.standardise == "image" else
+               " tell the coordinator's operator, who may begin a study with [data] image.standardise = \"image\"."),
             text=f"A sample of {len(pictures)} images is unlike those of the study: {'. '.join(unlike)}")]
     return [Finding(what="likeness", state="ok", facts=facts,
                     text=f"{len(pictures)} images have brightness and contrast like the study's "

@@ -46,8 +46,7 @@ def look(source: str, *, choice: JoinChoice, classes: tuple[str, ...], size: int
     Args:
         source: one of those of `choice`.
         size: of the pictures; 0: as the study has it, where that is known, else 96.
-        study: to compare brightness and contrast with; not with another size, which changes them, nor where each image
-            is standardised by itself.
+        study: to compare brightness and contrast with; not with another size, which changes them.
     Raises: BadData when it cannot be used as a whole.
     """
     use_labels = source != choice.source or (choice.use_labels and not choice.labelled)
@@ -56,9 +55,12 @@ def look(source: str, *, choice: JoinChoice, classes: tuple[str, ...], size: int
                        at_silo=True, use_labels=use_labels, selection=choice.selection, progress=progress)
     found = look_at(source, form=study.geometry, reading=study.form.reading, classes=classes, at_silo=True,
                     use_labels=use_labels, selection=choice.selection, progress=progress)
-    if found.tiles and study.form.standardise == "study":
+    if found.tiles:
         unlike = unlikeness(statistics_of([tile.square for tile in found.tiles]), study.statistics)
         found.notes += tuple(f"unlike the images of study {study.study}, {line}" for line in unlike)
+        if unlike and study.form.standardise == "image":
+            found.notes += ("the study standardises images one by one: brightness, contrast and colour cast hardly"
+                            " count; black and white the wrong way round, or another window, do",)
     return found
 
 

@@ -6,13 +6,13 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
-from semisilo.common.methods import METHODS
+from semisilo.common.methods import METHODS, Scenario
 from semisilo.common.methods.meaning import Meaning
 from semisilo.coordinator.federation.folder import study_template
 from semisilo.coordinator.studies.study_file import (
@@ -60,6 +60,7 @@ def test_the_templates_of_a_new_study_are_valid_files(tmp_path: Path) -> None:
     at_both = load(tmp_path, study_template("labels-at-both"))
     assert (at_both.method.settings.scenario, at_both.data.labelled) == ("labels-at-both", "data/labelled")
     assert (at_both.method.settings.coordinator_steps, at_both.method.settings.labelled_steps) == (40, 40)
+    assert {load(tmp_path, study_template(each)).data.image.standardise for each in get_args(Scenario)} == {"image"}
 
 
 def test_a_setting_that_the_strategy_writes_is_refused_in_a_file(tmp_path: Path) -> None:

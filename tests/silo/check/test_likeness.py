@@ -65,19 +65,24 @@ def test_without_measured_normalisation_there_is_nothing_to_compare_with(tmp_pat
     assert not home.study_images.exists()
 
 
-def test_where_each_image_is_standardised_by_itself_nothing_is_compared(tmp_path: Path, pixels: Any,
-                                                                        capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_each_image_is_standardised_by_itself_it_is_said_what_still_counts(
+        tmp_path: Path, pixels: Any, capsys: pytest.CaptureFixture[str]) -> None:
     home, policy = site(tmp_path, 255 - pixels[200:400])
     needs = digits_study(pixels)
-    assert look_at_likeness(home, policy, needs)[0].state == "warning"
     by_image = replace(needs, task=replace(needs.task, image=replace(needs.task.image, standardise="image")))
-    home.study_images.unlink()
-    assert look_at_likeness(home, policy, by_image) == []
-    note = StudyImages(study="s", form=by_image.task.image, images=80)
-    note_study_images(home.study_images, note)
-    assert read_study_images(home.study_images) == note
-    assert run_cli(app, ["data", str(tmp_path / "scans.npz"), "--home", str(tmp_path)], name="silo") == 0
-    assert "unlike" not in capsys.readouterr().out
+    by_study, found = (look_at_likeness(home, policy, each)[0] for each in (needs, by_image))
+    assert (found.state, found.text) == ("warning", by_study.text)
+    assert "tell the coordinator's operator" in by_study.remedy
+    assert "if it is right, there is nothing to do" in found.remedy
+    words = ["data", str(tmp_path / "scans.npz"), "--home", str(tmp_path)]
+    said = "hardly count; black and white the wrong way round"
+    assert run_cli(app, words, name="silo") == 0
+    assert (shown := " ".join(capsys.readouterr().out.split())).count("unlike the images of study") == 1
+    assert said in shown
+    look_at_likeness(home, policy, needs)
+    assert run_cli(app, words, name="silo") == 0
+    assert said not in (shown := " ".join(capsys.readouterr().out.split()))
+    assert "unlike the images of study" in shown
 
 
 def test_few_images_and_none_at_all_are_not_judged(tmp_path: Path, pixels: Any) -> None:
