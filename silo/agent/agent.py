@@ -173,7 +173,8 @@ class Agent:
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=self._display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
-                                  threads_file=home.threads, images_folder=home.images, privacy_folder=home.privacy,
+                                  threads_file=home.threads, features_file=home.study_features,
+                                  images_folder=home.images, privacy_folder=home.privacy,
                                   authority=authority,
                                   model_files=home.model_files,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)

@@ -57,6 +57,8 @@ class Site:
     """See `semisilo.silo.compute.messages.Train`."""
     threads_file: Path | None = None
     """See `semisilo.silo.compute.messages.Train`."""
+    features_file: Path | None = None
+    """See `semisilo.silo.compute.messages.Train`; None for a simulated silo."""
     privacy_folder: Path
     """Of the site's `semisilo.silo.site.privacy.ledger.PrivacyLedger`."""
     authority: str = ""
@@ -160,7 +162,7 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
         memory_folder=site.memory.folder, privacy=site.policy.privacy,
         privacy_folder=site.privacy_folder, authority=site.authority, link_bytes_per_second=upload_rate,
-        threads_file=site.threads_file)
+        threads_file=site.threads_file, features_file=site.features_file)
 
 
 def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site,

@@ -93,7 +93,8 @@ class TaskRunner:
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
                  budget: DayBudget, privacy_folder: Path, authority: str = "", images_folder: Path | None = None,
                  model_files: Path = Path("model_files"),
-                 threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
+                 threads_file: Path | None = None, features_file: Path | None = None,
+                 last_upload_bytes: Mapping[str, int] | None = None,
                  clock: Callable[[], float] = time.time, secure: SecureSteps | None = None,
                  agreement: Agreement | None = None, count: Callable[[], None] = lambda: None) -> None:
         """
@@ -101,7 +102,7 @@ class TaskRunner:
             count: has `budget` take note of what has crossed.
             agreement: holds tasks against the cards of their studies; None where nothing is signed.
             secure: answers steps of secure sums; None where they are refused.
-            threads_file: see `semisilo.silo.compute.messages.Train`.
+            threads_file, features_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
             privacy_folder: of the site's `semisilo.silo.site.privacy.ledger.PrivacyLedger`.
             authority: of the federation (`authority_id`), as `Site` has it.
@@ -121,7 +122,7 @@ class TaskRunner:
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
                           disclosures=disclosures, privacy_folder=privacy_folder, authority=authority,
-                          threads_file=threads_file,
+                          threads_file=threads_file, features_file=features_file,
                           images_folder=images_folder, model_files=model_files,
                           announced_labelled=lambda: self.num_labelled)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,

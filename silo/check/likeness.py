@@ -1,4 +1,5 @@
-"""`silo check`, the images against the study's: intensity and colour of a sample. Without torch."""
+"""`silo check`, the images against the study's: intensity and colour of a sample, and what training last saw of them in
+the network's features. Without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from semisilo.silo.site.home import SiloHome
 if TYPE_CHECKING:
     from semisilo.silo.site.policy import Policy
 
-__all__ = ["look_at_likeness"]
+__all__ = ["look_at_features", "look_at_likeness"]
 
 
 def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[Finding]:
@@ -54,3 +55,17 @@ def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[
     return [Finding(what="likeness", state="ok", facts=facts,
                     text=f"{len(pictures)} images have brightness and contrast like the study's "
                          f"{study.images}")]
+
+
+def look_at_features(home: SiloHome, needs: StudyNeeds) -> list[Finding]:
+    """What this silo's last training in the study has noted of its images in the network's features; [] where it has
+    not."""
+    from semisilo.silo.site.study_features import read_study_features
+
+    found = read_study_features(home.study_features)
+    if found is None or found.study != needs.task.study:
+        return []
+    return [Finding(
+        what="features", state="warning" if found.is_unlike else "ok", text=found.text, facts=asdict(found),
+        remedy="Look at them: silo data. Check how they were exported (inverted, windowed, blurred, noisy); if it is"
+        " right, tell the coordinator's operator." if found.is_unlike else "")]

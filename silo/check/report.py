@@ -50,7 +50,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         measure: times a few training steps of the study's network as well, in a process of its own.
     """
     from semisilo.silo.check.agent import look_at_tasks
-    from semisilo.silo.check.likeness import look_at_likeness
+    from semisilo.silo.check.likeness import look_at_features, look_at_likeness
     from semisilo.silo.check.link import look_at_link
     from semisilo.silo.check.needs import needs_of
     from semisilo.silo.check.privacy import look_at_privacy
@@ -97,6 +97,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
             findings += look_at_sum(policy, needs)
             findings += look_at_card(home, policy, needs)
             findings += look_at_likeness(home, policy, needs)
+            findings += look_at_features(home, needs)
             findings += look_at_batch(needs, labelled=counted[0], unlabelled=counted[1])
         findings += look_at_privacy(
             home, policy, needs, labelled=counted[0], unlabelled=counted[1],

@@ -120,6 +120,8 @@ class Train(Request[Trained]):
     threads_file: Path | None = None
     """Where it is kept which number of threads was measured to be fastest here, for tasks that leave it to the silo;
     without it such a task has one."""
+    features_file: Path | None = None
+    """Where it is noted how far the images are from the study's in the network's features; None: not compared."""
     masking: Masking | None = None
     """How the update is hidden; None where it goes in the clear."""
     announced_labelled: int = 0

@@ -58,6 +58,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import source_trouble
+from semisilo.silo.compute.feature_likeness import compare_features
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.mask_order import Masking
@@ -155,6 +156,8 @@ class Operations:
         self._disk: Path | None = None
         """Where images may lie that are too many for memory: see `Train.images_folder`."""
         self._fitting: tuple[ModelSettings, ImageForm, tuple[str, ...]] | None = None
+        self._compared: dict[tuple[str, str], int] = {}
+        """The round whose model's features were compared last, of each federation's study."""
         self._sized: tuple[tuple[ModelSettings, ImageForm, tuple[str, ...]], int] | None = None
         """The network that was built last to see how large it is, and its elements."""
 
@@ -216,9 +219,24 @@ class Operations:
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
         kept, kept_residuals = (None if state is None else files.path(files.save(state)) for state in (keep, left))
+        seconds = time.monotonic() - started
+        if request.features_file is not None and order.phase == "train":
+            self._compare_features(request.features_file, request, ready, data)
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
-                       memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
-                       skipped=skipped, vector=vector)
+                       memory=kept, residuals=kept_residuals, seconds=seconds, numerics=record, skipped=skipped,
+                       vector=vector)
+
+    def _compare_features(self, file: Path, request: Train, ready: _Ready, data: SiloData) -> None:
+        """In a process's first round of a study that brings batch-norm statistics, then in rounds 2, 4, 8, ... times
+        that: features change as the model learns, and files may have been exported anew since it was started."""
+        order, model_group, statistics = request.task, ready.groups.get("model"), ready.groups.get("batch_norm")
+        which = request.authority, order.study
+        if model_group is None or statistics is None or order.round < 2 * self._compared.get(which, 0):
+            return
+        self._compared[which] = order.round
+        model = loaded_model(ready.build, model_group.tensors, seed=order.seed, round=order.round, silo=order.silo,
+                             device=ready.device)
+        compare_features(order, model, data, statistics.tensors, file)
 
     def _trained(self, trainer: Any, asked: SiloTask, data: SiloData, memory: Any, *,
                  given: Given) -> tuple[Update, Any]:

@@ -15,6 +15,7 @@ model_files/         code that this site permits to build networks
 models/              models of studies that are over, while they arrive
 privacy/             what was spent of the privacy budget, and the secret of the noise
 study_images.json    what the images of the current study are like
+study_features.json  how far this site's images are from them in the network's features
 ```
 
 Tests: tests/silo/cli/test_main.py.
@@ -144,6 +145,11 @@ class SiloHome:
     def study_images(self) -> Path:
         """What the images of the current study are like."""
         return self.folder / "study_images.json"
+
+    @property
+    def study_features(self) -> Path:
+        """How far this site's images are from the study's in the network's features."""
+        return self.folder / "study_features.json"
 
     @property
     def stop_evaluation(self) -> Path:

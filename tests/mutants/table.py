@@ -792,6 +792,12 @@ _ALONE = _mutants(
     ("standardised-images-for-silos-that-skip-the-field", "common/methods/parts/capabilities.py",
      "task.image.standardise != \"study\")", "False)",
      "tests/common/methods/parts/test_capabilities.py"),
+    ("features-of-other-widths-count-as-like", "silo/compute/feature_likeness.py",
+     "(own.mean.cpu() - M_C).square() + (own.var.cpu().sqrt() - S2_C.sqrt()).square()",
+     "(own.mean.cpu() - M_C).square()", "tests/silo/compute/test_feature_likeness.py"),
+    ("features-are-compared-in-every-round", "silo/compute/operations.py",
+     "order.round < 2 * self._compared.get(which, 0)", "order.round < self._compared.get(which, 0)",
+     "tests/silo/compute/test_feature_likeness.py::test_it_is_looked_at_first_and_whenever_rounds_have_doubled"),
     ("patients-go-to-other-sites", "semisilo/simulation/splits/whole_patients.py",
      "may_K &= np.arange(self._num_silos) == self._site_G[group]", "may_K &= self._site_G[group] >= 0",
      "tests/semisilo/simulation/splits/test_natural_split.py"
