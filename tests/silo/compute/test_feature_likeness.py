@@ -86,7 +86,7 @@ def test_images_of_the_studys_kind_are_near_and_noisy_ones_are_told_of(
     assert found.is_unlike
     assert f"{found.text}. Look at them: silo data" in caplog.text
     assert f"60 images of this site look unlike those of study s in the features of its network (round 1): " \
-           f"{found.distance:.2f} standard deviations away, up to 0.25 is usual" == found.text
+           f"{found.distance:.2f} standard deviations away, up to 0.2 is usual" == found.text
 
 
 def test_comparing_changes_no_bit_of_the_answer(site: Site, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_check_says_it_of_the_study_that_there_is(tmp_path: Path) -> None:
     assert (found.what, found.state, found.facts["distance"]) == ("features", "warning", 0.5)
     assert "look unlike those of study" in found.text
     assert "silo data" in found.remedy
-    note_study_features(home.study_features, noted(distance=0.25))
+    note_study_features(home.study_features, noted(distance=0.2))
     (found,) = look_at_features(home, needs())
     assert (found.state, found.remedy) == ("ok", "")
     assert "look like those of study" in found.text
