@@ -270,13 +270,13 @@ def write_page(folder: Path) -> None:
     (folder / PAGE.name).write_text(f"""# Rare classes and other scanners
 
 Written by `python -m benchmarks.learning.shifted`. Blood cells at 28 pixels or the set that is named, {_SILOS} silos
-with other shares of the classes, {_ROUNDS} rounds. Balanced accuracy / macro AUROC on up to {_TEST} test images after the
-last round in per cent, mean over seeds, and how many were run; with fewer than 200 labels the last round is what a
-study hands over. Four scanners: silos and test images as seen by devices with other colours, contrast and noise, a quarter each; the hub's labelled
-images by the first alone. Another scanner: all of them by the third, which the hub has no image of. A scanner each: as
-four scanners and a fifth, but all images of a silo by the same one, those of one silo by the hub's. Of the named sets,
-which have about equally many images of all classes, those at the silos are made as frequent as the labels, and test
-images are drawn from {_EACH} of each class.
+with other shares of the classes, {_ROUNDS} rounds. Balanced accuracy / macro AUROC on up to {_TEST} test images after
+the last round in per cent, mean over seeds, and how many were run; with fewer than 200 labels the last round is what a
+study hands over. Four scanners: silos and test images as seen by devices with other colours, contrast and noise, a
+quarter each; the hub's labelled images by the first alone. Another scanner: all of them by the third, which the hub has
+no image of. A scanner each: as four scanners and a fifth, but all images of a silo by the same one, those of one silo
+by the hub's. Of the named sets, which have about equally many images of all classes, those at the silos are made as
+frequent as the labels, and test images are drawn from {_EACH} of each class.
 *Standardised*: self-training with the defaults of `semisilo.simulate` and of a new study, where each image is
 standardised by itself. *Self-training* and what follows: with `[data] image.standardise = "study"`, all images by one
 mean and deviation, as before docs/decisions/0115. *Weak views*: with `labelled_views = "weak"`. *No silo*: the hub
