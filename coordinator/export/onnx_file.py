@@ -29,6 +29,7 @@ from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.errors import BadData, ComputeFailed, UsageError
 from semisilo.common.measures.multi_label import AVERAGE_CUT
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts
+from semisilo.common.models.onnx_runtime import onnx_runtime
 from semisilo.common.text.installing import how_to_install
 
 __all__ = ["ABSOLUTE_TOLERANCE", "RELATIVE_TOLERANCE", "OnnxCheck", "check_onnx", "needs_onnx", "preprocessing_of",
@@ -82,8 +83,9 @@ def needs_onnx() -> None:
     """Raises: UsageError, naming the extra, where the packages are not installed."""
     try:
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
+
+        onnx_runtime()
     except ImportError as error:
         raise UsageError(f"ONNX needs the package {error.name}, which is not installed.",
                          remedy=f"{how_to_install('semisilo[onnx]')} Or leave it out: --format safetensors.") from None
@@ -166,8 +168,8 @@ def check_onnx(path: Path, logits_NK: NDArray[np.float32], images_NCHW: NDArray[
         it is, for the caller to remove.
     """
     import onnx
-    import onnxruntime
 
+    onnxruntime = onnx_runtime()
     try:
         graph = onnx.load(str(path))
         onnx.checker.check_model(graph, full_check=True)

@@ -31,6 +31,7 @@ from semisilo.common.measures.findings import FindingsMeasures, measure_findings
 from semisilo.common.measures.independent_images import independent_images
 from semisilo.common.measures.multi_label import AVERAGE_CUT
 from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingPoint, facts_from_json
+from semisilo.common.models.onnx_runtime import onnx_runtime
 from semisilo.common.models.own.given import GIVEN, Network, give
 from semisilo.common.models.own.model_file import ModelFile, names_file
 from semisilo.common.storage.durable import write_durably
@@ -453,7 +454,7 @@ class _TorchPredictor:
 class _OnnxPredictor:
     def __init__(self, path: Path, *, device: Device) -> None:
         try:
-            import onnxruntime
+            onnxruntime = onnx_runtime()
         except ImportError:
             raise UsageError("An ONNX graph needs onnxruntime, which is not installed.",
                              remedy=f"{how_to_install('semisilo[onnx]')} Or use model.safetensors.") from None

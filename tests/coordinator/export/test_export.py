@@ -194,9 +194,9 @@ def test_the_model_that_a_study_leaves_behind_can_be_used_like_an_export(simulat
 
 def test_the_graph_takes_fractions_in_batches_of_any_size_and_says_what_it_is(simulated: SimulationResult,
                                                                               hand_over: Exported) -> None:
-    import onnxruntime
+    from semisilo.common.models.onnx_runtime import onnx_runtime
 
-    session = onnxruntime.InferenceSession(str(hand_over.folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnx_runtime().InferenceSession(str(hand_over.folder / "model.onnx"), providers=["CPUExecutionProvider"])
     model, facts = read_model(hand_over.model)
     images_NCHW, _ = images_of(simulated, "test")
     for size in (1, 3, 64):
