@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from semisilo.common.data.preview.likeness import FEWEST_IMAGES
 from semisilo.common.errors import SemisiloError
 from semisilo.common.learning import batch_norm
 from semisilo.common.methods.contract import SiloData, TaskSpec
-from semisilo.silo.site.study_features import FEWEST_FEATURE_IMAGES, StudyFeatures, note_study_features
+from semisilo.silo.site.study_features import StudyFeatures, note_study_features
 
 __all__ = ["compare_features", "feature_distances"]
 
@@ -88,7 +89,7 @@ def _sample(data: SiloData) -> Tensor | None:
     """Of the unlabelled and labelled images together, evenly; None of too few."""
     sets = [each.images_NCHW for each in (data.unlabelled, data.labelled) if each is not None]
     number = sum(map(len, sets))
-    if number < FEWEST_FEATURE_IMAGES:
+    if number < FEWEST_IMAGES:
         return None
     wanted = np.linspace(0, number - 1, min(_SAMPLE, number)).round().astype(np.int64)
     parts, first = [], 0

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data.preview.likeness import FEWEST_IMAGES
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.storage.durable import write_durably
 
-__all__ = ["FEWEST_FEATURE_IMAGES", "StudyFeatures", "note_study_features", "read_study_features"]
+__all__ = ["StudyFeatures", "note_study_features", "read_study_features"]
 
-FEWEST_FEATURE_IMAGES = 20
-"""Statistics of fewer images say more about these images than about their kind."""
 _FARTHEST = 0.2
 """Measured (docs/data.md): images of two classes of the study's own kind come to 0.19 at most, of a single one to
 0.29."""
@@ -39,7 +38,7 @@ class StudyFeatures:
     """There, in standard deviations of the study's images: `semisilo.silo.compute.feature_likeness`."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.distance) and self.distance >= 0 and self.images >= FEWEST_FEATURE_IMAGES):
+        if not (math.isfinite(self.distance) and self.distance >= 0 and self.images >= FEWEST_IMAGES):
             raise ValueError("a comparison of features that cannot be")
 
     @property

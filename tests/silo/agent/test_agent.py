@@ -158,6 +158,7 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert entry["digest"] == update.payload.digest.hex()
             assert entry["bytes"] == len(coordinator.accepted[begin.update_id]) == update.payload.size_bytes
             assert entry["authority"] == bench.compute.trained[0].authority == authority_id(audit_key().authority)
+            assert bench.compute.trained[0].features_file == bench.home.study_features
             assert [digest.hex() for digest in coordinator.hellos[1].held_digests] == [payload.tensors]
             assert (coordinator.hellos[1].memory_study, coordinator.hellos[1].memory_round) == ("first", 1)
             assert "round 1/3: training (semifl, 479 images)" in bench.text

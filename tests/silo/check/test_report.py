@@ -37,6 +37,7 @@ from semisilo.silo.cli.main import app
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import DataPolicy, Limits, Permit, Policy, Require
+from semisilo.silo.site.study_features import StudyFeatures, note_study_features
 from semisilo.silo.site.working_hours import Hours
 from tests import identity_kit
 from tests.each_of import each_of
@@ -128,6 +129,17 @@ def test_all_is_well_when_the_coordinator_answers_and_the_site_permits_its_study
     record = [json.loads(line)["kind"] for line in (tmp_path / "home" / "disclosures.jsonl").read_text().splitlines()]
     assert record == ["enrolment", "check"]
     json.dumps(report.to_json())
+
+
+def test_what_training_saw_of_the_images_is_among_the_findings(tmp_path: Path) -> None:
+    def prepare(home: Path) -> None:
+        (home / "silo.toml").write_text('[data]\nsource = "digits"\n')
+        note_study_features(SiloHome(home).study_features, StudyFeatures(
+            study=described().study, round=4, images=64, layer="features.1", distance=0.5))
+
+    report = checked(tmp_path, answered(), prepare=prepare)
+    assert by_name(report)["features"].state == "warning"
+    assert report.well, "the silo can take part"
 
 
 def failing(times: int, answer: Callable[[], pb.DescribeStudyResponse]) -> Callable[[], pb.DescribeStudyResponse]:
