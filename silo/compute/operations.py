@@ -192,8 +192,9 @@ class Operations:
         asked = as_asked(order, settings=settings, groups=groups, build=build, device=device, progress=self._progress,
                          private=private if order.dp is not None and order.dp.unit == "example" else None)
         hidden = private is not None and asked.private is None
+        memory = _remembered(trainer.Memory, request.memory)
         try:
-            update, keep = self._trained(trainer, asked, data, _remembered(trainer.Memory, request.memory),
+            update, keep = self._trained(trainer, asked, data, memory,
                                          given=Given(request=request, frozen=ready.frozen, numerics=record))
         except ComputeFailed as error:
             if not hidden:
@@ -218,7 +219,12 @@ class Operations:
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
-        kept, kept_residuals = (None if state is None else files.path(files.save(state)) for state in (keep, left))
+        if keep is not None and keep is memory and request.memory is not None \
+                and request.memory.parent == request.memory_folder:
+            kept: Path | None = request.memory  # as it lies there: a phase in which nobody trains
+        else:
+            kept = None if keep is None else files.path(files.save(keep))
+        kept_residuals = None if left is None else files.path(files.save(left))
         seconds = time.monotonic() - started
         if request.features_file is not None and order.phase == "train":
             self._compare_features(request.features_file, request, ready, data)

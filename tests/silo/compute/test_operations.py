@@ -160,6 +160,24 @@ def test_the_same_task_again_gives_the_same_bytes_and_other_memory_gives_others(
     assert with_memory.payload != first.payload
 
 
+def test_memory_that_a_phase_leaves_as_it_is_is_not_written_again(site: Site, tmp_path: Path) -> None:
+    memory = operations().train(site.request()).memory
+    assert memory is not None
+    before = memory.stat()
+    site.spec = replace(site.spec, phase="statistics")
+    del site.given["batch_norm"]
+    measured = operations().train(site.request(memory=memory))
+    assert measured.payload is not None
+    assert measured.payload.groups == ("batch_norm",)
+    assert measured.memory == memory
+    assert (memory.stat().st_ino, memory.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    elsewhere = tmp_path / "brought" / memory.name
+    elsewhere.parent.mkdir()
+    memory.rename(elsewhere)
+    assert operations().train(site.request(memory=elsewhere)).memory == memory, "it lies where it is kept"
+    assert memory.is_file()
+
+
 def test_memory_that_is_damaged_counts_as_none_and_is_said_so(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     first = operations().train(site.request())
     path = Path(str(first.memory))
