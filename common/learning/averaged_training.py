@@ -201,15 +201,19 @@ class AveragedTraining:
         self._device = device
         self.done = 0
         """Steps so far."""
-        self.loss = 0.0
-        """Of the last step that was made, mixed as it was; 0 before the first."""
+        self._loss: Tensor | float = 0.0
         if position is not None:
-            self.done, self.loss = position.done, position.loss
+            self.done, self._loss = position.done, position.loss
             self._optimiser.descent.factor = position.factor
             self._optimiser.descent.good_steps = position.good_steps
 
+    @property
+    def loss(self) -> float:
+        """Of the last step that was made, mixed as it was; 0 before the first. Waits for the device."""
+        return float(self._loss)
+
     def run(self, until: int | None = None) -> Iterator[None]:
-        """The steps that are left, or those up to `until`; may be left after each."""
+        """The steps that are left, or those up to `until`; may be left after each. None waits for the device."""
         until = self.steps if until is None else min(until, self.steps)
         in_block = view_block_images(self._images_NCHW, self._batch_size) // self._batch_size
         while self.done < until:
@@ -224,29 +228,33 @@ class AveragedTraining:
                 batch_size=self._batch_size, batches=max(0, self._plain_from - block * in_block))
             labels_n = self._labels_N[chosen_n].to(self._device)
             batches = list(zip(torch.split(views_nCHW, self._batch_size), torch.split(labels_n, self._batch_size),
-                               strict=True))[index:]
-            for views_BCHW, labels_B in batches:
+                               self._orders(self.done - index, len(labels_n) // self._batch_size), strict=True))[index:]
+            for views_BCHW, labels_B, order_B in batches:
                 if self.done >= until:
                     break
-                self._step(views_BCHW, labels_B)
+                self._step(views_BCHW, labels_B, order_B)
                 yield
 
-    def _step(self, views_BCHW: Tensor, labels_B: Tensor) -> None:
+    def _orders(self, first: int, count: int) -> Tensor:
+        """Whom the images of `count` steps from `first` on are mixed with, int64 (count, B), on the device."""
+        return torch.stack([torch.randperm(self._batch_size, generator=torch_generator(
+            self._environment.seed, f"{self._purpose}_pairs", round=number))
+            for number in range(first, first + count)]).to(self._device)
+
+    def _step(self, views_BCHW: Tensor, labels_B: Tensor, order_B: Tensor) -> None:
         seed, number = self._environment.seed, self.done
         self._optimiser.lr = cosine_lr(self._lr, round=number + 1, rounds=self.steps) if self._cosine else self._lr
         self._model.train()
         share = 1.0
         if number < self._plain_from:
             share = float(numpy_generator(seed, f"{self._purpose}_mixup", round=number).beta(_MIXUP_A, _MIXUP_A))
-        order_B = torch.randperm(len(labels_B), generator=torch_generator(
-            seed, f"{self._purpose}_pairs", round=number)).to(self._device)
         input_BCHW = augment.to_input(views_BCHW, self._environment.image)
         mixed_BCHW = share * input_BCHW + (1.0 - share) * input_BCHW[order_B]
         with named_randomness(seed, f"{self._purpose}_model", round=number, device=str(self._device)):
             try:
                 loss = mixed_cross_entropy(self._model(mixed_BCHW), labels_B, labels_B[order_B], share, self._prior_K)
                 step(self._optimiser, loss)
-                self.loss = float(loss.detach())
+                self._loss = loss.detach()
             except OneValuePerChannel:
                 pass  # a batch of one image at one pixel: nothing can be learnt of it
         decay = average_decay(number, self.steps)

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import sys
@@ -43,6 +44,9 @@ LIMIT_BYTES = 64 * 2**20
 """Largest message, either way."""
 OUT_OF_MEMORY = "Use a smaller batch, fewer or smaller images, or a machine with more memory."
 SEE_LOG = "The log of this machine has the details."
+_NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementation")
+"""How torch says so where [numerics] deterministic is true."""
+_OTHER_NETWORK = "Set [numerics] deterministic = false in the study, or choose another [model] name."
 LOST_PEER = 75
 """Exit status of a process that waits for another one which is gone, inside a library that does not notice."""
 _ENDS = "This process ends: it cannot be trusted with another call."
@@ -92,6 +96,9 @@ def describe(error: BaseException) -> Failure:
         error = explained_text(error) or error
     if isinstance(error, SemisiloError):
         return Failure(code=error.code, text=error.text, remedy=error.remedy)
+    if isinstance(error, RuntimeError) and (found := _NOT_DETERMINISTIC.match(str(error))) is not None:
+        return Failure(code=ComputeFailed.code, remedy=_OTHER_NETWORK, text=(
+            f"The network has an operation that gives other bits each time on this machine's device: {found[1]}."))
     details = "".join(traceback.format_exception(error))[-16000:]
     last = " ".join("".join(traceback.format_exception_only(error)).split())[:500]
     if _out_of_memory(error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from semisilo.common.errors import BadData, ComputeFailed
 from semisilo.common.process import compute_process
@@ -26,6 +27,21 @@ def test_an_error_that_nobody_expected_is_one_line_with_its_traceback_for_the_lo
         ComputeFailed.code, "ValueError: first line second line", SEE_LOG)
     assert found.details is not None
     assert "test_compute_process.py" in found.details
+
+
+def test_an_operation_that_is_not_deterministic_is_named_with_what_to_do() -> None:
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            torch.zeros(3).put_(torch.tensor([0, 1]), torch.ones(2))
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+    found = describe(caught.value)
+    assert found.code == ComputeFailed.code
+    assert found.text.endswith("other bits each time on this machine's device: put_.")
+    assert "deterministic = false" in found.remedy
+    assert not found.details
 
 
 def test_an_endless_error_is_cut() -> None:
