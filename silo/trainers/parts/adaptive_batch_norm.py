@@ -5,13 +5,12 @@ none of them, and labels are poor. Statistics of a silo's own images fit its sca
 also have its class shares, under which the classes that it has look like others. What a scanner does to colours,
 contrast and noise is seen by the first batch-norm layer, which knows little of classes: so the first one alone gets the
 silo's own statistics, the others keep those received. Labels are made with them where the model is surer of its answers
-so, for which no label need be known (docs/decisions/0113-labels-by-the-silos-own-first-statistics.md). Some of the
-images answer that, so that a silo whose scanner is like the others' labels its images once.
+so, for which no label need be known (docs/decisions/0113-labels-by-the-silos-own-first-statistics.md).
 
 Source: AdaBN, Li et al., "Revisiting Batch Normalization For Practical Domain Adaptation", ICLR workshop 2017, which
 adapts all layers; certainty as a sign of adaptation, Wang et al., "Tent", ICLR 2021.
 
-Shapes: N images, S of them tried, K classes.
+Shapes: N images, K classes.
 
 Tests: tests/silo/trainers/parts/test_adaptive_batch_norm.py.
 """
@@ -22,50 +21,27 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import SiloTask
 from semisilo.silo.trainers.parts.fix_and_mix import logits_of_weak_views
-from semisilo.silo.trainers.parts.model import load_received_statistics
 
-__all__ = ["TRIED_IMAGES", "adapted_statistics", "adaptive_logits", "certainty", "received_logits"]
-
-TRIED_IMAGES = 64
-"""Of a silo in a round, by which it chooses the statistics. The choice matters where mean certainties differ by five
-points and more; 64 images tell them to two."""
+__all__ = ["adapted_statistics", "adaptive_logits", "certainty", "received_logits"]
 
 
 def adaptive_logits(task: SiloTask, model: nn.Module, images_NCHW: Tensor, *, multi_label: bool = False) -> Tensor:
     """Logits of a weak view of every image, with the received statistics or with `adapted_statistics`, whichever has
-    the greater `certainty` on `TRIED_IMAGES` drawn for the round; the received ones where they are equal.
+    the greater `certainty`; the received ones where they are equal.
 
     Args:
         model: is left in evaluation mode with the received statistics.
     Returns: float32 (N, K), on the CPU.
     Raises: LayoutMismatch as `load_received_statistics`.
     """
-    logits_NK = received_logits(task, model, images_NCHW)
-    tried_S = _tried(task, len(images_NCHW))
-    if _surer_adapted(task, model, images_NCHW[tried_S], logits_NK[tried_S], multi_label=multi_label):
-        adapted = adapted_statistics(task, model, images_NCHW)
-        logits_NK = _together(logits_of_weak_views(task, model, images_NCHW, statistics=adapted))
-    load_received_statistics(task, model)
-    return logits_NK
-
-
-def _tried(task: SiloTask, count: int) -> Tensor:
-    """Ascending indices int64 (S,)."""
-    drawn = torch_generator(task.seed, "label_statistics", round=task.round, silo=task.silo)
-    return torch.randperm(count, generator=drawn)[:TRIED_IMAGES].sort().values
-
-
-def _surer_adapted(task: SiloTask, model: nn.Module, images_SCHW: Tensor, received_SK: Tensor, *,
-                   multi_label: bool) -> bool:
-    """Whether the model is surer of these images with statistics of their own; `received_SK` is what it says else."""
-    adapted = adapted_statistics(task, model, images_SCHW)
-    if not adapted:
-        return False
-    own_SK = _together(logits_of_weak_views(task, model, images_SCHW, statistics=adapted))
-    return certainty(own_SK, multi_label) > certainty(received_SK, multi_label)
+    adapted = adapted_statistics(task, model, images_NCHW)
+    own_NK = _together(logits_of_weak_views(task, model, images_NCHW, statistics=adapted)) if adapted else None
+    received_NK = received_logits(task, model, images_NCHW)
+    if own_NK is None or not certainty(own_NK, multi_label) > certainty(received_NK, multi_label):
+        return received_NK
+    return own_NK
 
 
 def received_logits(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> Tensor:

@@ -16,9 +16,7 @@ from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.methods.contract import SiloTask, TensorGroup
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
-from semisilo.silo.trainers.parts import adaptive_batch_norm
 from semisilo.silo.trainers.parts.adaptive_batch_norm import (
-    TRIED_IMAGES,
     adapted_statistics,
     adaptive_logits,
     certainty,
@@ -85,39 +83,6 @@ def test_where_the_received_statistics_make_the_model_surer_they_are_used() -> N
     batch_norm.load(model, own)
     assert logits_of(model.eval(), images, FORM).argmax(1).unique().tolist() == [0, 1]
     assert adaptive_logits(task, model, images).argmax(1).unique().tolist() == [1]
-
-
-@pytest.mark.parametrize(("brightness", "passes"), [
-    pytest.param([127, 130] * 100, [200, TRIED_IMAGES, 200], id="strange scanner"),
-    pytest.param([*range(156, 256)] * 2, [200, TRIED_IMAGES], id="one class"),
-])
-def test_some_of_many_images_answer_for_all_which_statistics_they_are_labelled_with(
-        brightness: list[int], passes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    task = _task()
-    model, images = _model(task), _images(*brightness)
-    labelled: list[int] = []
-    label = adaptive_batch_norm.logits_of_weak_views
-
-    def spy(task: SiloTask, model: nn.Module, images_NCHW: Tensor, **others: dict[str, Tensor]) -> list[Tensor]:
-        labelled.append(len(images_NCHW))
-        return label(task, model, images_NCHW, **others)
-
-    monkeypatch.setattr(adaptive_batch_norm, "logits_of_weak_views", spy)
-    found = adaptive_logits(task, model, images)
-    assert labelled == passes
-    with_all = batch_norm.to_tensors(batch_norm.measure_first(model, images, form=FORM))
-    used = {**task.groups["batch_norm"].tensors, **(with_all if len(passes) == 3 else {})}
-    assert torch.equal(found, torch.cat(label(task, model, images, statistics=used)))
-
-
-def test_other_images_are_tried_in_each_round_by_name() -> None:
-    task = _task()
-    first, again, later = (adaptive_batch_norm._tried(each, 1000) for each in (task, task, replace(task, round=2)))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, later)
-    assert first.unique().tolist() == first.tolist()
-    assert len(first) == TRIED_IMAGES
-    assert adaptive_batch_norm._tried(task, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_only_the_first_layers_statistics_are_the_silos_own() -> None:
