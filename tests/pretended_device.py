@@ -21,7 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-__all__ = ["DEVICE", "PretendedTensor", "WrongDevice", "pretended_device"]
+from semisilo.common.numerics.side_by_side import lanes, set_lanes
+
+__all__ = ["DEVICE", "PretendedTensor", "WrongDevice", "on_the_device", "pretended_device"]
 
 DEVICE = "meta"
 _ROOT = str(Path(__file__).parents[1])
@@ -68,13 +70,15 @@ class PretendedTensor(Tensor):
 @contextmanager
 def pretended_device() -> Iterator[Counter[str]]:
     """While it lasts `device="meta"` is the device, in this thread. Gives what has made the host wait for it: places in
-    our code, and how often."""
+    our code, and how often. As with a real one, passes do not go side by side in other threads."""
     global _waits
-    _waits = Counter()
+    _waits, at_a_time = Counter(), lanes()
+    set_lanes(1)
     try:
         with _Dispatch(), _Making():
             yield _waits
     finally:
+        set_lanes(at_a_time)
         _waits = None
 
 

@@ -72,9 +72,13 @@ def _with_device(init: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+QUICK = ("self_training", "labels-at-coordinator"), ("fed_shvr", "labels-at-silo")
+
+
 @pytest.mark.parametrize("tables", [
-    *(pytest.param(study(method, scenario, rounds=1), id=f"{method} {scenario}") for method, scenario in CASES),
-    *(pytest.param(tables, id=name) for name, tables in MORE.items())])
+    *(pytest.param(study(*case, rounds=1), id=" ".join(case), marks=() if case in QUICK else pytest.mark.slow)
+      for case in CASES),
+    *(pytest.param(tables, id=name, marks=pytest.mark.slow) for name, tables in MORE.items())])
 def test_a_round_on_another_device_comes_to_what_the_cpu_computes(
         tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = loss_of(tables, tmp_path / "cpu")
