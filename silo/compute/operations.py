@@ -219,9 +219,9 @@ class Operations:
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
-        if keep is not None and keep is memory and request.memory is not None \
+        if order.phase in MEASURING and keep is not None and keep is memory and request.memory is not None \
                 and request.memory.parent == request.memory_folder:
-            kept: Path | None = request.memory  # as it lies there: a phase in which nobody trains
+            kept: Path | None = request.memory  # as it lies there
         else:
             kept = None if keep is None else files.path(files.save(keep))
         kept_residuals = None if left is None else files.path(files.save(left))
