@@ -148,7 +148,7 @@ def _wait() -> None:
 
 
 def _place() -> str:
-    """The innermost line of ours that is no test."""
+    """The innermost line of ours."""
     ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_ROOT)
             and "site-packages" not in frame.filename and frame.filename != __file__]
     return f"{Path(ours[-1].filename).name}:{ours[-1].lineno} ({ours[-1].name})" if ours else "?"
