@@ -16,9 +16,13 @@ from semisilo.coordinator.federation.audit_key import AuditKey
 NOW = 1_800_000_000.0
 
 
-@functools.cache
 def audit_key(federation: str = "lung") -> AuditKey:
-    """The audit key of a federation; each call with another name makes another authority."""
+    """The audit key of a federation; each other name makes another authority."""
+    return _audit_key(federation)
+
+
+@functools.cache
+def _audit_key(federation: str) -> AuditKey:
     ca_key, ca = make_authority(federation, now=NOW)
     key = ed25519.Ed25519PrivateKey.generate()
     return AuditKey(key=key, authority=ca, certificate_der=certificate_der(

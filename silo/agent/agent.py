@@ -14,15 +14,12 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 from semisilo.common import __version__
 from semisilo.common.errors import (
     ClockSkew,
     ConnectionRefusedByPeer,
     DailyBudget,
-    NotPermitted,
     OutsideHours,
     SemisiloError,
     SystemTrouble,
@@ -33,7 +30,6 @@ from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
 from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
-from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
@@ -43,15 +39,16 @@ from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
+from semisilo.silo.agent.final_model import FinalModel
 from semisilo.silo.agent.secure_steps import SecureSteps
-from semisilo.silo.agent.shared_model import check_size, forget_unfinished, note_question
+from semisilo.silo.agent.shared_model import forget_unfinished
 from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
 from semisilo.silo.agent.terminal import Display, ToldDisplay
 from semisilo.silo.compute.messages import Survey
-from semisilo.silo.link.link import Link, ModelDescription, is_fatal
-from semisilo.silo.link.retrying_calls import waits
+from semisilo.silo.link.link import Link
+from semisilo.silo.link.retrying_calls import is_fatal, waits
 from semisilo.silo.link.traffic import Carried, Traffic
 from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.site.audit_heads import HeadRecord
@@ -61,7 +58,7 @@ from semisilo.silo.site.images_choice import labels_gone
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.stores import open_cache
-from semisilo.silo.site.working_hours import closes_at, next_day_at
+from semisilo.silo.site.working_hours import closes_at
 from semisilo.silo.study_cards.agreement import Agreement
 from semisilo.silo.study_cards.book import CardBook
 
@@ -183,7 +180,10 @@ class Agent:
                                                      policy=policy), agreement=self._agreement, count=self.count)
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
                                     cache=self._cache, display=self._display, disclosures=self._disclosures,
-                                    clock=clock)
+                                    clock=clock, authority=authority)
+        self._final = FinalModel(folder=home.evaluated_models, link=link, sites=self._sites, policy=policy,
+                                 budget=self._budget, disclosures=self._disclosures, agreement=self._agreement,
+                                 clock=clock, count=self.count)
         self._labelled = 0
         self._unlabelled = 0
         self._contact_unix = self._status.now.last_contact_unix
@@ -275,6 +275,9 @@ class Agent:
         await asyncio.to_thread(self._memory.outgoing.clean)
         if self._heads is not None:
             # Two federations may both have a study `first`; what was kept for one is nothing to the other.
+            if self._memory.is_of_another(self._heads.authority):
+                await asyncio.to_thread(self._tensors.collect, (), spare=0)
+                await asyncio.to_thread(self._cache.collect, ())
             for belong_to in (self._secure.belong_to, self._memory.belong_to, self._cards.belong_to):
                 await asyncio.to_thread(belong_to, self._heads.authority)
         await asyncio.to_thread(self._sites.clean)
@@ -294,74 +297,15 @@ class Agent:
             await asyncio.sleep(pause)
 
     async def _fetch_final(self, study: str) -> None:
-        """Fetches the model that a study hands over, to evaluate it here, where the study shares it, this site has test
-        images, and it has agreed to the study. Put off while this site takes no task, and when the budget of the day
-        ends it. What else is in the way is no trouble: the rounds before were evaluated."""
-        status, now = self._status.now, self._clock()
-        if self._choice.test:
-            held_off = now < status.final_from_unix <= next_day_at(self._policy.hours, now)  # later is another clock's
-            if held_off or self._away() is not None:
-                return
-            try:
-                found = await self._final(study)
-            except (DailyBudget, OutsideHours) as error:
-                _LOG.debug("the model of study %s is put off: %s", printable(study), error)
-                if isinstance(error, DailyBudget):
-                    self._save(final_from_unix=next_day_at(self._policy.hours, self._clock()))
-                return
-            if found is not None:
-                await self._sites.make_way()
-                self._sites.begin_file(*found)
-        self._save(final_of="")
-
-    async def _final(self, study: str) -> tuple[ModelDescription, Path] | None:
-        """The model with its file; None where it is not to be had, or not to be evaluated.
-
-        Raises: DailyBudget, OutsideHours; what no repetition can fix.
-        """
-        try:
-            if not await self._agreed(study):
-                _LOG.debug("the model of study %s is not evaluated: this site has no part in it", printable(study))
-                return None
-            note_question(self._disclosures, study)
-            model = await self._link.describe_model(study)
-            if self._sites.knows(model):
-                return None
-            check_size(model, self._policy.limits)
-            self._may_fetch(model, 0)
-            store = PayloadStore(self._home.evaluated_models)
-            await asyncio.to_thread(store.clean, keep_partials=[model.digest])
-            return model, await self._link.download_model(model, store, may_go_on=partial(self._may_fetch, model))
-        except (DailyBudget, OutsideHours):
-            raise
-        except (SemisiloError, OSError) as error:
-            if isinstance(error, SemisiloError) and is_fatal(error):
-                raise
-            _LOG.debug("the model of study %s is not evaluated: %s", study, error)
-            return None
-
-    async def _agreed(self, study: str) -> bool:
-        """Whether this silo has answered a task of the study, and this site would permit another: a coordinator may
-        name any study. Raises: StorageDamaged, OSError."""
-        if self._disclosures.method_of(study) not in self._policy.methods:
-            return False
-        if self._agreement is None:
-            return not self._policy.require.approval
-        return await asyncio.to_thread(self._agreement.stands, study)
-
-    def _may_fetch(self, model: ModelDescription, here: int) -> None:
-        """Whether the rest of a model may come now. No task waits for it, so that none is put off with it.
-
-        Raises: OutsideHours, DailyBudget; NotPermitted where it will never fit.
-        """
-        self.count()
-        if (away := away_now(self._policy.hours, self._budget, self._clock())) is not None:
-            raise away.error
-        limit = self._policy.limits.bytes_per_day
-        if limit and model.size_bytes > limit:
-            raise NotPermitted(f"The model has {model.size_bytes} bytes; this silo carries at most {limit} in a day.")
-        self._budget.check(model.size_bytes - here, "the model that the study hands over", self._clock(),
-                           ends_day=False)
+        """Has the model that a study hands over evaluated, where this site has test images; a restart goes on with
+        what is put off, and while this site takes no task it is."""
+        if not self._choice.test:
+            return self._save(final_of="")
+        if self._away() is not None:
+            return
+        later = await self._final.evaluate(study, not_before_unix=self._status.now.final_from_unix)
+        self.through()  # what was in its way is in no task's
+        self._save(final_of="") if later is None else self._save(final_from_unix=later)
 
     async def _say_last(self) -> None:
         """What is still being evaluated when the study is over, and may be told, goes out before this silo leaves."""

@@ -46,12 +46,13 @@ class SiteEvaluator:
 
     def __init__(self, *, home: SiloHome, silo: str, policy: Policy, choice: JoinChoice, compute: Compute,
                  cache: PayloadStore, display: Display, disclosures: DisclosureLog, clock: Callable[[], float],
-                 patience_seconds: float = _PATIENCE_SECONDS) -> None:
+                 authority: str, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         """
         Args:
             home: of this silo; the caller holds its lock.
             cache: of payloads that arrive.
             clock: Unix seconds.
+            authority: `authority_id` of the federation, which hears of models of its own studies alone.
             patience_seconds: how long a task waits for an evaluation.
         """
         self._home = home
@@ -63,13 +64,15 @@ class SiteEvaluator:
         self._display = display
         self._disclosures = disclosures
         self._clock = clock
+        self._authority = authority
         self._patience_seconds = patience_seconds
         self._record = EvaluationRecord(home.evaluations)
         self._working: asyncio.Task[None] | None = None
         self._told = ""
         newest = self._record.newest
         # Whether the coordinator had it before a restart is not known; it takes no harm from hearing it again.
-        self._unsent = [newest] if newest is not None and policy.permit.site_evaluation else []
+        self._unsent = [newest] if newest is not None and newest.authority == authority \
+            and policy.permit.site_evaluation else []
         self._in_call: tuple[RecordedEvaluation, ...] = ()
 
     def clean(self) -> None:
@@ -90,7 +93,8 @@ class SiteEvaluator:
         if task.model_round is None:
             self._tell(f"study {task.study}: tasks do not bring the global model as it is, so that it is not evaluated"
                        " on this site's test images")
-        elif not self._record.has(task.study, task.model_round, model_digest=task.model_digest):
+        elif not self._record.has(task.study, task.model_round, authority=self._authority,
+                                  model_digest=task.model_digest):
             self._start(self._evaluate(task, task.model_round))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -99,7 +103,7 @@ class SiteEvaluator:
 
     def knows(self, model: ModelDescription) -> bool:
         """Whether that model was evaluated."""
-        return self._record.has(model.study, model.round, labels_alone=model.labels_alone,
+        return self._record.has(model.study, model.round, authority=self._authority, labels_alone=model.labels_alone,
                                 model_digest=model.model_digest)
 
     def begin_file(self, model: ModelDescription, path: Path) -> None:
@@ -152,6 +156,7 @@ class SiteEvaluator:
             return
         entry = RecordedEvaluation(
             unix=self._clock(), class_names=class_names, measure=measure, independent=found.independent,
+            authority=self._authority,
             evaluation=SiteEvaluation(study=study, round=round, labels_alone=labels_alone,
                                       model_digest=model_digest, classes=found.classes))
         await asyncio.to_thread(self._record.add, entry)

@@ -171,8 +171,13 @@ class Link:
 
         return await self._fetch(request, reference.digest, reference.size_bytes, store, on_bytes, may_go_on)
 
-    async def describe_model(self, study: str) -> ModelDescription:
-        """The model that a study shares with this silo. Raises: ModelNotShared, ModelNotReady; BadPayload."""
+    async def describe_model(self, study: str, *, tries: int | None = None) -> ModelDescription:
+        """The model that a study shares with this silo.
+
+        Args:
+            tries: how often in a row it may fail; None: for ever.
+        Raises: ModelNotShared, ModelNotReady; BadPayload; the last failure.
+        """
         async def attempt() -> ModelDescription:
             try:
                 answer: pb.DescribeModelResponse = await self._calls.ask("DescribeModel",
@@ -190,7 +195,7 @@ class Link:
                                     model_digest=answer.model_digest.hex(),
                                     measure=printable(answer.measure, limit=300),
                                     conclusion=printable(answer.conclusion, limit=2000))
-        return await self._calls.persist(attempt)
+        return await self._calls.persist(attempt, tries=tries)
 
     async def study_card(self, study: str, digest: str) -> str:
         """The text of a study's card. Raises: StudyCardGone."""
@@ -209,18 +214,22 @@ class Link:
 
     async def download_model(self, model: ModelDescription, store: PayloadStore, *,
                              on_bytes: Callable[[int], None] = lambda count: None,
-                             may_go_on: Callable[[int], None] = lambda here: None) -> Path:
+                             may_go_on: Callable[[int], None] = lambda here: None,
+                             tries: int | None = None) -> Path:
         """Brings a model into the store, as `download` does.
 
+        Args:
+            tries: how often in a row it may fail with no byte moved; None: for ever.
         Raises: what `describe_model` raises; PayloadNotServed when it is another one by now.
         """
         def request(offset: int) -> pb.DownloadModelRequest:
             return pb.DownloadModelRequest(study=model.study, digest=bytes.fromhex(model.digest), offset=offset)
 
-        return await self._fetch(request, model.digest, model.size_bytes, store, on_bytes, may_go_on)
+        return await self._fetch(request, model.digest, model.size_bytes, store, on_bytes, may_go_on, tries=tries)
 
     async def _fetch(self, request: Callable[[int], Request], digest: str, size_bytes: int, store: PayloadStore,
-                     on_bytes: Callable[[int], None], may_go_on: Callable[[int], None]) -> Path:
+                     on_bytes: Callable[[int], None], may_go_on: Callable[[int], None], *,
+                     tries: int | None = None) -> Path:
         here = 0
         garbled = 0
         first = True
@@ -246,7 +255,7 @@ class Link:
                 if garbled > _GARBLED_LIMIT:
                     raise BadPayload(f"A payload arrived damaged {garbled} times: {error.text}") from None
                 raise TryAgain(f"A payload arrived damaged and is fetched again: {error.text}") from None
-        return await self._calls.persist(attempt, moved=lambda: here)
+        return await self._calls.persist(attempt, moved=lambda: here, tries=tries)
 
     async def upload(self, request: pb.BeginUpdateRequest, path: Path, *,
                      on_bytes: Callable[[int], None] = lambda count: None) -> Verdict:

@@ -231,10 +231,14 @@ class RetryingCalls:
 
     # Patience ---------------------------------------------------------------------------------------------------------
 
-    async def persist(self, attempt: Callable[[], Awaitable[T]], *, moved: Callable[[], int] = lambda: 0) -> T:
-        """Repeats `attempt` until it succeeds or there is no use; `moved` tells how far it has come.
+    async def persist(self, attempt: Callable[[], Awaitable[T]], *, moved: Callable[[], int] = lambda: 0,
+                      tries: int | None = None) -> T:
+        """Repeats `attempt` until it succeeds or there is no use.
 
-        Raises: what the coordinator has answered on purpose, and what no repetition can fix.
+        Args:
+            moved: tells how far it has come.
+            tries: how often in a row it may fail with nothing moved; None: for ever.
+        Raises: what the coordinator has answered on purpose, what no repetition can fix, and the last failure.
         """
         pauses, failures, before = self._pauses(), 0, moved()
         while True:
@@ -259,6 +263,8 @@ class RetryingCalls:
             if moved() > before:
                 pauses, failures, before = self._pauses(), 0, moved()
             failures += 1
+            if failures == tries:
+                raise problem
             self._on_trouble(await self._cause(problem, failures), failures)
             await asyncio.sleep(max(next(pauses), problem.retry_seconds))
 

@@ -37,6 +37,8 @@ class RecordedEvaluation:
     independent: IndependentImages | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
     """What the images are worth where several are of one patient; None where every image counts, and in what an earlier
     version recorded. It is not sent."""
+    authority: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """`authority_id` of the federation whose study it is; empty in what an earlier version recorded."""
 
     def __post_init__(self) -> None:
         self.scores()  # a record that cannot be shown is none
@@ -74,13 +76,16 @@ class EvaluationRecord:
         """What was evaluated last; None before the first."""
         return self._kept[-1] if self._kept else None
 
-    def has(self, study: str, round: int, *, labels_alone: bool = False, model_digest: str = "") -> bool:
+    def has(self, study: str, round: int, *, authority: str, labels_alone: bool = False,
+            model_digest: str = "") -> bool:
         """Whether that model was evaluated, rather than another of the same round.
 
         Args:
+            authority: of the federation whose study it is; another may have one of the same name.
             model_digest: as the coordinator named it; empty where it did not: any model of that round counts.
         """
-        return any(each.is_of(study, round, labels_alone=labels_alone, model_digest=model_digest)
+        return any(each.authority in ("", authority)
+                   and each.is_of(study, round, labels_alone=labels_alone, model_digest=model_digest)
                    for each in self._kept)
 
     def add(self, found: RecordedEvaluation) -> None:

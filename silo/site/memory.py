@@ -120,19 +120,25 @@ class SiloMemory:
         Args:
             authority: `authority_id` of the federation's.
         """
-        owner = self.folder / _OWNER
-        before = owner.read_text(errors="replace").strip() if owner.exists() else ""
+        before = self._owner()
         if before == authority:
             return
-        if _AUTHORITY.fullmatch(before) is None:  # damaged: it names none
-            before = ""
         if before:
             if self._index.studies:
                 _LOG.info("what was kept for studies of another federation is removed: %s",
                           ", ".join(sorted(self._index.studies)))
             self._write(_Index())  # first: what is killed here has nothing of another federation's
-        write_durably(owner, f"{authority}\n".encode())
+        write_durably(self.folder / _OWNER, f"{authority}\n".encode())
         self._collect()
+
+    def is_of_another(self, authority: str) -> bool:
+        """Whether what is kept is of another federation's studies, as far as it is known whose it is."""
+        return self._owner() not in ("", authority)
+
+    def _owner(self) -> str:
+        owner = self.folder / _OWNER
+        found = owner.read_text(errors="replace").strip() if owner.exists() else ""
+        return found if _AUTHORITY.fullmatch(found) else ""  # damaged: it names none
 
     def resolve(self, study: str, last_folded_round: int, *, round: int = 0, task_id: str = "") -> None:
         """Applies the rule of the module to what a new task says.

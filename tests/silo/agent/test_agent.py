@@ -47,6 +47,7 @@ from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.policy import Limits, Permit, Policy
+from semisilo.silo.site.stores import open_cache
 from tests.audit_kit import audit_key
 from tests.processes import free_ports
 from tests.proxy import Proxy
@@ -83,7 +84,7 @@ class Bench:
 @asynccontextmanager
 async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
                    renew: Any = None, exit_when_finished: bool = True, idle_seconds: float = math.inf,
-                   choice: JoinChoice = SCANS, clock: Callable[[], float] = time.time,
+                   choice: JoinChoice = SCANS, federation: str = "lung", clock: Callable[[], float] = time.time,
                    quick_seconds: float | None = HOLD_SECONDS / 2) -> AsyncIterator[Bench]:
     """
     Args:
@@ -106,9 +107,9 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
 
     async def nothing() -> None:
         return None
-    agent = Agent(home=home, silo="a", address="hub:8443", federation="lung", policy=policy or Policy(),
+    agent = Agent(home=home, silo="a", address="hub:8443", federation=federation, policy=policy or Policy(),
                   choice=choice, link=link, compute=compute, display=PlainDisplay(output),
-                  heads=HeadRecord(home.heads, audit_key().authority),
+                  heads=HeadRecord(home.heads, audit_key(federation).authority),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
                   idle_seconds=idle_seconds, poll_seconds=2.0, clock=clock)
     try:
@@ -174,6 +175,25 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert (asked.task_id, asked.method, asked.outcome) == ("first/1/train/a", "semifl", "updated")
             assert (asked.settings["local_epochs"], asked.download_bytes) == (5, 300_000)
             assert asked.text == status.last_outcome
+    run(work())
+
+
+def test_the_tensors_of_one_federation_are_not_there_for_another(tmp_path: Path) -> None:
+    """A coordinator that names them would have had an update from another one's model."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(3000), tensors="7e" * 32)
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+        again, other = FakeCoordinator(after=OVER), FakeCoordinator(after=OVER)
+        for each, federation in ((again, "lung"), (other, "liver")):
+            async with serving(each) as port, agent_at(port, tmp_path, federation=federation,
+                                                       idle_seconds=0.5) as bench:
+                await bench.agent.run()
+        assert [digest.hex() for digest in again.hellos[0].held_digests] == [payload.tensors]
+        assert list(other.hellos[0].held_digests) == []
+        assert open_cache(bench.home.cache).digests() == set()
     run(work())
 
 

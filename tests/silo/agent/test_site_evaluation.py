@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import ComputeFailed, SemisiloError
+from semisilo.common.errors import ComputeFailed, SemisiloError, SystemTrouble
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
@@ -99,6 +99,22 @@ def test_after_a_restart_the_newest_is_told_again_and_recorded_as_disclosed_once
             coordinator.tasks = [make_task(3, task_id="first/3/train/a", payloads=coordinator_payloads(coordinator))]
         assert [each.round for each in told(coordinator)] == [0, 1, 1]
         assert kinds(bench).count("evaluation") == 2
+    run(work())
+
+
+def test_another_federation_hears_nothing_of_the_last_ones_models(tmp_path: Path) -> None:
+    """The newest evaluation went to whichever coordinator the silo called first after a restart."""
+    async def work() -> None:
+        async with serving(coordinator_with(0)) as port, \
+                agent_at(port, tmp_path, choice=TESTED, policy=PERMITTED) as bench:
+            await bench.agent.run()
+        other = coordinator_with(0)
+        async with serving(other) as port, \
+                agent_at(port, tmp_path, choice=TESTED, policy=PERMITTED, federation="liver") as bench:
+            await bench.agent.run()
+        assert not other.hellos[0].evaluations
+        assert [each.round for each in told(other)] == [0], "that of its own study of the same name"
+        assert recorded(bench) == [0, 0]
     run(work())
 
 
@@ -385,6 +401,55 @@ def test_a_model_that_is_put_off_is_evaluated_by_the_next_silo_join_and_said_to_
                 await until(lambda: bench.status().final_of == "")
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+    run(work())
+
+
+def failing(coordinator: FakeCoordinator, rpc: str, asked: list[str]) -> None:
+    """Answers the first four such calls with a trouble of the system."""
+    coordinator.model = b"the model"
+
+    def away(called: str, request: Any) -> SemisiloError | None:
+        if called != rpc:
+            return None
+        asked.append(called)
+        return SystemTrouble("The disk of the coordinator is away.") if len(asked) <= 4 else None
+    coordinator.fault = away
+
+
+@pytest.mark.parametrize("rpc", ["DescribeModel", "DownloadModel"])
+def test_a_model_that_cannot_be_fetched_keeps_no_task_waiting(tmp_path: Path, rpc: str) -> None:
+    """The next study's tasks waited until it was there: for ever, where the coordinator cannot read it."""
+    async def work() -> None:
+        coordinator, asked = coordinator_with(0), list[str]()
+        failing(coordinator, rpc, asked)
+        payloads = coordinator_payloads(coordinator)
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "a", choice=TESTED,
+                                                          exit_when_finished=False) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(asked) == 4 and bench.status().final_from_unix > 0)
+            assert bench.status().last_error == ""
+            coordinator.tasks = [make_task(1, study="second", task_id="second/1/train/a", payloads=payloads)]
+            await until(lambda: len(bench.compute.trained) == 2)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    run(work())
+
+
+def test_a_model_that_could_not_be_fetched_is_tried_again_ten_minutes_later(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator, asked, clock = coordinator_with(0), list[str](), Clock(NOON)
+        failing(coordinator, "DownloadModel", asked)
+        async with serving(coordinator) as port, agent_at(port, tmp_path / "a", choice=TESTED, clock=clock,
+                                                          exit_when_finished=False) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(asked) == 4 and bench.status().final_from_unix > clock())
+            before = len(coordinator.hellos)
+            await until(lambda: len(coordinator.hellos) > before + 1)
+            assert (len(asked), bench.status().final_of) == (4, "first")
+            clock.set(NOON + 700)
+            await until(lambda: recorded(bench) == [0, 3] and bench.status().final_of == "")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
     run(work())
 
 
