@@ -82,6 +82,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
     load_identity(folder)  # before a lock is made in a folder that is no silo's
     with home.lock():
         identity = load_identity(folder)  # `silo enroll` or `silo move` may have ended only now
+        home.require_policy()
         policy = load_policy(home.policy)
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, no_labels=no_labels,
                              on_error=on_error)
@@ -95,7 +96,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
                 display.event(f"WARNING: {said}")
             observed, port = None, 0
             if address := policy.metrics.listen if metrics is None else metrics:
-                from semisilo.silo.agent.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
+                from semisilo.silo.monitoring.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 
                 observed = SiteMetrics(home, policy)
                 port = stack.enter_context(serving_metrics(observed, address))

@@ -83,7 +83,7 @@ def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:
             await enroll(federation.invite(), tmp_path / "home", now=time.time(), use_http_proxy=False)
     asyncio.run(work())
     found = loaded("silo", "status", "--home", str(tmp_path / "home"), cwd=tmp_path)
-    assert "semisilo.silo.agent.status" in found
+    assert "semisilo.silo.monitoring.status" in found
     assert not found & {*HEAVY, "grpc", "numpy", "rich.console", "semisilo.common.methods.contract",
                         "semisilo.common.secure_aggregation.messages", "semisilo.common.rpc.meter"}
 

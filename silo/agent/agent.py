@@ -83,6 +83,8 @@ _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
 """An answer "nothing to do" that comes sooner, twice for the same reason, is not a long poll: pause before the next."""
+_REFUSED_SECONDS = 5.0
+"""The longest pause after tasks that were refused, several in a row."""
 _LAST_WORD_SECONDS = 15.0
 """How long a silo that has ended evaluates on, and tries to tell; a coordinator that ends waits as long."""
 _LEAVING_POLL_SECONDS = 0.2
@@ -236,6 +238,8 @@ class Agent:
                         if answer.task.task_id != unanswered:  # what became of another says nothing of this one
                             pauses, unanswered = waits(self._link.backoff, silo=self._silo), answer.task.task_id
                         await asyncio.sleep(next(pauses))
+                    elif (refused := self._status.now.refusals) > 1:  # each is written down here, for good
+                        await asyncio.sleep(min(_REFUSED_SECONDS, self._link.backoff.first_seconds * refused))
                     continue
                 ended = self._standby(answer.standby, first=first)
                 if self._status.now.final_of:

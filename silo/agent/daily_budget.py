@@ -4,7 +4,8 @@ What counts is what the kernel counts on the connection to the coordinator, both
 not, an estimate from the messages, never below the payloads. Before a transfer its declared size must fit into
 what is left; what TLS adds to it is counted when it has crossed. The file `day.json` is rewritten while bytes move, and
 on disk before a task begins and after it has ended: a kill loses the bytes of the last half second, if any. What
-another day has come to is in `days.json`: for people, and for a clock that is set to that day again.
+another day has come to is in `days.json`: for people, and for a clock that is set to that day again. `silo model` may
+run beside the agent and counts in `day.models.json` and `days.models.json`; the budget is for both together.
 """
 
 from __future__ import annotations
@@ -49,25 +50,57 @@ class DayCount:
 
 
 def read_day(path: Path, hours: Hours, now_unix: float) -> DayCount:
-    """What was carried on the present day; zeros when there is no note of it."""
-    today, count = day_of(hours, now_unix), _read(path)
-    return count if count is not None and count.day == today else _noted(path, today)
+    """What was carried on the present day, by the agent and by `silo model`; zeros when there is no note of it.
+
+    Args:
+        path: `day.json` of the silo's home.
+    """
+    today = day_of(hours, now_unix)
+    return _sum(_on(path, today), _on(_beside(path), today))
+
+
+def _on(path: Path, day: str) -> DayCount:
+    count = _read(path)
+    return count if count is not None and count.day == day else _noted(path, day)
+
+
+def _sum(one: DayCount, other: DayCount) -> DayCount:
+    """Of the same day."""
+    return DayCount(day=one.day, sent_bytes=one.sent_bytes + other.sent_bytes,
+                    received_bytes=one.received_bytes + other.received_bytes,
+                    estimated=one.estimated or other.estimated)
+
+
+def _beside(path: Path) -> Path:
+    """The file in which the other of the two counts: the agent, or `silo model`."""
+    stem, _, models = path.name.removesuffix(".json").partition(".")
+    return path.with_name(f"{stem}.json" if models else f"{stem}.models.json")
 
 
 def _noted(path: Path, day: str) -> DayCount:
     """What a day has come to that was left before, for another one."""
-    return next((each for each in read_days(_others(path)) if each.day == day), DayCount(day=day))
+    return next((each for each in _days_in(_others(path)) if each.day == day), DayCount(day=day))
 
 
 def _others(path: Path) -> Path:
-    return path.with_name("days.json")
+    return path.with_name(f"days{path.name.removeprefix('day')}")
 
 
 def read_days(path: Path) -> tuple[DayCount, ...]:
     """What was carried on days that are over, oldest first; nothing where there is no note of any, or a damaged one.
 
-    Raises: OSError where it cannot be read now: whoever writes it anew would lose a year.
+    Args:
+        path: `days.json` of the silo's home.
+    Raises: OSError where it cannot be read now.
     """
+    days = {each.day: each for each in _days_in(path)}
+    for each in _days_in(_beside(path)):
+        days[each.day] = _sum(days[each.day], each) if each.day in days else each
+    return tuple(days[day] for day in sorted(days))
+
+
+def _days_in(path: Path) -> tuple[DayCount, ...]:
+    """Raises: OSError where it cannot be read now: whoever writes it anew would lose a year."""
     try:
         return from_dict(_Days, json.loads(path.read_text(encoding="utf-8"))).days
     except (FileNotFoundError, ValueError, BadConfiguration):
@@ -93,7 +126,7 @@ class DayBudget:
     def __init__(self, path: Path, *, bytes_per_day: int, hours: Hours, now_unix: float) -> None:
         """
         Args:
-            path: `day.json` of the silo's home.
+            path: `day.json` of the silo's home, or `day.models.json` for `silo model`.
             bytes_per_day: 0 for no limit; the bytes are counted all the same.
             hours: their zone decides when a day begins.
         """
@@ -153,23 +186,29 @@ class DayBudget:
         Raises: DailyBudget, with the time when the day ends; from then until that time `exhausted_until` says so too,
             unless `ends_day` is False.
         """
-        if not self._limit or self._count.bytes + wanted_bytes <= self._limit:
+        if not self._limit or (used := self._used(now_unix)) + wanted_bytes <= self._limit:
             return
         end = next_day_at(self._hours, now_unix)
         if ends_day:
             self._over_until = end
         raise DailyBudget(
-            f"The daily budget of this silo does not suffice: {describe_bytes(self._count.bytes)} of "
+            f"The daily budget of this silo does not suffice: {describe_bytes(used)} of "
             f"{describe_bytes(self._limit)} are used today, and {what} would take {describe_bytes(wanted_bytes)}. The "
             f"next day begins on {time_text(self._hours, end)}.",
             remedy="To allow more, raise [limits] bytes_per_day in silo.toml of this silo.")
 
     def exhausted_until(self, now_unix: float) -> float | None:
         """When bytes may cross again, Unix seconds; None while they may."""
-        if self._limit and self._count.day == day_of(self._hours, now_unix) and self._count.bytes >= self._limit:
+        if self._limit and self._count.day == day_of(self._hours, now_unix) and self._used(now_unix) >= self._limit:
             return next_day_at(self._hours, now_unix)
         # An end that is farther away than this day's was noted under another clock.
         return self._over_until if now_unix < self._over_until <= next_day_at(self._hours, now_unix) else None
+
+    def _used(self, now_unix: float) -> int:
+        """Bytes of the day, with those that the other has counted, as far as they can be read."""
+        with contextlib.suppress(OSError):
+            return self._count.bytes + _on(_beside(self._path), day_of(self._hours, now_unix)).bytes
+        return self._count.bytes
 
     def _leave(self, count: DayCount) -> None:
         """The clock has left a day."""
@@ -182,7 +221,7 @@ class DayBudget:
         with the next count."""
         path = _others(self._path)
         with contextlib.suppress(OSError):
-            known = [each for each in read_days(path) if each.day not in self._left]
+            known = [each for each in _days_in(path) if each.day not in self._left]
             left = [each for each in self._left.values() if each.bytes]
             days = sorted([*known, *left], key=lambda each: each.day)[-_MOST_DAYS:]
             write_durably(path, (json.dumps(asdict(_Days(days=tuple(days)))) + "\n").encode())

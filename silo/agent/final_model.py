@@ -1,4 +1,4 @@
-"""Fetches the model that a finished study hands over, so that this site's own test images can show what it is worth.
+"""Fetches the model that a finished study hands over, to evaluate it on this site's own test images.
 
 No task waits for it for long: what is in the way is tried a few times, then the next task goes before.
 

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from semisilo.common.errors import BadRoster, SecureSumRefused
+from semisilo.common.errors import BadConfiguration, BadRoster, SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
 from semisilo.common.methods.parts.privacy import noise_shares, shares_noise
 from semisilo.common.secure_aggregation.context import told_alike
@@ -23,7 +23,7 @@ from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.secure_aggregation import session as steps
 from semisilo.silo.secure_aggregation.session import SiloSession
 from semisilo.silo.secure_aggregation.store import SecureStore
-from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
+from semisilo.silo.secure_aggregation.trust import Trust, fingerprint, parse_fingerprint
 from semisilo.silo.site.policy import Policy, check_masked_share
 
 __all__ = ["STEP_TEXTS", "SecureSteps", "trust_of"]
@@ -43,9 +43,14 @@ def trust_of(policy: Policy, store: SecureStore, *, silo: str, min_silos: int = 
 
     Args:
         min_silos: trusted ones that a sum must have, where that is more than silo.toml says.
+    Raises: BadConfiguration for a silo.toml that pins what is no identity, or this silo itself with another.
     """
     pinned = {name: parse_fingerprint(text, where=f"silo.toml: [peers] {name}") for name, text in policy.peers.items()}
-    return Trust(silo=silo, identity=store.identity(), pinned=pinned, require_pinned=policy.require.pinned_peers,
+    own = store.identity()
+    if pinned.get(silo, own) != own:
+        raise BadConfiguration(f"silo.toml: [peers] {silo} is this silo itself, with another identity than its own.",
+                               remedy=f'Its own is "{fingerprint(own)}": write that, or leave the line out.')
+    return Trust(silo=silo, identity=own, pinned=pinned, require_pinned=policy.require.pinned_peers,
                  known={name: key for name, key in store.known.items() if name not in pinned and name != silo},
                  min_silos=max(policy.require.min_silos, min_silos))
 

@@ -25,12 +25,12 @@ from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.link.diagnosis import diagnose
 from semisilo.silo.link.link import Link, LinkSettings, ModelDescription
-from semisilo.silo.link.traffic import Carried, Traffic
+from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.membership.enrollment import open_channel
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import load_identity
-from semisilo.silo.site.policy import Limits, Policy, load_policy
+from semisilo.silo.site.policy import Limits, load_policy
 
 __all__ = ["FetchedModel", "check_size", "fetch_model", "forget_unfinished", "note_question"]
 
@@ -87,28 +87,17 @@ def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[],
     proxied = use_http_proxy and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
 
     async def fetch() -> tuple[ModelDescription, Path]:
-        note_question(DisclosureLog(home.disclosures), study)
+        note_question(DisclosureLog(home.disclosures, authority=identity.authority), study)
         traffic = Traffic(identity.silo, remote_port=0 if proxied else split_address(identity.address)[1])
         link = Link(lambda: open_channel(identity, use_http_proxy=use_http_proxy), silo=identity.silo,
                     settings=LinkSettings(), on_trouble=trouble, messages=traffic.messages, on_stream=traffic.total,
                     diagnose=lambda: diagnose(folder, identity.address, now(), use_http_proxy=use_http_proxy))
-        noted = Carried()
-
-        def carried() -> int:
-            """Bytes of this fetch that the count of the day does not know of, noted in it where no agent runs: an agent
-            writes that count and would not know of these. One may start or end meanwhile, so the count is read anew."""
-            nonlocal noted
-            found = traffic.total()
-            more = found.since(noted)
-            if home.is_running():
-                return more.sent_bytes + more.received_bytes
-            _budget(home, policy, now()).carried(more, now(), durably=True)
-            noted = found
-            return 0
+        budget = DayBudget(home.day_of_models, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
+                           now_unix=now())
 
         def check(wanted_bytes: int, what: str) -> None:
-            unknown = carried()
-            _budget(home, policy, now()).check(wanted_bytes + unknown, what, now())
+            budget.carried(traffic.total(), now(), durably=True)
+            budget.check(wanted_bytes, what, now())
 
         def may_go_on(model: ModelDescription, here: int) -> None:
             check(model.size_bytes - here, "the rest of this model")
@@ -124,7 +113,7 @@ def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[],
             return model, path
         finally:
             with contextlib.suppress(OSError):
-                carried()
+                budget.carried(traffic.total(), now(), durably=True)
             await link.close()
             traffic.close()
 
@@ -170,10 +159,6 @@ def _forget_old(store: PayloadStore, *, keep: str, now_unix: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if store.path(digest).stat().st_mtime < before:
                 store.path(digest).unlink()
-
-
-def _budget(home: SiloHome, policy: Policy, now_unix: float) -> DayBudget:
-    return DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours, now_unix=now_unix)
 
 
 def _put(path: Path, target: Path) -> None:

@@ -21,7 +21,6 @@ from typing import Literal, get_args
 
 from semisilo.common.errors import (
     BadData,
-    ComputeFailed,
     DailyBudget,
     NotPermitted,
     SecureSumRefused,
@@ -312,5 +311,4 @@ def _public_text(error: SemisiloError) -> str:
         return "The silo's images or files cannot be used as they are; its operator sees which and why."
     if isinstance(error, ComputeCrashed):
         return f"The work ended with an error that nobody foresaw ({error.kind}); the silo's log has the details."
-    line = error.line() if isinstance(error, NotPermitted) else error.text
-    return printable(_PATH.sub("[path]", line) if isinstance(error, ComputeFailed) else line, limit=500)
+    return printable(_PATH.sub("[path]", error.line() if isinstance(error, NotPermitted) else error.text), limit=500)

@@ -147,7 +147,7 @@ def _ask(home: SiloHome, identity: Identity, now: Callable[[], float], *,
     Raises: SemisiloError; _TooOldError; _UnrecordedError.
     """
     try:
-        DisclosureLog(home.disclosures).record(message(
+        DisclosureLog(home.disclosures, authority=identity.authority).record(message(
             "check", _question(now()).SerializeToString(), update_id=f"check {__version__}",
             text="a question about the study: this silo's version and clock"))
     except OSError as error:

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from semisilo.common import __version__
-from semisilo.common.audit.signature import authority_id
-from semisilo.common.identity.certificates import load_certificate
 from semisilo.silo.check.finding import Finding
 from semisilo.silo.check.forecast import Forecast, forecast
 from semisilo.silo.site.home import SiloHome
@@ -101,7 +99,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
             findings += look_at_batch(needs, labelled=counted[0], unlabelled=counted[1])
         findings += look_at_privacy(
             home, policy, needs, labelled=counted[0], unlabelled=counted[1],
-            authority="" if identity is None else authority_id(load_certificate(identity.authority_pem)))
+            authority="" if identity is None else identity.authority)
         if needs is not None:
             measured = None
             if measure:

@@ -201,7 +201,7 @@ def status(
         from semisilo.silo.site.home import SiloHome
 
         raise typer.Exit(0 if SiloHome(home_of(home)).is_running() else 1)
-    from semisilo.silo.agent.status import facts, lines
+    from semisilo.silo.monitoring.status import facts, lines
 
     found = facts(home_of(home), now=time.time())
     if json_:

@@ -27,7 +27,7 @@ from semisilo.common.text.logs import printable
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.silo.agent.asked import AskedTask, read_asked
 from semisilo.silo.agent.daily_budget import DayCount, read_day, read_days
-from semisilo.silo.agent.status import (
+from semisilo.silo.monitoring.status import (
     agent_status,
     budget_facts,
     evaluation_of,

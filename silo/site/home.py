@@ -9,6 +9,7 @@ secure/              key and secrets of secure sums
 heads.jsonl          heads of the coordinator's audit trail that this silo has seen
 day.json             bytes carried today        rounds.json          what the last tasks took
 days.json            bytes of the days before   asked.jsonl          what the coordinator has asked
+day.models.json      what `silo model` has carried of them; days.models.json likewise
 page.token           who may approve and decline on this silo's page
 evaluations.json     what global models are worth on this site's test images
 model_files/         code that this site permits to build networks
@@ -61,6 +62,15 @@ class SiloHome:
         """silo.toml."""
         return self.folder / "silo.toml"
 
+    def require_policy(self) -> None:
+        """Holds that silo.toml is there, since the defaults may permit what it forbids.
+
+        Raises: BadConfiguration.
+        """
+        if not self.policy.exists():
+            raise BadConfiguration(f"{self.policy}: not there, so nothing says what this site permits.",
+                                   remedy="Bring it back; an empty file stands for the defaults.")
+
     @property
     def cache(self) -> Path:
         """Payloads by digest."""
@@ -100,6 +110,16 @@ class SiloHome:
     def day(self) -> Path:
         """How many bytes were carried today."""
         return self.folder / "day.json"
+
+    @property
+    def day_of_models(self) -> Path:
+        """What `silo model` has carried today, which runs beside the agent."""
+        return self.folder / "day.models.json"
+
+    @property
+    def days_of_models(self) -> Path:
+        """And on the days before."""
+        return self.folder / "days.models.json"
 
     @property
     def days(self) -> Path:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from semisilo.common.audit.signature import authority_id
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
 from semisilo.common.identity.certificates import (
@@ -84,6 +85,11 @@ class Identity:
     def address(self) -> str:
         """Where work is served."""
         return self.about.address
+
+    @property
+    def authority(self) -> str:
+        """`authority_id` of the federation's."""
+        return authority_id(load_certificate(self.authority_pem))
 
 
 def has_identity(home: Path) -> bool:

@@ -19,7 +19,8 @@ from semisilo.silo.site.policy import load_policy
 
 __all__ = ["Peer", "forget_peer", "peer_lines", "peers_of"]
 
-State = Literal["this silo", "pinned", "seen", "pinned, and seen with another key"]
+State = Literal["this silo", "this silo, but pinned with another key", "pinned", "seen",
+                "pinned, and seen with another key"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +51,9 @@ def peers_of(home: SiloHome) -> list[Peer]:
     own, store, policy = load_identity(home.folder), SecureStore(home.secure), load_policy(home.policy)
     pinned = {silo: parse_fingerprint(text, where=f"{home.policy}: [peers] {silo}")
               for silo, text in policy.peers.items()}
-    found = [Peer(silo=own.silo, identity=store.identity(), state="this silo")]
+    identity = store.identity()
+    found = [Peer(silo=own.silo, identity=identity, state="this silo" if pinned.get(own.silo, identity) == identity
+                  else "this silo, but pinned with another key")]
     for silo in sorted({*pinned, *store.known} - {own.silo}, key=str.encode):
         seen = store.known.get(silo)
         if silo not in pinned:

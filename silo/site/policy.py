@@ -22,6 +22,7 @@ from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS, RANDOM_K
 from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
+from semisilo.silo.secure_aggregation.trust import parse_fingerprint
 from semisilo.silo.site.working_hours import DAYS, Hours
 
 if TYPE_CHECKING:
@@ -229,11 +230,16 @@ class Policy:
 def load_policy(path: Path) -> Policy:
     """Reads and checks silo.toml; the defaults when there is no such file.
 
+    Who serves a home holds that it is there: `SiloHome.require_policy`.
+
     Raises: BadConfiguration, naming file, table, key and the nearest valid key; also for a method that is neither built
         in nor installed, since a misspelt permission would otherwise refuse every task, and for a listed plug-in that
         cannot be used.
     """
     if not path.exists():
+        if path.is_symlink():  # as of a share that is away: the defaults would permit what it forbids
+            raise BadConfiguration(f"{path}: a link to a file that is not there.",
+                                   remedy="Bring the file back, or put one in the link's place.")
         return Policy()
     tables = dict(_with_budget(load_toml(path), path))
     parts = tables_from_dict(Policy, tables, where=str(path))
@@ -251,6 +257,8 @@ def load_policy(path: Path) -> Policy:
             if name not in valid:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
+    for name, text in policy.peers.items():
+        parse_fingerprint(text, where=f"{path}: [peers] {name}")
     for name in policy.data.formats:
         if name not in installed_formats():
             raise BadConfiguration(f"{path}: [data] formats: there is no format plug-in '{name}' here.",

@@ -13,7 +13,7 @@ from typing import Protocol
 from semisilo.common.errors import BadPayload, BadSignature, NotPermitted, StudyNotApproved
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import TaskSpec
-from semisilo.common.methods.study_card import card_from_text, contradictions, digest_of
+from semisilo.common.methods.study_card import StudyCard, card_from_text, contradictions, digest_of
 from semisilo.common.text.describe import describe_moment
 from semisilo.common.text.logs import printable
 from semisilo.silo.study_cards.book import CardBook, CardEntry
@@ -72,20 +72,19 @@ class Agreement:
             return
         entry = await asyncio.to_thread(self._book.find, task.study)
         if entry is None or entry.digest != task.card or entry.state == "waiting":
-            entry = await self._arrived(task)
+            entry = await self._arrived(task, spec)
         _not_declined(entry)
         if entry.state == "waiting":
             self._waiting = task.study
             raise not_approved(entry)
-        if wrong := contradictions(entry.card, task, spec):
-            raise NotPermitted(f"The task says something else than the card of study '{task.study}' that this site has"
-                               f" signed: {printable(wrong[0], limit=300)}.")
+        _not_contradicted(entry.card, task, spec)
         if entry.state == "approved":
             signature = self._sign(task.study, entry.digest)
             entry = await asyncio.to_thread(self._book.signed, entry, signature, now_unix=self._clock())
             _not_declined(entry)
             _LOG.info("signed the card of study %s (%s...), by %s", entry.study, entry.digest[:12], entry.by)
-        if not entry.told:
+        # A silo that was given another name has another signature to hand in.
+        if not entry.told or entry.signature != self._sign(task.study, entry.digest).hex():
             _not_declined(await self._hand_in(entry))  # may have taken hours
 
     def stands(self, study: str) -> bool:
@@ -137,11 +136,11 @@ class Agreement:
             return await asyncio.to_thread(self._book.find, entry.study) or entry
         return await asyncio.to_thread(self._book.told, entry)
 
-    async def _arrived(self, task: TaskSpec) -> CardEntry:
+    async def _arrived(self, task: TaskSpec, spec: MethodSpec) -> CardEntry:
         text = await self._calls.study_card(task.study, task.card)
         if digest_of(text) != task.card:
             raise BadPayload("The study card is another one than the task names.")
-        card_from_text(text)
+        _not_contradicted(card_from_text(text), task, spec)  # before it is kept: it would fill the disk
         entry = await asyncio.to_thread(self._book.arrived, task.study, task.card, text, approval=self._approval,
                                         now_unix=self._clock())
         if entry.state == "declined" and self._said != entry.digest:
@@ -152,6 +151,12 @@ class Agreement:
             _LOG.warning("study %s has changed since this site signed it: %s", task.study,
                          printable(entry.changed, limit=1000))
         return entry
+
+
+def _not_contradicted(card: StudyCard, task: TaskSpec, spec: MethodSpec) -> None:
+    if wrong := contradictions(card, task, spec):
+        raise NotPermitted(f"The task says something else than the card of study '{task.study}', which this site signs:"
+                           f" {printable(wrong[0], limit=300)}.")
 
 
 def _not_declined(entry: CardEntry) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from semisilo.common.config import canonical_json, from_dict
-from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
+from semisilo.common.errors import BadConfiguration, NotPermitted, StorageDamaged, UsageError
 from semisilo.common.methods.study_card import StudyCard, card_from_text, changes
 from semisilo.common.storage.durable import sync_folder, write_durably
 
@@ -37,6 +37,8 @@ has declined it."""
 BY_POLICY = "silo.toml"
 """Who signs where no person must."""
 _FORMAT = 1
+_MOST_KEPT = 200
+"""Cards of studies. A coordinator may name a new study with every task, and a card has up to 256 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +141,8 @@ class CardBook:
                               unix=now_unix, by="" if approval else BY_POLICY, earlier=earlier, signed_text=signed_text)
             if before is not None and before.state == "declined":
                 entry = replace(entry, state="declined", by=before.by, unix=before.unix)
+            if before is None:
+                self._make_room()
             return self._keep(entry)
 
     def decide(self, entry: CardEntry, *, approved: bool, by: str, now_unix: float) -> CardEntry:
@@ -191,6 +195,24 @@ class CardBook:
             yield
         finally:
             os.close(handle)
+
+    def _make_room(self) -> None:
+        """For one more card: of too many the oldest go, those first that nobody has signed. What a person has declined
+        stays, so that it is never taken for a new one.
+
+        Raises: NotPermitted where all of them were declined.
+        """
+        paths = list(self._folder.glob("*.json"))
+        if len(paths) < _MOST_KEPT:
+            return
+        entries = [entry for path in paths if (entry := self._read(path)) is not None]
+        going = sorted((entry for entry in entries if entry.state != "declined"),
+                       key=lambda entry: (entry.state == "signed", entry.unix))
+        if not going:
+            raise NotPermitted(f"This site has declined {len(entries)} studies and looks at no more.",
+                               remedy=f"Remove cards that are of no use any more from {self._folder}.")
+        for entry in going[:len(paths) - _MOST_KEPT + 1]:
+            self._path(entry.study).unlink(missing_ok=True)
 
     def _keep(self, entry: CardEntry) -> CardEntry:
         write_durably(self._path(entry.study), canonical_json(entry).encode() + b"\n", mode=0o600)

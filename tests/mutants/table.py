@@ -1136,7 +1136,7 @@ _STUDY_CARDS = _mutants(
     ("what-was-declined-runs", "silo/study_cards/agreement.py", 'if entry.state == "declined":', "if False:",
      f"{_CARDS}::test_what_a_person_has_declined_is_refused"),
     ("a-signature-that-was-lost-is-not-handed-in-again", "silo/study_cards/agreement.py",
-     "        if not entry.told:", '        if entry.state == "approved":',
+     "if not entry.told or ", "if ",
      f"{_CARDS}::test_a_signature_that_did_not_get_through_is_handed_in_again"),
     ("updates-in-the-clear-pass", "common/methods/study_card.py", "if bool(task.secure) != secure:", "if False:",
      "tests/common/methods/test_study_card.py::test_a_task_that_says_something_else_is_found"),

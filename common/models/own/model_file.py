@@ -111,7 +111,7 @@ def read_file(file: ModelFile, *, name: str = "") -> tuple[Path, bytes]:
             continue
         if hashlib.sha256(content).hexdigest() == file.sha256:
             return path, content
-    raise NotPermitted(f"{file.folder}: no file there has the SHA-256 {file.sha256}.",
+    raise NotPermitted(f"No file has the SHA-256 {file.sha256} in {file.folder}.",
                        remedy=f"Put {name or 'the file'} there, exactly as it is at the other machines.")
 
 

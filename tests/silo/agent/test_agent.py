@@ -24,6 +24,7 @@ from semisilo.common.errors import (
     CertificateRevoked,
     ComputeFailed,
     DiskFull,
+    NotPermitted,
     PayloadNotServed,
     SecureSumRefused,
     SemisiloError,
@@ -459,6 +460,30 @@ def test_a_result_that_holds_more_than_is_permitted_does_not_leave(
         assert word in coordinator.begins[0].refusal.text
         assert coordinator.uploads == []
         assert all(entry["kind"] == "refusal" for entry in bench.disclosures())
+    run(work())
+
+
+def test_a_refusal_names_no_path_of_this_machine(tmp_path: Path) -> None:
+    async def work() -> None:
+        compute = FakeCompute(errors=[NotPermitted("No file has the SHA-256 ab12 in /home/dr-smith/silo/model_files.")])
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert coordinator.begins[0].refusal.text == "No file has the SHA-256 ab12 in [path]"
+    run(work())
+
+
+def test_tasks_that_are_refused_in_a_row_come_no_faster_than_they_may(tmp_path: Path) -> None:
+    """Each refusal is a line of the disclosures: a coordinator wrote 50 kB of them a second."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task(number, task_id=f"first/{number}/train/a")
+                                             for number in range(1, 8)], after=OVER)
+        async with serving(coordinator) as port, \
+                agent_at(port, tmp_path, policy=Policy(permit=Permit(methods=()))) as bench:
+            began = time.monotonic()
+            await bench.agent.run()
+        assert coordinator.outcomes() == ["refusal"] * 7
+        assert time.monotonic() - began > 0.02 * sum(range(2, 8))
     run(work())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.errors import NotPermitted, SecureSumRefused
+from semisilo.common.errors import BadConfiguration, NotPermitted, SecureSumRefused
 from semisilo.common.methods.contract import ModelSettings, PayloadRef, TaskSpec
 from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
@@ -298,3 +298,13 @@ def test_survivors_whose_noise_is_too_little_are_not_confirmed(hub: Hub) -> None
     with pytest.raises(SecureSumRefused, match="2 trusted silos are left, and 3 are required"):
         hub.sites["a"].steps.answer(task, question("confirm", members=hub.members, form=FORM,
                                                    survivors=("a", "b", "d")))
+
+
+def test_a_silo_toml_that_pins_this_silo_with_another_key_is_refused_by_name(tmp_path: Path) -> None:
+    """It ended `silo join`, again after every restart."""
+    store = SecureStore(tmp_path / "a")
+    policy = Policy(peers={"a": fingerprint(b"k" * 32)})
+    with pytest.raises(BadConfiguration, match=r"\[peers\] a is this silo itself") as found:
+        trust_of(policy, store, silo="a")
+    assert fingerprint(store.identity()) in found.value.remedy
+    assert trust_of(policy, store, silo="b").pinned == {"a": b"k" * 32}

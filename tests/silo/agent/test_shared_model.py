@@ -71,29 +71,23 @@ def test_a_model_whose_bytes_are_lost_on_the_line_gets_no_more_than_the_budget_a
     assert read_day(home.day, Hours(), time.time()).received_bytes > 200_000
 
 
-@pytest.mark.parametrize("runs_first", [False, True])
-def test_a_fetch_beside_an_agent_that_starts_or_ends_meanwhile_is_counted_once_and_takes_nothing_back(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_first: bool) -> None:
-    """Whether one runs was looked at once: the count of an agent that had started since was written over."""
+def test_a_fetch_beside_an_agent_leaves_its_count_alone_and_counts_beside_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that had started meanwhile lost its count; beside one that ran the fetch was not counted at all."""
     home = filled_home(tmp_path / "home")
+    home.policy.write_text(policy_text().replace("bytes_per_day = 0", "bytes_per_day = 51000000"))
     home.day.unlink()
-    looks = list[bool]()
-
-    def is_running(self: SiloHome) -> bool:
-        looks.append(runs_first is (not looks))
-        if not runs_first and len(looks) == 2:  # it has counted a task meanwhile
-            DayBudget(home.day, bytes_per_day=0, hours=Hours(), now_unix=time.time()).carried(
-                Carried(0, 50_000_000), time.time(), durably=True)
-        return looks[-1]
-
-    monkeypatch.setattr(SiloHome, "is_running", is_running)
-    fetch_from(FakeCoordinator(model=random_bytes(800_000), chunk_bytes=200_000), home, monkeypatch)
-    assert len(looks) > 1
-    found = read_day(home.day, Hours(), time.time()).received_bytes
-    if runs_first:
-        assert found > 800_000, "it has ended, and knows of nothing"
-    else:
-        assert 50_000_000 <= found < 50_100_000, "it has its own count"
+    agent = DayBudget(home.day, bytes_per_day=51_000_000, hours=Hours(), now_unix=time.time())
+    agent.carried(Carried(0, 50_000_000), time.time(), durably=True)
+    model = random_bytes(800_000)
+    fetch_from(FakeCoordinator(model=model, chunk_bytes=200_000), home, monkeypatch)
+    assert 50_800_000 < read_day(home.day, Hours(), time.time()).received_bytes < 50_900_000
+    with pytest.raises(DailyBudget, match="this model would take"):
+        fetch_from(FakeCoordinator(model=model, chunk_bytes=200_000), home, monkeypatch)
+    agent.check(150_000, "a task", time.time())
+    with pytest.raises(DailyBudget):
+        agent.check(200_000, "a task", time.time())
+    assert agent.exhausted_until(time.time()) is not None
 
 
 def test_what_has_come_of_models_goes_after_a_week_in_which_nobody_has_gone_on_with_it(

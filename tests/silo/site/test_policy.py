@@ -17,6 +17,7 @@ from semisilo.common.methods.numerics import Numerics
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.common.methods.uplink import LOSSY_FORMS, parse_uplink
+from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import (
     Limits,
     Permit,
@@ -41,6 +42,21 @@ TASK = TaskSpec(
 def test_the_written_file_means_the_same_as_no_file(tmp_path: Path) -> None:
     (tmp_path / "silo.toml").write_text(policy_text(), encoding="utf-8")
     assert load_policy(tmp_path / "silo.toml") == load_policy(tmp_path / "missing.toml") == Policy()
+
+
+def test_a_link_whose_file_is_away_is_not_taken_for_the_defaults(tmp_path: Path) -> None:
+    """A share that is late, or a file that was renamed, permitted everything without a word."""
+    (tmp_path / "silo.toml").symlink_to(tmp_path / "mounted" / "silo.toml")
+    with pytest.raises(BadConfiguration, match="a link to a file that is not there"):
+        load_policy(tmp_path / "silo.toml")
+    with pytest.raises(BadConfiguration, match="nothing says what this site permits"):
+        SiloHome(tmp_path).require_policy()
+
+
+def test_what_is_no_identity_among_the_peers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "silo.toml").write_text('[peers]\nb = "ed25519:12"\n')
+    with pytest.raises(BadConfiguration, match=r"\[peers\] b: 'ed25519:12' is not an identity"):
+        load_policy(tmp_path / "silo.toml")
 
 
 def test_the_default_permits_every_built_in_method_and_no_factory() -> None:

@@ -211,3 +211,24 @@ def test_what_a_person_declines_while_the_coordinator_is_away_stays_declined(tmp
             check(made)
     (entry,) = book.entries()
     assert (entry.state, entry.by, entry.unix) == ("declined", "ann", 6.0)
+
+
+def test_a_card_that_its_task_contradicts_is_not_kept(tmp_path: Path) -> None:
+    """A coordinator could fill the disk with them: each stayed, though its task was refused."""
+    hub = Hub()
+    for number in range(3):
+        with pytest.raises(NotPermitted, match="says something else than the card of study"):
+            check(agreement(tmp_path, hub), replace(TASK, rounds=100 + number))
+    assert (hub.asked, CardBook(tmp_path).entries()) == (3, [])
+
+
+def test_a_silo_that_has_another_name_since_hands_in_a_signature_by_that(tmp_path: Path) -> None:
+    hub = Hub()
+    check(agreement(tmp_path, hub))
+    renamed = Agreement(CardBook(tmp_path), hub, approval=False, clock=lambda: 6.0, note=lambda *_: None,
+                        sign=lambda study, digest: sign_card(KEY, federation="f", silo="b", study=study, digest=digest))
+    for _ in range(2):
+        check(renamed)
+    (_, _, of_a), (_, digest, of_b) = hub.signatures
+    assert of_a != of_b
+    check_card_signature(identity_of(KEY), of_b, federation="f", silo="b", study="s", digest=digest)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import StorageDamaged, UsageError
-from semisilo.silo.study_cards.book import BY_POLICY, CardBook
+from semisilo.common.errors import NotPermitted, StorageDamaged, UsageError
+from semisilo.silo.study_cards.book import BY_POLICY, CardBook, CardEntry
 from tests.study_cards import CARD
 
 OTHER = replace(CARD, rounds=9)
@@ -173,3 +173,28 @@ def test_a_card_that_cannot_be_read_stops_no_other_study(tmp_path: Path) -> None
     assert again.find("whole") is not None
     with pytest.raises(StorageDamaged, match="cannot be read"):
         again.find("broken")
+
+
+def test_of_too_many_cards_the_oldest_go_but_for_those_that_a_person_has_declined(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator may name a new study with every task."""
+    monkeypatch.setattr("semisilo.silo.study_cards.book._MOST_KEPT", 3)
+    book = CardBook(tmp_path)
+
+    def comes(study: str, unix: float, *, approval: bool) -> CardEntry:
+        return book.arrived(study, CARD.digest(), CARD.text(), approval=approval, now_unix=unix)
+
+    book.decide(comes("declined", 1.0, approval=True), approved=False, by="ann", now_unix=1.0)
+    book.signed(comes("signed", 2.0, approval=False), b"x" * 64, now_unix=2.0)
+    comes("waiting", 3.0, approval=True)
+    comes("another", 4.0, approval=True)
+    assert {each.study for each in book.entries()} == {"declined", "signed", "another"}
+    book.signed(comes("second", 5.0, approval=False), b"x" * 64, now_unix=5.0)
+    book.signed(comes("third", 6.0, approval=False), b"x" * 64, now_unix=6.0)
+    assert {each.study for each in book.entries()} == {"declined", "second", "third"}
+    for study in ("second", "third"):
+        found = book.find(study)
+        assert found is not None
+        book.decide(found, approved=False, by="ann", now_unix=7.0)
+    with pytest.raises(NotPermitted, match="has declined 3 studies"):
+        comes("fourth", 8.0, approval=True)

@@ -66,7 +66,7 @@ def test_a_permitted_file_that_has_changed_since_is_not_run(folder: Path) -> Non
     model = settings(folder)
     with (folder / "my_net.py").open("a") as file:
         file.write("\n")
-    with pytest.raises(NotPermitted, match="no file there has the SHA-256"):
+    with pytest.raises(NotPermitted, match="No file has the SHA-256"):
         build_model(model, channels=1, size=4, allow_factories=[ModelFile(folder, model.factory_sha256)])
     assert sys.ran_model_file == 0  # type: ignore[attr-defined]
     with pytest.raises(BadConfiguration, match=r"my_net\.py has the SHA-256"):

@@ -22,7 +22,7 @@ from semisilo.common.errors import BadConfiguration, NoSuchAddress, PortInUse
 from semisilo.common.identity.certificates import key_from_pem
 from semisilo.common.rpc.meter import ConnectionMeter
 from semisilo.silo.agent.daily_budget import DayBudget
-from semisilo.silo.agent.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
+from semisilo.silo.monitoring.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
 from semisilo.silo.agent.task_times import TaskTook
 from semisilo.silo.agent.terminal import PlainDisplay
