@@ -17,6 +17,7 @@ from semisilo.common.audit.chain import ChainedEvent
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadData
 from semisilo.common.text.logs import printable
+from semisilo.common.text.spreadsheet import no_formula
 
 __all__ = ["ExportAbout", "csv_lines", "json_pieces", "moment", "read_export"]
 
@@ -97,6 +98,5 @@ def _row(cells: Iterable[object]) -> str:
 
 def _cell(value: object) -> object:
     if isinstance(value, str):
-        value = printable(value, limit=_CELL_LETTERS)
-        return f"'{value}" if value[:1] in ("=", "+", "-", "@") else value
+        return no_formula(printable(value, limit=_CELL_LETTERS))
     return value if isinstance(value, (int, float)) else canonical_json(value)

@@ -202,7 +202,7 @@ def read_request(der: bytes) -> ec.EllipticCurvePublicKey:
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise BadPayload("The key of the certificate request is not on the curve P-256.")
         proved = request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
         raise BadPayload("The certificate request cannot be read.") from None
     if not proved:
         raise BadPayload("The certificate request is not signed by its own key.")
@@ -322,7 +322,7 @@ def load_certificate(data: bytes, *, where: str = "certificate") -> x509.Certifi
         if data.lstrip().startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(data)
         return x509.load_der_x509_certificate(data)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
         raise StorageDamaged(f"{where}: not a certificate.", remedy="Restore it from a backup.") from None
 
 

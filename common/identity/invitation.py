@@ -103,7 +103,8 @@ def _invitation_from(head: bytes, authority_der: bytes) -> InvitationLine:
             raise wrong
         if federation_of_authority(authority) != invitation.federation:
             raise wrong
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, UnsupportedAlgorithm, WrongAuthority):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, UnsupportedAlgorithm, WrongAuthority,
+            x509.InvalidVersion):
         raise wrong from None
     if not (_ADDRESS.fullmatch(invitation.address) and _ADDRESS.fullmatch(invitation.enrollment_address)
             and is_name(invitation.silo) and 1 <= len(invitation.token) <= 256):

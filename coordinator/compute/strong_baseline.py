@@ -163,8 +163,9 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         self._parts = self._search_parts()
         if not self._tell_rates_apart(self._parts):
             self._parts = []
-        self._weights = [class_weights(part.labels_n, balanced=self._alike if measure.kind == "recall" else
-                                       self._adjusted).tolist() for part in self._parts]
+        # Of labels that are balanced their folds are; validation images may be as frequent as they come.
+        self._weights = [class_weights(part.labels_n, balanced=self._adjusted or (self._alike and (
+            measure.kind == "recall" or part.held is not self._labelled))).tolist() for part in self._parts]
         self._model = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._averaged = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
         self._initial = initial_model(environment.build_model, environment.seed)

@@ -91,7 +91,7 @@ def _parse(pem: bytes) -> tuple[str, CallerCertificate] | None:
     """(federation, caller); cached, because every RPC of a connection shows the same bytes."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         return None
     names = split_silo_uri(silo_uri_of(certificate))
     if names is None:

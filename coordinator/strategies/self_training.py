@@ -145,15 +145,16 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
 
     def train_finish(self, state: SelfTrainingState, tally: AverageTally, *, round: int) -> SelfTrainingState:
         """Average, server momentum, gate, steps on the labels with lr_t, statistics."""
+        # The gate tries models, and labels are learnt, with the statistics of the coordinator's own images.
+        fitting = with_offsets(state.w, state.offsets or {}, sign=1.0)
         w, global_buf, step = through_gate(
-            self._gate if self._settings.gate else None, state.w, state.global_buf, tally.delta,
+            self._gate if self._settings.gate else None, fitting, state.global_buf, tally.delta,
             momentum=self._settings.global_momentum, round=round)
-        w = with_offsets(w, state.offsets or {}, sign=1.0)  # labels are learnt with the statistics of their batches
         model, opt_buf, loss = model_at_coordinator(self._environment, w, round=round), state.opt_buf, 0.0
         used = state.batch_norm
         offsets: dict[str, Tensor] | None = None if state.offsets is None else {}
         participation = tally.participation
-        del state, tally  # several models, not needed while this one trains
+        del state, tally, fitting  # several models, not needed while this one trains
         if self._labelled is not None and self._settings.coordinator_steps:
             training = self._trained(model, w, opt_buf, steps=self._settings.coordinator_steps, round=round)
             opt_buf, loss = training.momentum(), training.loss

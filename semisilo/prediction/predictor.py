@@ -38,6 +38,7 @@ from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.installing import how_to_install
+from semisilo.common.text.spreadsheet import no_formula
 from semisilo.prediction.images import Source, open_source
 from semisilo.prediction.prevalence import Prevalence, at_prevalence
 
@@ -201,13 +202,14 @@ class Predictions:
                 "skipped": [{"file": each.name, "reason": each.reason, "broken": each.broken} for each in self.skipped]}
 
     def to_csv(self, path: Path | str | None = None, *, top: int | None = None) -> str:
-        """One line per image, with a heading; also written to `path`, whole or not at all."""
+        """One line per image, with a heading; also written to `path`, whole or not at all. A name that begins like a
+        formula has an apostrophe before it."""
         stream = io.StringIO()
         rows = self.rows(top=top)
-        lines = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else ["file"], lineterminator="\n")
-        lines.writeheader()
-        lines.writerows({key: f"{value:.6f}" if isinstance(value, float) else value for key, value in row.items()}
-                        for row in rows)
+        lines = csv.writer(stream, lineterminator="\n")
+        lines.writerow(map(no_formula, rows[0] if rows else ["file"]))
+        lines.writerows([f"{value:.6f}" if isinstance(value, float) else no_formula(value) if isinstance(value, str)
+                         else value for value in row.values()] for row in rows)
         if path is not None:
             write_durably(Path(path), stream.getvalue().encode("utf-8", "surrogateescape"))
         return stream.getvalue()

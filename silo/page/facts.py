@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from semisilo.silo.agent.asked import AskedTask
 from semisilo.silo.agent.daily_budget import DayCount
-from semisilo.silo.monitoring.status import BudgetFacts, EvaluationFacts, HoursFacts, LastDisclosure, PrivacyFacts, Score
+from semisilo.silo.monitoring.status import (
+    BudgetFacts,
+    EvaluationFacts,
+    HoursFacts,
+    LastDisclosure,
+    PrivacyFacts,
+    Score,
+)
 from semisilo.silo.page.disclosure_book import Left
 from semisilo.silo.page.policy_words import DaySpan, Rules
 

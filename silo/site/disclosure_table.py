@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from semisilo.common.errors import UsageError
 from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
+from semisilo.common.text.spreadsheet import no_formula
 from semisilo.common.text.wrapped import wrapped
 from semisilo.silo.site.disclosures import KINDS, Broken, Line
 
@@ -161,6 +162,5 @@ def _cell(value: object) -> object:
     elif isinstance(value, dict):
         value = json.dumps(value, ensure_ascii=False, sort_keys=True) if value else ""
     if isinstance(value, str):
-        value = printable(value, limit=4000)
-        return f"'{value}" if value[:1] in ("=", "+", "-", "@") else value
+        return no_formula(printable(value, limit=4000))
     return value

@@ -189,11 +189,28 @@ def test_a_line_of_a_later_version_says_so(authority):
         decode_invitation(line)
 
 
+def _of_version(version: int, der: bytes) -> bytes:
+    """The same certificate, which says another version: no ValueError, where it is read."""
+    number = b"\xa0\x03\x02\x01"
+    assert der.count(number + b"\x02") == 1
+    return der.replace(number + b"\x02", number + bytes([version]))
+
+
+def test_a_request_or_certificate_of_another_version_is_as_any_that_cannot_be_read(authority):
+    request = certificates.make_request(certificates.make_key())
+    assert request.count(b"\x02\x01\x00") == 1
+    with pytest.raises(BadPayload, match="cannot be read"):
+        certificates.read_request(request.replace(b"\x02\x01\x00", b"\x02\x01\x01"))
+    with pytest.raises(StorageDamaged, match="not a certificate"):
+        certificates.load_certificate(_of_version(9, certificates.certificate_der(authority[1])))
+
+
 def test_a_line_whose_parts_do_not_fit_together_is_refused(authority):
     """The checksum guards against accidents only; whoever makes a line can make its checksum."""
     for changes in ({"federation": "heart"}, {"silo": "../x"}, {"silo": 7}, {"expires_unix": float("inf")},
                     {"token": ""}, {"token": "t" * 300}, {"address": "hub example:1"}, {"address": None},
                     {"authority_der": b"no certificate"},
+                    {"authority_der": _of_version(9, certificates.certificate_der(authority[1]))},
                     {"authority_der": certificates.certificate_der(certificates.issue_silo_certificate(
                         *authority, certificates.make_key().public_key(), "a", now=NOW))}):
         with pytest.raises(InvitationInvalid, match="contradicts itself"):

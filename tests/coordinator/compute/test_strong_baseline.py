@@ -13,6 +13,7 @@ import torch
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.measures.intervals import standard_error
+from semisilo.common.measures.study_measure import ACCURACY, parse_measure
 from semisilo.common.methods.contract import CoordinatorData, Environment
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.methods.semifl import SemiFLSettings
@@ -276,3 +277,16 @@ def test_what_a_study_looks_at_follows_from_its_settings() -> None:
     assert images_of_study(SelfTrainingSettings(coordinator_steps=5, local_epochs=3, labelled_batch=8, warm_up_steps=9),
                            rounds=10, num_labelled=20) == 10 * 3 * 20 + 8 * (10 * 5 + 9)
     assert images_of_study(object(), rounds=10, num_labelled=20) == 0
+
+
+@pytest.mark.parametrize("measure", ["balanced_accuracy", "auroc"])
+def test_validation_images_as_they_come_count_by_class_where_the_measure_does_though_labels_are_balanced(
+        measure: str) -> None:
+    """A rate that gave up the rare class was chosen by their accuracy."""
+    validation = ImageSet(_halves(6, 2).images_NCHW, torch.tensor([0] * 4 + [1] * 2), tuple("abcdef"))
+    environment = _environment(measure=parse_measure(measure), data=CoordinatorData(
+        labelled=_halves(20, 0), test=_halves(4, 1), validation=validation))
+    alone = StrongLabelsAlone(environment, replace(RECIPE, measure=measure))
+    assert alone._weights == [pytest.approx([0.25] * 4 + [0.5] * 2)]
+    plain = StrongLabelsAlone(replace(environment, measure=ACCURACY), replace(RECIPE, measure="accuracy"))
+    assert plain._weights == [[1.0] * 6]

@@ -273,6 +273,22 @@ def test_the_coordinators_steps_begin_without_offsets() -> None:
                for name, tensor in expected.position().parameters.items())
 
 
+def test_the_gate_tries_the_model_whose_bias_fits_the_statistics_that_it_is_tried_with() -> None:
+    """These are of the coordinator's own images; it was tried with the bias for those of all."""
+    strategy, tried = _strategy(UNEVEN), list[tuple[dict[str, Tensor], dict[str, Tensor]]]()
+    state = _measured(strategy, _started(strategy), round=1)
+    assert state.offsets
+    accepted = strategy._gate.accepted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategy._gate, "accepted", lambda w, after, *, round: (
+            tried.append((dict(w), dict(after))), accepted(w, after, round=round))[1])
+        _round(strategy, state, {"a": 0.1}, 1)
+    ((before, after),) = tried
+    back = {name: tensor + state.offsets[name] if name in state.offsets else tensor for name, tensor in state.w.items()}
+    assert all(torch.allclose(before[name], back[name]) for name in back)
+    assert all(torch.allclose(after[name], back[name] + 0.1, atol=1e-6) for name in back)
+
+
 def test_offsets_can_be_turned_off_and_a_study_that_began_without_them_goes_on_so(tmp_path: Path) -> None:
     off, on = _strategy(UNEVEN, sbn_offsets=False), _strategy(UNEVEN)
     assert _started(on).offsets == {}

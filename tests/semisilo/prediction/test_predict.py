@@ -388,3 +388,13 @@ def test_the_command_says_what_it_used(pointed: Path, capsys: pytest.CaptureFixt
     assert "operating point: sensitivity 95 % for 3" in out.err.replace("\n", " ")
     assert run_cli(app, [*words, "--no-operating-point"], name="semisilo") == 0
     assert json.loads(capsys.readouterr().out)["operating_point"] is None
+
+
+def test_no_cell_of_the_csv_is_a_formula() -> None:
+    """Names of images and classes come from elsewhere, and a spreadsheet runs what begins so."""
+    found = Predictions(classes=("=1+1", "b"), files=("@cmd|calc.png",), predicted=np.array([0]),
+                        probabilities=np.array([[0.75, 0.25]]), true=np.array([-1]))
+    (row,) = csv.DictReader(io.StringIO(found.to_csv()))
+    assert (row["file"], row["predicted"], row["probability"], row["p_=1+1"]) == \
+        ("'@cmd|calc.png", "'=1+1", "0.750000", "0.750000")
+    assert found.rows()[0]["file"] == "@cmd|calc.png"

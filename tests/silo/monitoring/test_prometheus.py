@@ -22,11 +22,11 @@ from semisilo.common.errors import BadConfiguration, NoSuchAddress, PortInUse
 from semisilo.common.identity.certificates import key_from_pem
 from semisilo.common.rpc.meter import ConnectionMeter
 from semisilo.silo.agent.daily_budget import DayBudget
-from semisilo.silo.monitoring.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
 from semisilo.silo.agent.task_times import TaskTook
 from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.link.traffic import Carried
+from semisilo.silo.monitoring.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import FederationFile, install_identity
 from semisilo.silo.site.policy import Limits, MetricsSettings, Policy, load_policy, policy_text
