@@ -517,6 +517,30 @@ CREATE TABLE complaint (                    -- a silo cannot use what another ha
 ) STRICT, WITHOUT ROWID;
 """
 
+_PHASES_OF_ONE_NAME = """
+ALTER TABLE past_answer RENAME TO past_answer_by_name;
+CREATE TABLE past_answer (                  -- and what silos had answered in them
+    rollback INTEGER NOT NULL,
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    phase_number INTEGER NOT NULL,          -- from 0; a round may have two phases of one name. In rows of an earlier
+    phase TEXT NOT NULL,                    -- version 0
+    silo TEXT NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    example_count INTEGER,
+    norm REAL,
+    cosine REAL,
+    metrics_json TEXT NOT NULL,
+    PRIMARY KEY (rollback, round, phase_number, phase, silo)
+) STRICT, WITHOUT ROWID;
+INSERT INTO past_answer SELECT rollback, study, round, 0, phase, silo, state, reason, example_count, norm, cosine,
+        metrics_json FROM past_answer_by_name;
+DROP TABLE past_answer_by_name;
+"""
+"""Round 1 of most methods measures statistics, trains, and measures them again."""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
                                _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS,
-                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES, _PAIRED, _COMPLAINTS)
+                               _STUDY_CARDS, _CONFUSION, _OPEN_ROUNDS, _EVENTS_BY_STUDY, _TRIES, _PAIRED, _COMPLAINTS,
+                               _PHASES_OF_ONE_NAME)

@@ -152,8 +152,8 @@ def _put_aside(ledger: Ledger, study: str, to_round: int, *, operator: str, reas
         db.execute("INSERT INTO past_round SELECT ?, study, number, state, sample_json, opened_unix, closed_unix,"
                    " state_digest, metrics_json, reason FROM round WHERE study = ? AND number > ?",
                    (number, study, to_round))
-        db.execute("INSERT INTO past_answer SELECT ?, task.study, task.round, phase.name, task.silo, task.state,"
-                   " task.reason, example_count, norm, cosine, task.metrics_json FROM task"
+        db.execute("INSERT INTO past_answer SELECT ?, task.study, task.round, phase.number, phase.name, task.silo,"
+                   " task.state, task.reason, example_count, norm, cosine, task.metrics_json FROM task"
                    " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
                    " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
                    " WHERE task.study = ? AND task.round > ?", (number, study, to_round))
@@ -234,5 +234,5 @@ def past_answers(ledger: Ledger, rollback: int) -> tuple[PastAnswer, ...]:
     return tuple(PastAnswer(round=row["round"], phase=row["phase"], silo=row["silo"], state=TaskState(row["state"]),
                             reason=row["reason"], example_count=row["example_count"], norm=row["norm"],
                             cosine=row["cosine"], metrics=json.loads(row["metrics_json"]))
-                 for row in ledger.query("SELECT * FROM past_answer WHERE rollback = ? ORDER BY round, phase, silo",
-                                         rollback))
+                 for row in ledger.query("SELECT * FROM past_answer WHERE rollback = ? ORDER BY round, phase_number,"
+                                         " phase, silo", rollback))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ from semisilo.coordinator.ledger.oversight.rollback import (
     past_answers,
     roll_back,
     rollbacks_of,
+    take_cancelled_back,
 )
-from semisilo.coordinator.ledger.states import StudyState, TaskState
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, answers_of_study, site_evaluations
 from semisilo.coordinator.ledger.tracking import add_tracked_run, note_complete, note_told, tracked_run
-from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
+from tests.coordinator.ledger_fixture import PHASE, SILOS, Filled, fill_study
 
 CLASSES = (ClassResult(images=4, correct=2), ClassResult(images=4, correct=1))
 
@@ -89,6 +91,41 @@ def test_going_back_twice_keeps_both_histories(filled: Filled) -> None:
     roll_back(ledger, "first", 1, operator="", reason="second")
     assert [(each.to_round, [row.number for row in each.rounds]) for each in rollbacks_of(ledger, "first")] == [
         (5, [6, 7]), (1, [2, 3, 4, 5])]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_round_with_two_phases_of_one_name_goes_as_any_other(filled: Filled, cancelled: bool) -> None:
+    """Round 1 of self-training measures statistics, trains, and measures them again: `rollback --to 0` and the queue
+    after a stop ended with an error of the database."""
+    ledger = filled.ledger
+    first = ledger.phase("first", 7, 0)
+    task = ledger.task(f"first/7/0-{PHASE}/{SILOS[0]}")
+    assert task is not None
+    ledger.close_phase(first)
+    ledger.set_round_state("first", 7, RoundState.PREPARING)
+    ledger.open_phase(replace(first, number=1), [
+        replace(task.spec, task_id=f"first/7/1-{PHASE}/{silo}", silo=silo) for silo in SILOS])
+    if cancelled:
+        ledger.set_study_state("first", StudyState.STOPPED)
+        ledger.cancel_round(ledger.round("first", 7))
+        assert take_cancelled_back(ledger, "first") == 7
+    else:
+        roll_back(ledger, "first", 6, operator="", reason="")
+    (found,) = rollbacks_of(ledger, "first")
+    assert [(each.round, each.silo) for each in past_answers(ledger, found.number)] == \
+        [(7, silo) for _ in range(2) for silo in SILOS]
+
+
+def test_answers_that_an_earlier_version_has_put_aside_are_kept() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    version = next(number for number, text in enumerate(MIGRATIONS) if "past_answer_by_name" in text)
+    for migration in MIGRATIONS[:version]:
+        db.executescript(migration)
+    db.execute("INSERT INTO past_answer VALUES (1, 's', 1, 'train', 'a', 'updated', '', 5, 0.5, 0.25, '{}')")
+    for migration in MIGRATIONS[version:]:
+        db.executescript(migration)
+    assert db.execute("SELECT * FROM past_answer").fetchall() == [
+        (1, "s", 1, 0, "train", "a", "updated", "", 5, 0.5, 0.25, "{}")]
 
 
 def test_a_study_that_an_earlier_version_began_goes_back_to_what_is_known_of() -> None:
