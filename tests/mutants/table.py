@@ -826,7 +826,7 @@ _ALONE = _mutants(
      "tests/coordinator/strategies/batch_norm/test_class_offsets.py"
      "::test_offsets_are_what_logits_rise_by_along_the_label_shares_classes_counting_alike"),
     ("offsets-add-up-over-rounds", "coordinator/strategies/self_training.py",
-     "with_offsets(w, state.offsets or {}, sign=1.0)", "with_offsets(w, {}, sign=1.0)",
+     "with_offsets(state.w, state.offsets or {}, sign=1.0)", "with_offsets(state.w, {}, sign=1.0)",
      "tests/coordinator/strategies/test_self_training.py"
      "::test_what_silos_statistics_add_to_the_logits_is_taken_out_of_the_bias_and_put_back_for_the_labels"),
     ("weak-views-of-labels-before-round-1", "coordinator/strategies/self_training.py",
