@@ -88,8 +88,7 @@ def _jpeg_frame(data: bytes) -> int | None:
 
 
 def _jpeg_2000(data: bytes) -> tuple[int, int, int, int] | None:
-    """ITU-T T.800 A.5.1, the marker SIZ: reference grid less its offset; of each component's bits, those of the one that
-    has most."""
+    """ITU-T T.800 A.5.1, the marker SIZ: reference grid less its offset; bits of the component that has most."""
     width, height, left, top = struct.unpack_from(">IIII", data, 8)
     samples: int
     (samples,) = struct.unpack_from(">H", data, 40)

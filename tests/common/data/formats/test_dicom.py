@@ -21,9 +21,9 @@ from pydicom.data.data_manager import DATA_ROOT  # noqa: E402
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
 from pydicom.encaps import encapsulate  # noqa: E402
 from pydicom.uid import (  # noqa: E402
+    JPEG2000,
     DeflatedExplicitVRLittleEndian,
     ExplicitVRLittleEndian,
-    JPEG2000,
     JPEGBaseline8Bit,
     JPEGExtended12Bit,
     SecondaryCaptureImageStorage,
