@@ -40,7 +40,7 @@ _LABEL_NAMES = ("label", "labels", "class", "target", "diagnosis", "dx", "catego
 _BATCH = 16
 _BATCH_OF_LABELS = 4096
 """Rows that are taken at once, where they may be."""
-_LARGEST_BATCH = 2**28
+_LARGEST_BATCH = 2**26
 """Bytes of such rows, if each were as large as the row group."""
 _LONGEST_LABEL = 4096
 """Bytes of what says which class or whose an image is."""
