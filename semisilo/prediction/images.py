@@ -26,6 +26,7 @@ from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import to_rows
 from semisilo.common.data.readers import kind_of, listing_of, parse_source, patient_of
+from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 
 __all__ = ["Batch", "Source", "open_source"]
@@ -288,6 +289,10 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], ranges: _Ran
 
 def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str,
              ranges: _Ranges, *, rows_NK: NDArray[np.int8] | None = None) -> Iterator[Batch]:
+    """All images as one batch. Raises: BadData when they cannot be used, or do not fit into memory at the model's size.
+    """
+    check_room(len(images) * form.channels * form.size**2, what=f"{what}, at {form.size} x {form.size} pixels,",
+               remedy="Give fewer at a time, or a folder of files.")
     try:
         found = pixels.range_of(images, reading=form.reading)
         squares = pixels.squares(images, size=form.size, channels=form.channels, resize=form.resize,

@@ -46,6 +46,8 @@ __all__ = ["Cell", "Predictions", "Predictor", "open_predictor", "predict"]
 
 _SHOWN = 20
 """Rows of a table in a notebook."""
+_MOST_PIXELS = 2**24
+"""Of a batch: a model's file says how large its images are. 250 images may have 256 x 256."""
 
 Device = Literal["auto", "cpu", "cuda"]
 Arrays = tuple[NDArray[Any], NDArray[Any]]
@@ -269,7 +271,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
             (N, H, W, 3); or (images, labels), labels being indices into the model's classes, or where an image may show
             several (N, K) of 1, 0 and -1 for what is not known.
         device: "auto" takes an accelerator where there is one.
-        batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
+        batch_size: images at a time, fewer where they would have more than 16.8 million pixels together. With 250, the
+            bits are those of the coordinator's own evaluation.
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
         allow_factories: "package.module:factory" names of networks that may be imported, or "file.py:factory" of a file
             beside the model.
@@ -292,8 +295,9 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     facts = opened.facts
     if facts.task == "multi_label":
         _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
+    at_once = max(1, min(batch_size, _MOST_PIXELS // facts.image.size**2))
     images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
-                         batch_size=batch_size, multi_label=facts.task == "multi_label", least=dict(facts.ranges),
+                         batch_size=at_once, multi_label=facts.task == "multi_label", least=dict(facts.ranges),
                          selection=selection or Selection())
     parts: list[NDArray[np.float32]] = []
     files: list[str] = []

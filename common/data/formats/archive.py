@@ -42,6 +42,9 @@ __all__ = ["Arrays", "Parts", "digits", "npz", "parts", "texts_of_ranges"]
 _PARTS = ("labelled", "unlabelled")
 _SPLITS = ("train", "val", "test", *_PARTS)
 _MAX_STEP = 10**6
+_NPY = b"\x93NUMPY"
+_LONGEST_HEADER = 2**16
+"""Bytes of what says shape and type of an array: numpy takes no more than 10,000, but reads whatever is declared."""
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, NotImplementedError,
             zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
@@ -248,16 +251,17 @@ def _opened(path: Path, *, source: str) -> Any:
     except _DAMAGED as error:
         raise source_trouble(error, path) or BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
                       remedy="Write it again with numpy.savez, and check the copy.") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise BadData(f"{source}: is a single array, not an .npz file.", remedy="Write it with numpy.savez.")
     return archive
 
 
 def _refuse_foreign(path: Path, *, source: str) -> None:
-    """Refuses what numpy would take for a pickle: its advice, to load it nevertheless, is not ours."""
+    """Refuses what numpy would take for a pickle: its advice, to load it nevertheless, is not ours. And a single array,
+    which it would load whole."""
     with path.open("rb") as file:
-        start = file.read(6)
-    if start[:2] != b"PK" and start != b"\x93NUMPY":
+        start = file.read(len(_NPY))
+    if start == _NPY:
+        raise BadData(f"{source}: is a single array, not an .npz file.", remedy="Write it with numpy.savez.")
+    if start[:2] != b"PK":
         raise BadData(f"{source}: is {'empty' if not start else 'not an .npz file, whatever its name says'}.",
                       remedy="Write it with numpy.savez, and check the copy.")
 
@@ -286,8 +290,10 @@ def _prefix(archive: Any, split: str, *, source: str) -> str:
 def _header(archive: Any, key: str, *, source: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type that a member declares, checked against the bytes that it holds."""
     try:
-        name = key if f"{key}.npy" not in archive.zip.namelist() else f"{key}.npy"
+        name = key if key in archive.zip.namelist() else f"{key}.npy"  # as numpy chooses, where both are there
         with archive.zip.open(name) as stream:
+            _check_header(stream.read(len(_NPY) + 6))
+            stream.seek(0)
             version = np.lib.format.read_magic(stream)
             if version == (1, 0):
                 shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -305,6 +311,14 @@ def _header(archive: Any, key: str, *, source: str) -> tuple[tuple[int, ...], np
         raise BadData(f"{source}: key '{key}' declares more data than the file holds.",
                       remedy="Write the file again with numpy.savez, and check the copy.")
     return shape, dtype
+
+
+def _check_header(start: bytes) -> None:
+    """Raises: ValueError when an array declares more bytes of shape and type than can be: the lengths of version 1 have
+    16 bits, those of later ones 32."""
+    declared = int.from_bytes(start[8 : 10 if start[6:7] == b"\1" else 12], "little")
+    if declared > _LONGEST_HEADER and start.startswith(_NPY):
+        raise ValueError(f"its header is said to have {declared} bytes")
 
 
 def _member(archive: Any, key: str, *, source: str) -> NDArray[Any]:

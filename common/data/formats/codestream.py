@@ -1,7 +1,7 @@
 """What a JPEG or JPEG 2000 stream says of its own size, before a decoder takes memory for it.
 
-A DICOM file declares rows and columns twice: in its tags, which are checked, and in the compressed stream, which the
-decoder believes. Both must agree.
+A DICOM file declares rows, columns, colours and bits twice: in its tags, which are checked, and in the compressed
+stream, which the decoder believes. Both must agree.
 
 Tests: tests/common/data/test_hostile_files.py.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["stream_bits", "stream_samples", "stream_size"]
+__all__ = ["stream_bits", "stream_samples", "stream_shape", "stream_size"]
 
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7})
 """Start-of-frame markers of JPEG, lossless and differential ones and that of JPEG-LS included."""
@@ -19,6 +19,14 @@ _BARE = frozenset({0x01, *range(0xD0, 0xD8), 0xD8})
 
 def stream_size(data: bytes) -> tuple[int, int] | None:
     """(width, height) of the first picture; None where the stream does not begin as it must."""
+    shape = stream_shape(data)
+    return None if shape is None else shape[:2]
+
+
+def stream_shape(data: bytes) -> tuple[int, int, int, int] | None:
+    """(width, height, values of each pixel, bits of each value) of the first picture; None where the stream does not
+    begin as it must, and for a JP2 file with a palette: it makes more values of a pixel than the stream says, for which
+    a decoder may have no room."""
     try:
         if data[:2] == b"\xff\xd8":
             return _jpeg(data)
@@ -49,12 +57,12 @@ def stream_samples(data: bytes) -> int | None:
         return None
 
 
-def _jpeg(data: bytes) -> tuple[int, int] | None:
+def _jpeg(data: bytes) -> tuple[int, int, int, int] | None:
     start = _jpeg_frame(data)
     if start is None:
         return None
-    height, width = struct.unpack_from(">HH", data, start + 1)
-    return width, height
+    bits, height, width, samples = struct.unpack_from(">BHHB", data, start)
+    return width, height, samples, bits
 
 
 def _jpeg_frame(data: bytes) -> int | None:
@@ -79,13 +87,18 @@ def _jpeg_frame(data: bytes) -> int | None:
         offset += length
 
 
-def _jpeg_2000(data: bytes) -> tuple[int, int]:
-    """ITU-T T.800 A.5.1, the marker SIZ: reference grid less its offset."""
+def _jpeg_2000(data: bytes) -> tuple[int, int, int, int] | None:
+    """ITU-T T.800 A.5.1, the marker SIZ: reference grid less its offset; bits of the component that has most."""
     width, height, left, top = struct.unpack_from(">IIII", data, 8)
-    return width - left, height - top
+    samples: int
+    (samples,) = struct.unpack_from(">H", data, 40)
+    depths = data[42 : 42 + 3 * samples : 3]
+    if not samples or len(depths) < samples:
+        return None
+    return width - left, height - top, samples, 1 + max(depth & 0x7F for depth in depths)
 
 
-def _boxed(data: bytes) -> tuple[int, int] | None:
+def _boxed(data: bytes) -> tuple[int, int, int, int] | None:
     """The boxes of a JP2 file (ITU-T T.800 I.4): the first "jp2c" holds the stream."""
     offset = 0
     while offset + 8 <= len(data):
@@ -93,7 +106,8 @@ def _boxed(data: bytes) -> tuple[int, int] | None:
         length, kind = struct.unpack_from(">I4s", data, offset)
         if kind == b"jp2c":
             start = offset + (16 if length == 1 else 8)
-            return _jpeg_2000(data[start:]) if data[start : start + 4] == b"\xff\x4f\xff\x51" else None
+            begins = data[start : start + 4] == b"\xff\x4f\xff\x51" and b"pclr" not in data[:start]
+            return _jpeg_2000(data[start:]) if begins else None
         if length < 8:
             return None
         offset += length

@@ -9,7 +9,8 @@ bits can hold, which is the same for every picture of a device. Colours (RGB, YB
 reasons below are fixed sentences, and the library's own log and warnings are silenced.
 
 **Hostile until checked.** Sizes are checked before anything is decoded: rows times columns against the largest picture,
-frames against the bytes that are there, and a compressed stream's own size against rows and columns.
+frames against the bytes that are there, a compressed stream's own size, colours and bits against rows, columns and what
+the tags say of them, and a deflated file is inflated no further than its own tags permit.
 
 Shapes: H rows, W columns.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from PIL import Image
 
 from semisilo.common.data.form import Reading, patient_key
 from semisilo.common.data.formats import grey
-from semisilo.common.data.formats.codestream import stream_size
+from semisilo.common.data.formats.codestream import stream_shape
 from semisilo.common.data.formats.extras import needed, silence
 from semisilo.common.data.formats.picture import Header, Picture, chosen, part_of
 from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError, fitted
@@ -47,6 +49,7 @@ _BEFORE_META = 128 + 4 + 12
 """Bytes before what the group length of the first tags counts: the preamble, the magic and the tag of that length."""
 _LARGEST_INFLATED = 2**30
 """Bytes of a deflated data set once it is inflated."""
+_UNPACKED = "Use a machine with more memory, or save it uncompressed."
 _DIRECTORY = "1.2.840.10008.1.3.10"
 _RUN_LENGTHS = "1.2.840.10008.1.2.5"
 _PIXELS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")
@@ -126,11 +129,14 @@ class Opened:
                 if not self.compressed:
                     values: NDArray[Any] = pixels.pixel_array(file, index=number, transfer_syntax_uid=self.syntax)
                     return values
-                check_room(self.path.stat().st_size, what="A compressed DICOM file's pixels",
-                           remedy="Use a machine with more memory, or save it uncompressed.")
+                check_room(self.path.stat().st_size, what="A compressed DICOM file's pixels", remedy=_UNPACKED)
                 whole = _parsed(file.read())
                 encaps = needed("pydicom.encaps", DICOM)
-                stream = encaps.get_frame(whole.PixelData, number, number_of_frames=self.frames)
+                # Where two tables say where frames lie, the decoder goes by this one; so must what is checked.
+                offsets = (whole.ExtendedOffsetTable, whole.ExtendedOffsetTableLengths) \
+                    if "ExtendedOffsetTable" in whole else None
+                stream = encaps.get_frame(whole.PixelData, number, number_of_frames=self.frames,
+                                          extended_offsets=offsets)
                 self._check_stream(stream)
                 values = pixels.pixel_array(whole, index=number)
                 return values
@@ -149,8 +155,12 @@ class Opened:
     def _check_stream(self, stream: bytes) -> None:
         if self.syntax == _RUN_LENGTHS:  # run lengths: rows and columns are all there is
             return
-        if stream_size(stream) != (self.width, self.height):
+        shape = stream_shape(stream)
+        if shape is None or shape[:2] != (self.width, self.height):
             raise UnusableError("its compressed pixels are not of the size that its header says, or damaged")
+        _, _, samples, bits = shape  # a decoder takes memory for what the stream says, up to 16384 values of a pixel
+        if samples != (_whole(self.data, "SamplesPerPixel") or 1) or bits > (_whole(self.data, "BitsAllocated") or 0):
+            raise UnusableError("its compressed pixels have other colours or more bits than its header says")
 
     def _grey(self, stored: NDArray[Any], number: int, reading: Reading) -> NDArray[np.uint8]:
         curve = _Curve(self, number, reading, stored)
@@ -237,24 +247,38 @@ def _parsed(source: bytes | io.BytesIO, *, stop_before_pixels: bool = False) -> 
 
 
 def _deflated(path: Path, file: BinaryIO, size: int) -> Opened:
-    """A file whose data set is one stream of RFC 1951 behind its first tags. Source: PS3.5 A.5."""
+    """A file whose data set is one stream of RFC 1951 behind its first tags. Source: PS3.5 A.5.
+
+    What stands before the pixels is inflated first: it says how much may follow.
+    """
     filereader = needed("pydicom.filereader", DICOM)
     meta = filereader.read_file_meta_info(path)
     file.seek(_BEFORE_META + int(meta.FileMetaInformationGroupLength))
-    check_room(2 * size, what="A deflated DICOM file",
-               remedy="Use a machine with more memory, or save it uncompressed.")
+    check_room(2 * size, what="A deflated DICOM file", remedy=_UNPACKED)
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
-    inflated = stream.decompress(file.read(), _LARGEST_INFLATED)
-    if stream.unconsumed_tail:
-        raise UnusableError(f"its data set is deflated and has more than {_LARGEST_INFLATED} bytes; save it"
-                            " uncompressed")
-    if not stream.eof:
+    start = stream.decompress(file.read(), _STEPS[-1])
+    if len(start) < _STEPS[-1] and not stream.eof:
         raise UnusableError("its data set is deflated and cut off")
-    source = io.BytesIO(inflated)
+    source = io.BytesIO(start)
     data = _dataset(source, stop_before_pixels=True)
     data.file_meta = meta
     meta.TransferSyntaxUID = _EXPLICIT
-    following = inflated[source.tell() : source.tell() + 4]
+    following = start[source.tell() : source.tell() + 4]
+    if following not in (*_PIXELS, *_FRACTIONS) and not stream.eof:
+        raise UnusableError("its header is too long")
+    told = _checked(path, data, following, size=sys.maxsize)
+    values = told.width * told.height * told.frames * (_whole(data, "SamplesPerPixel") or 1)
+    pixels = -(-values * (_whole(data, "BitsAllocated") or 0) // 8)
+    if source.tell() + pixels > _LARGEST_INFLATED:
+        raise UnusableError(f"its data set is deflated and has more than {_LARGEST_INFLATED} bytes; save it"
+                            " uncompressed")
+    most = source.tell() + pixels + _STEPS[-1]  # as much may stand behind the pixels as before them
+    check_room(3 * (source.tell() + pixels), what="A deflated DICOM file", remedy=_UNPACKED)
+    inflated = start if stream.eof else start + stream.decompress(stream.unconsumed_tail, most - len(start))
+    if len(inflated) >= most:
+        raise UnusableError("its data set is deflated and has more bytes than its header says")
+    if not stream.eof:
+        raise UnusableError("its data set is deflated and cut off")
     return _checked(path, data, following, size=len(inflated), inflated=inflated)
 
 

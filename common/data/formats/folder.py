@@ -2,8 +2,9 @@
 
 Order is the byte order of the paths within the folder, so it is the same on every machine. Hidden files and the ones
 that file managers leave behind are passed over in silence; other files that are no images are listed as skipped, and so
-are folders that cannot be listed and links that lead nowhere. The decoders are limited to raster formats: Pillow would
-otherwise hand PostScript to an external program.
+are folders that cannot be listed, links that lead nowhere, and what lies too deep. Of several links to one folder the
+first counts: a few folders with links to each other could otherwise be a million paths. The decoders are limited to
+raster formats: Pillow would otherwise hand PostScript to an external program.
 
 Tests: tests/common/data/test_broken_folders.py.
 """
@@ -15,7 +16,6 @@ import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 
 from semisilo.common.data.formats.raster import is_raster
@@ -27,6 +27,9 @@ from semisilo.common.text.system_errors import gone, source_trouble
 __all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "is_left_behind", "list_images", "study_spelling"]
 
 _NAMED = 5
+_DEEPEST = 64
+"""Folders within each other."""
+_AGAIN = "a link to a folder to which another link has led; its files are listed there"
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 
@@ -95,10 +98,10 @@ def list_images(folder: Path) -> Listing:
         SystemTrouble where disk or share have gone away, be it below the folder.
     """
     images, skipped = [], []
-    for path, parts, wrong in _walk(folder, (), frozenset()):
+    for path, parts, wrong in _walk(folder):
         name = _readable("/".join(parts))
         if wrong:
-            skipped.append(Skipped(name, wrong, broken=True))
+            skipped.append(Skipped(name, wrong, broken=wrong != _AGAIN))
         elif parts[-1].upper() == "DICOMDIR":
             skipped.append(Skipped(name, "a DICOM directory, no picture"))
         elif format_of(path) or is_raster(path):
@@ -129,42 +132,68 @@ def _of_unreadable(folder: Path, names: Sequence[str]) -> BadData | None:
 
 def holds_files(folder: Path) -> bool:
     """Whether there is any file under `folder`, leftovers apart. Raises: BadData when it cannot be listed."""
-    return next(_walk(folder, (), frozenset()), None) is not None
+    return next(_walk(folder), None) is not None
 
 
-def _walk(
-    folder: Path, parts: tuple[str, ...], above: frozenset[tuple[int, int]]
-) -> Iterator[tuple[Path, tuple[str, ...], str]]:
+def _walk(folder: Path) -> Iterator[tuple[Path, tuple[str, ...], str]]:
     """Files at any depth with their path parts, in byte order of paths; a link back to a folder above ends there.
 
-    The text says what is wrong with a folder or file that cannot be looked at, and is empty otherwise.
+    The text says what is wrong with a folder or file that cannot be looked at or is not entered, and is empty
+    otherwise.
+    """
+    top = _identity(folder, ())
+    above, linked = {top}, set[tuple[int, int]]()
+    parts: tuple[str, ...] = ()
+    levels = [(top, parts, iter(_in_order(_entries(folder))))]
+    while levels:
+        here, parts, entries = levels[-1]
+        if (entry := next(entries, None)) is None:
+            above.remove(here)
+            levels.pop()
+            continue
+        path, inner = Path(entry.path), (*parts, entry.name)
+        if not _is_folder(entry):
+            if _is_file(entry):
+                yield path, inner, ""
+            elif entry.is_symlink():
+                yield path, inner, "a link that leads nowhere, or to where this user may not look"
+            continue
+        identity = _identity(path, inner)
+        if identity in above:
+            continue
+        if len(levels) > _DEEPEST:
+            yield path, inner, f"the folder lies more than {_DEEPEST} folders deep, and is not looked into"
+            continue
+        if entry.is_symlink():
+            if identity in linked:
+                yield path, inner, _AGAIN
+                continue
+            linked.add(identity)
+        try:
+            found = _entries(path)
+        except BadData:
+            yield path, inner, "the folder cannot be listed: this user may not read it"
+            continue
+        above.add(identity)
+        levels.append((identity, inner, iter(_in_order(found))))
+
+
+def _identity(folder: Path, parts: tuple[str, ...]) -> tuple[int, int]:
+    """What is the same of a folder by whichever path it is reached.
+
+    Raises: BadData when it cannot be looked at; SystemTrouble where disk or share have gone away.
     """
     try:
         here = folder.stat()
     except OSError as error:
         raise source_trouble(error, folder) or (gone(folder) if parts and error.errno == errno.ENOENT else BadData(
             f"{folder}: cannot be looked at: {error.strerror}.", remedy="Let this user read it.")) from None
-    identity = (here.st_dev, here.st_ino)
-    if identity in above:
-        return
-    # A folder sorts as "name/", so that the order is that of whole paths.
-    try:
-        found = _entries(folder)
-    except BadData:
-        if not parts:
-            raise
-        yield folder, parts, "the folder cannot be listed: this user may not read it"
-        return
-    entries = sorted(((os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry) for entry in found),
-                     key=itemgetter(0))
-    for key, entry in entries:
-        inner = (*parts, entry.name)
-        if key.endswith(b"/"):
-            yield from _walk(Path(entry.path), inner, above | {identity})
-        elif _is_file(entry):
-            yield Path(entry.path), inner, ""
-        elif entry.is_symlink():
-            yield Path(entry.path), inner, "a link that leads nowhere, or to where this user may not look"
+    return here.st_dev, here.st_ino
+
+
+def _in_order(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """A folder sorts as "name/", so that the order is that of whole paths."""
+    return sorted(entries, key=lambda entry: os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -7,13 +7,15 @@ label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class), and in a 
 file names; by default train where there is one.
 
 Rows are read a row group at a time, one column of images and nothing else, so a file may be larger than memory; what a
-row group declares is compared with the memory that is free first.
+row group declares is compared with the memory that is free first. One value may stand for thousands of rows in a few
+bytes: so many rows are taken at once that each could be as large as the row group, and labels are short.
 
 Shapes: N rows.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,12 @@ __all__ = ["Rows", "files_of", "open_rows", "parquet_files"]
 _IMAGE_NAMES = ("image", "img", "picture", "image_bytes", "bytes", "jpg", "jpeg", "png", "data", "content")
 _LABEL_NAMES = ("label", "labels", "class", "target", "diagnosis", "dx", "category", "finding", "fine_label", "y")
 _BATCH = 16
+_BATCH_OF_LABELS = 4096
+"""Rows that are taken at once, where they may be."""
+_LARGEST_BATCH = 2**26
+"""Bytes of such rows, if each were as large as the row group."""
+_LONGEST_LABEL = 4096
+"""Bytes of what says which class or whose an image is."""
 _BUFFER = 2**20
 _MAX_LABEL = 65535
 
@@ -131,11 +139,9 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
                           remedy="Give one of them, or write them with the same columns.")
         counts.append(file.metadata.num_rows)
         if label is not None:
-            _check_groups(file, path, source)
             labels += list(zip(*(_column(file, path, name, source) for name in columns), strict=True)) if columns else \
                 _column(file, path, label, source)
         if patient is not None:
-            _check_groups(file, path, source)
             patients += [patient_key("" if value is None else str(value).strip())
                          for value in _column(file, path, patient, source)]
     if not sum(counts):
@@ -166,9 +172,9 @@ def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[Im
     start = 0
     for path, count in zip(rows.paths, rows.counts, strict=True):
         file = _opened(path, rows.source)
-        _check_groups(file, path, rows.source)
+        largest = _check_groups(file, path, rows.source)
         row = 0
-        for batch in _batches(file, path, rows):
+        for batch in _batches(file, path, rows, largest):
             for value in batch:
                 if row >= count:
                     break
@@ -200,12 +206,17 @@ def _unsure(rows: Rows, row: int) -> tuple[str, ...]:
     return tuple(name for name, label in zip(rows.classes, rows.labels_N[row].tolist(), strict=True) if label < 0)
 
 
-def _batches(file: Any, path: Path, rows: Rows) -> Iterator[list[Any]]:
+def _batches(file: Any, path: Path, rows: Rows, largest: int) -> Iterator[list[Any]]:
+    """The values of a few rows, again and again.
+
+    Args:
+        largest: bytes of the largest row group.
+    """
     field = rows.image.partition(".")[2]
     try:
         for group in range(file.metadata.num_row_groups):
-            for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[rows.image],
-                                           use_threads=False):
+            for batch in file.iter_batches(batch_size=_at_once(_BATCH, largest), row_groups=[group],
+                                           columns=[rows.image], use_threads=False):
                 values = batch.column(0).to_pylist()
                 yield [(value or {}).get(field) for value in values] if field else values
     except GeneratorExit:
@@ -273,8 +284,8 @@ def _damaged(source: str, path: Path) -> BadData:
                    remedy="Check that it was copied completely.")
 
 
-def _check_groups(file: Any, path: Path, source: str) -> None:
-    """Whether the largest row group fits into memory, by what the file declares.
+def _check_groups(file: Any, path: Path, source: str) -> int:
+    """Bytes of the largest row group, by what the file declares. Raises: BadData where it does not fit into memory.
 
     Not asked column by column: of damaged statistics there, the library ends the process.
     """
@@ -282,17 +293,43 @@ def _check_groups(file: Any, path: Path, source: str) -> None:
         sizes = [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
     except Exception:  # a library on bytes of any kind
         raise _damaged(source, path) from None
-    check_room(2 * max(0, *sizes, 0), what=f"{source}: a row group of {path.name}",
-               remedy="Write it with smaller row groups.")
+    largest: int = max(0, *sizes, 0)
+    check_room(2 * largest, what=f"{source}: a row group of {path.name}", remedy="Write it with smaller row groups.")
+    return largest
+
+
+def _at_once(most: int, largest: int) -> int:
+    """Rows to take at once: the value of each may be as large as the largest row group, for a dictionary holds it once
+    for all of them."""
+    return max(1, min(most, _LARGEST_BATCH // max(1, largest)))
 
 
 def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
-    check_room(64 * file.metadata.num_rows, what=f"{source}: the labels of {path.name}", remedy="Split the file.")
+    """The labels or patients of all rows, equal texts only once in memory."""
+    what = f"{source}: the labels of {path.name}"
+    check_room(64 * file.metadata.num_rows, what=what, remedy="Split the file.")
+    types = needed("pyarrow.types", PARQUET)
+    rows = _at_once(_BATCH_OF_LABELS, _check_groups(file, path, source))
+    values: list[Any] = []
+    texts: dict[str, str] = {}
     try:
-        values: list[Any] = file.read(columns=[name], use_threads=False).column(0).to_pylist()
+        for batch in file.iter_batches(batch_size=rows, columns=[name], use_threads=False):
+            found = batch.column(0)
+            entries = found
+            if types.is_list(found.type) or types.is_large_list(found.type) or types.is_fixed_size_list(found.type):
+                entries = found.flatten()
+            if types.is_dictionary(entries.type):  # of which each batch has all
+                entries = entries.dictionary_decode()
+            if entries.nbytes > _LONGEST_LABEL * (1 + len(entries)):
+                raise BadData(f"{source}: {path.name} has an entry of more than {_LONGEST_LABEL} bytes in its column"
+                              f" '{name}'.", remedy="Name another column: what says a class or a patient is short.")
+            check_room(16 * (entries.nbytes + 8 * len(found)), what=what, remedy="Split the file.")
+            values += [texts.setdefault(value, value) if isinstance(value, str) else value
+                       for value in found.to_pylist()]
+    except BadData:
+        raise
     except MemoryError:
-        raise BadData(f"{source}: the labels of {path.name} do not fit into memory.",
-                      remedy="Split the file.") from None
+        raise BadData(f"{what} do not fit into memory.", remedy="Split the file.") from None
     except Exception:  # a library on bytes of any kind
         raise _damaged(source, path) from None
     if len(values) != file.metadata.num_rows:
@@ -398,6 +435,7 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
                          [int(value or 0) for value in row]
                          for row in labels], dtype=np.int64), tuple(map(class_name_of, columns))
     said: list[tuple[str, ...] | None] = []
+    called = functools.cache(class_name_of)  # equal names only once in memory
     for row, value in enumerate(labels):
         each = value.split("|") if isinstance(value, str) else value
         if each is None or each == [""]:
@@ -406,7 +444,7 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
             if names and any(type(one) is int and not 0 <= one < len(names) for one in each):
                 raise BadData(f"{source}: a label of row {row} is out of range.",
                               remedy="Fix the labels or the class names.")
-            said.append(tuple(names[one] if names and type(one) is int else class_name_of(str(one).strip())
+            said.append(tuple(names[one] if names and type(one) is int else called(str(one).strip())
                               for one in each))
         else:
             raise BadData(f"{source}: the labels are neither lists nor texts.",
@@ -414,6 +452,8 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
     there = {one for each in said for one in each or ()}
     classes = names or tuple(sorted(one for one in there if one.casefold() not in NO_FINDING))
     index = {name: label for label, name in enumerate(classes)}
+    check_room(8 * len(said) * len(classes), what=f"{source}: labels of {len(classes)} classes",
+               remedy="Name another column, or split the file.")
     rows_NK = np.zeros((len(said), len(classes)), dtype=np.int64)
     for row_K, each in zip(rows_NK, said, strict=True):
         if each is None:
@@ -436,7 +476,8 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
                           remedy="Fix the labels or the class names.")
         return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
     if there <= {str}:
-        named = [class_name_of((label or "").strip()) for label in labels]
+        called = functools.cache(class_name_of)  # equal names only once in memory
+        named = [called((label or "").strip()) for label in labels]
         texts = tuple(sorted(set(named) - {""}))
         index_of = {text: index for index, text in enumerate(texts)}
         return np.array([index_of.get(name, -1) for name in named], dtype=np.int64), texts, True

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from semisilo.common.data.formats.folder import ImageFile, Listing, class_name_o
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
+from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 from semisilo.common.text.system_errors import source_trouble
 
@@ -61,8 +63,10 @@ _BETWEEN = "|"
 """What no name of a class holds, and data sets of chest films put between the labels of an image."""
 _PERHAPS_BETWEEN = (";", ",", "/", "+", "&")
 """What a name may hold, and what stands between labels where each of them occurs alone, too."""
-_LARGEST = 2**28
-"""Bytes of a table."""
+_LARGEST = 2**27
+"""Bytes of a table: some three million rows with a path, a label and a patient."""
+_TIMES, _ROW, _CELL = 4, 400, 80
+"""What a table takes of memory at most, as measured: its text so many times, and bytes for each row and each cell."""
 _LONGEST_FIELD = 2**16
 _DELIMITERS = (",", ";", "\t", "|")
 
@@ -201,7 +205,10 @@ def _settings(text: str, source: str) -> dict[str, str]:
 
 
 def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """The heading, the rows, and the number of each as a spreadsheet shows it; empty rows are passed over."""
+    """The heading, the rows, and the number of each as a spreadsheet shows it; empty rows are passed over.
+
+    Raises: BadData for what is no table, or has more rows than fit into memory.
+    """
     try:
         if path.stat().st_size > _LARGEST:
             raise BadData(f"{source}: is larger than a table of images can be.", remedy="Is it the right file?")
@@ -211,16 +218,25 @@ def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]], list[int
                                                remedy="Let this user read it.") from None
     if b"\0" in data[:4096]:
         raise BadData(f"{source}: is not a table of text, whatever its name says.", remedy="Save it as CSV in UTF-8.")
+    encoding, errors = "utf-8-sig", "strict"
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(encoding)
     except UnicodeDecodeError:
-        text = data.decode("cp1252", "replace")  # spreadsheets of western Europe
-    first = text.split("\n", 1)[0]
+        encoding, errors = "cp1252", "replace"  # spreadsheets of western Europe
+        text = data.decode(encoding, errors)
+    ends = text.count("\n") + text.count("\r") - text.count("\r\n")
+    cells = ends + sum(map(text.count, _DELIMITERS))
+    check_room(_TIMES * sys.getsizeof(text) + _ROW * ends + _CELL * cells, what=f"{source}: its rows",
+               remedy="Split the table, or use a machine with more memory.")
+    end = text.find("\n")
+    first = text if end < 0 else text[:end]
+    del text  # what follows takes it from the bytes again, a little at a time
+    stream = io.TextIOWrapper(io.BytesIO(data), encoding=encoding, errors=errors, newline="")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=first.count)
     csv.field_size_limit(_LONGEST_FIELD)
     try:
         lines = [(number, row) for number, row in enumerate(
-            csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1)
+            csv.reader(stream, delimiter=delimiter, strict=True), 1)
                  if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise BadData(f"{source}: is not a table: {error}.", remedy="Save it as CSV again.") from None

@@ -183,6 +183,48 @@ def test_a_cmyk_jpeg_and_one_bit_and_palettes_are_colours_and_greys(tmp_path):
     assert got[2].tolist() == [0, 0, 0]
 
 
+def test_folders_within_folders_end_somewhere_and_are_named(tmp_path):
+    """An archive may hold a thousand of them; a walk that called itself ended in a traceback."""
+    (tmp_path / ("d/" * 200)).mkdir(parents=True)
+    for depth in (0, 64, 65, 200):
+        noise(tmp_path / ("d/" * depth) / "x.png")
+    listing = list_images(tmp_path)
+    assert [image.name for image in listing.images] == ["d/" * 64 + "x.png", "x.png"]
+    assert [(item.name, item.reason, item.broken) for item in listing.skipped] == [
+        ("d/" * 64 + "d", "the folder lies more than 64 folders deep, and is not looked into", True)]
+
+
+def test_a_mesh_of_links_is_walked_once(tmp_path):
+    """18 folders with two links each to the next one are 2^17 paths to the image in the last."""
+    for number in range(18):
+        (tmp_path / f"f{number:02d}").mkdir()
+        for name in ("a", "b") if number < 17 else ():
+            (tmp_path / f"f{number:02d}" / name).symlink_to(f"../f{number + 1:02d}", target_is_directory=True)
+    noise(tmp_path / "f17/x.png")
+    listing = list_images(tmp_path)
+    assert [image.name for image in listing.images] == ["f00/" + "a/" * 17 + "x.png", "f17/x.png"]
+    assert len(listing.skipped) == 17 + 2 * 16
+    assert {(item.reason, item.broken) for item in listing.skipped} == {
+        ("a link to a folder to which another link has led; its files are listed there", False)}
+    assert listing.skipped[0].name == "f00/" + "a/" * 16 + "b"
+    assert len(read_images(str(tmp_path), size=8, channels=1, labelled=False).images) == 2, "nothing is broken"
+
+
+def test_folders_that_are_links_are_entered_beside_the_folders_themselves(tmp_path):
+    """In byte order of whole paths, as they always were: "a.png" before "a/b.png", for "." comes before "/"."""
+    for name in ("a/b.png", "a.png", "a0/c.png", "pool/cat/1.png", "pool/cat/inner/2.png", "pool/dog/3.png"):
+        noise(tmp_path / name)
+    (tmp_path / "cat").symlink_to("pool/cat", target_is_directory=True)
+    (tmp_path / "pool/dog/up").symlink_to("..", target_is_directory=True)
+    (tmp_path / "whole").symlink_to("pool", target_is_directory=True)
+    found = [image.name for image in list_images(tmp_path).images]
+    assert found == sorted(found, key=lambda name: name.encode())
+    assert found == ["a.png", "a/b.png", "a0/c.png", "cat/1.png", "cat/inner/2.png", "pool/cat/1.png",
+                     "pool/cat/inner/2.png", "pool/dog/3.png", "whole/cat/1.png", "whole/cat/inner/2.png",
+                     "whole/dog/3.png"]
+    assert not list_images(tmp_path).skipped, "a link to a folder above ends there, and nothing is said of it"
+
+
 @pytest.mark.slow
 def test_thousands_of_files_are_listed_and_read_in_order(tmp_path):
     stream = io.BytesIO()

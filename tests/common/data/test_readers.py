@@ -603,8 +603,9 @@ def test_a_damaged_npz_is_refused_by_name(tmp_path):
         assert "\n" not in caught.value.line()
     np.save(tmp_path / "single.npy", PICTURES)
     (tmp_path / "single.npz").write_bytes((tmp_path / "single.npy").read_bytes())
-    with pytest.raises(BadData, match="single array"):
+    with pytest.raises(BadData, match="single array"), mock.patch.object(np, "load") as load:
         read_images(str(tmp_path / "single.npz"), size=8, channels=3)
+    assert not load.called, "it may be larger than memory"
 
 
 def test_an_npz_whose_disk_fails_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -633,6 +634,52 @@ def test_an_npz_that_claims_a_terabyte_is_refused_before_memory_is_taken(tmp_pat
         archive.writestr("images.npy", stream.getvalue() + bytes(100))
     with pytest.raises(BadData, match="declares more data than the file holds"):
         read_images(str(tmp_path / "a.npz"), size=8, channels=1, labelled=False)
+
+
+def test_an_npz_is_not_unpacked_for_a_header_that_is_longer_than_any(tmp_path, monkeypatch):
+    """A deflated header of a gigabyte is a megabyte, and numpy reads it whole before it looks at its limit."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\2\0" + (2**24).to_bytes(4, "little") + b" " * 2**24)
+    real, taken = zipfile.ZipExtFile.read, 0
+
+    def counted(self: zipfile.ZipExtFile, size: int = -1) -> bytes:
+        nonlocal taken
+        found = real(self, size)
+        taken += len(found)
+        return found
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", counted)
+    with pytest.raises(BadData, match="key 'images' cannot be read: its header is said to have 16777216 bytes"):
+        read_images(str(tmp_path / "a.npz"), size=8, channels=1, labelled=False)
+    assert taken < 100
+
+
+def test_the_header_that_is_checked_is_that_of_the_array_that_is_read(tmp_path):
+    """An archive may have a key with and without its suffix: numpy reads the one without."""
+    members = []
+    for values in (PICTURES, PICTURES[:2]):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, values)
+        members.append(stream.getvalue())
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", members[0])
+        archive.writestr("images", members[1][:100] + b"x" * (len(members[1]) - 100))
+    with pytest.raises(BadData, match="key 'images' cannot be read"):
+        survey(str(tmp_path / "a.npz"))
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        archive.writestr("images.npy", members[0])
+        archive.writestr("images", members[1])
+    assert survey(str(tmp_path / "b.npz")).num_images == 2
+    assert len(read_images(str(tmp_path / "b.npz"), size=8, channels=1, labelled=False).images) == 2
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_arrays_of_every_version_of_npy_are_read(tmp_path, version):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, PICTURES, version=version)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", stream.getvalue())
+    assert len(read_images(str(tmp_path / "a.npz"), size=8, channels=1, labelled=False).images) == len(PICTURES)
 
 
 def test_a_file_that_is_neither_is_refused(tmp_path):

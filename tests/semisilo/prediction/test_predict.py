@@ -19,11 +19,13 @@ from PIL import Image
 
 import semisilo
 from semisilo.cli.main import app
+from semisilo.common.data import room
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.models.exported import METADATA_KEY, OperatingPoint, logits_of, read_model
 from semisilo.common.text.cli_errors import run_cli
+from semisilo.prediction import predictor
 from semisilo.prediction.predictor import Predictions, open_predictor, predict
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.output import export_run
@@ -183,6 +185,37 @@ def test_batches_of_any_size_predict_the_same(model: Path, scans: Path) -> None:
         assert np.allclose(found.probabilities, whole.probabilities, atol=1e-5)
     with pytest.raises(UsageError, match="at least 1"):
         predict(model, few, batch_size=0)
+
+
+def test_a_batch_has_no_more_pixels_than_fit_whatever_size_a_model_says(
+        model: Path, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """250 images of 4096 x 4096 are 12.6 GB before a network sees them; what is predicted stays the same."""
+    assert 250 * 256 * 256 <= predictor._MOST_PIXELS < 2 * 4096 * 4096
+    whole, opened, seen = predict(model, scans / "3", device="cpu"), open_predictor(model, device="cpu"), list[int]()
+    true = opened.logits
+
+    def watched(images_BCHW: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        seen.append(len(images_BCHW))
+        return true(images_BCHW)
+
+    monkeypatch.setattr(opened, "logits", watched)
+    for most, expected in ((7 * 8 * 8 + 1, 7), (10, 1)):
+        monkeypatch.setattr(predictor, "_MOST_PIXELS", most)
+        seen.clear()
+        found = predict(opened, scans / "3")
+        assert set(seen[:-1]) == {expected}
+        assert found.files == whole.files
+        assert np.allclose(found.probabilities, whole.probabilities, atol=1e-5)
+
+
+def test_arrays_that_do_not_fit_into_memory_at_the_models_size_are_refused(
+        model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = np.zeros((100, 2, 2), np.uint8)
+    monkeypatch.setattr(room, "free_bytes", lambda: 100 * 8 * 8 - 1)
+    with pytest.raises(BadData, match="The images, at 8 x 8 pixels, need"):
+        predict(model, few, device="cpu")
+    monkeypatch.setattr(room, "free_bytes", lambda: 100 * 8 * 8)
+    assert len(predict(model, few, device="cpu")) == 100
 
 
 def test_a_folder_is_never_in_memory_as_a_whole(model: Path, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import shutil
+import struct
 import sys
 import warnings
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from pydicom.data.data_manager import DATA_ROOT  # noqa: E402
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
 from pydicom.encaps import encapsulate  # noqa: E402
 from pydicom.uid import (  # noqa: E402
+    JPEG2000,
     DeflatedExplicitVRLittleEndian,
     ExplicitVRLittleEndian,
     JPEGBaseline8Bit,
@@ -25,6 +29,7 @@ from pydicom.uid import (  # noqa: E402
     SecondaryCaptureImageStorage,
 )
 
+from semisilo.common.data import room  # noqa: E402
 from semisilo.common.data.form import Reading, Selection  # noqa: E402
 from semisilo.common.data.formats.dicom import open_dicom  # noqa: E402
 from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError  # noqa: E402
@@ -284,6 +289,67 @@ def test_a_stream_of_another_size_than_the_header_says_is_refused(tmp_path):
     assert (shown(path) == 200).all()
 
 
+def of_components(number: int, *, bits: int = 8, size: tuple[int, int] = (8, 8)) -> bytes:
+    """The beginning of a JPEG 2000 stream, ITU-T T.800 A.4.1 and A.5.1: a decoder takes memory by it."""
+    width, height = size
+    told = struct.pack(">HIIIIIIIIH", 0, width, height, 0, 0, width, height, 0, 0, number)
+    told += bytes([bits - 1, 1, 1]) * number
+    return b"\xff\x4f\xff\x51" + struct.pack(">H", 2 + len(told)) + told + bytes(64)
+
+
+def box(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(content), kind) + content
+
+
+def with_a_palette() -> bytes:
+    """A JP2 file, ITU-T T.800 I.5: the stream has one component, and its palette makes three of it."""
+    palette = box(b"pclr", struct.pack(">HB3B", 2, 3, 7, 7, 7) + bytes(6))
+    return box(b"jP  ", b"\r\n\x87\n") + box(b"ftyp", b"jp2 \0\0\0\0jp2 ") + box(b"jp2h", palette) \
+        + box(b"jp2c", of_components(1))
+
+
+def jpeg_of_components(number: int) -> bytes:
+    """A JPEG whose start of frame says so, ITU-T T.81 B.2.2."""
+    Image.new("L", (8, 8)).save(written := io.BytesIO(), "JPEG")
+    whole = written.getvalue()
+    at = whole.index(b"\xff\xc0")
+    told = struct.pack(">BHHB", 8, 8, 8, number) + b"".join(bytes([1 + index, 0x11, 0]) for index in range(number))
+    return whole[:at] + b"\xff\xc0" + struct.pack(">H", 2 + len(told)) + told + whole[at + 13 :]
+
+
+@each_of(("stream", "syntax", "said"), [
+    (of_components(1000), JPEG2000, "other colours or more bits than its header says"),
+    (of_components(16384), JPEG2000, "other colours or more bits than its header says"),
+    (of_components(3), JPEG2000, "other colours or more bits than its header says"),
+    (of_components(1, bits=38), JPEG2000, "other colours or more bits than its header says"),
+    (of_components(0), JPEG2000, "not of the size that its header says, or damaged"),
+    (of_components(1000)[:2000], JPEG2000, "not of the size that its header says, or damaged"),
+    (with_a_palette(), JPEG2000, "not of the size that its header says, or damaged"),
+    (jpeg_of_components(255), JPEGBaseline8Bit, "other colours or more bits than its header says"),
+])
+def test_a_stream_of_more_colours_or_bits_than_the_header_says_is_refused_before_a_decoder_sees_it(
+        tmp_path, monkeypatch, stream, syntax, said):
+    """1000 components of 8000 x 8000 are 3.6 KB and took 4 GiB; a palette made a decoder write beyond its memory."""
+    path = made(tmp_path / "a", encapsulate([stream]), syntax=syntax, Rows=8, Columns=8, SamplesPerPixel=1,
+                BitsAllocated=8, BitsStored=8, HighBit=7, PixelRepresentation=0)
+    monkeypatch.setattr(pydicom.pixels, "pixel_array", lambda *_, **__: pytest.fail("it was decoded"))
+    with pytest.raises(UnusableError, match=said):
+        shown(path)
+
+
+def test_the_stream_that_is_checked_is_the_one_that_is_decoded(tmp_path):
+    """Two tables may say where a frame lies, and differ: the extended one counts."""
+    Image.new("L", (8, 8), 200).save(honest := io.BytesIO(), "JPEG")
+    streams = [honest.getvalue() + bytes(len(honest.getvalue()) % 2), jpeg_of_components(255)]
+    path = made(tmp_path / "a", encapsulate(streams), syntax=JPEGBaseline8Bit, Rows=8, Columns=8, SamplesPerPixel=1,
+                BitsAllocated=8, BitsStored=8, HighBit=7, PixelRepresentation=0, NumberOfFrames=2,
+                ExtendedOffsetTable=struct.pack("<QQ", 8 + len(streams[0]), 0),
+                ExtendedOffsetTableLengths=struct.pack("<QQ", len(streams[1]), len(streams[0])))
+    assert (shown(path, frame=1) == 200).all()
+    with pytest.raises(UnusableError, match="other colours or more bits"):
+        shown(path, frame=0)
+
+
 def test_a_deflated_file_has_the_pixels_of_the_same_file_uncompressed(tmp_path):
     frames = np.stack([STORED, STORED[::-1]])
     plain = made(tmp_path / "a", frames, WindowCenter=40, WindowWidth=400)
@@ -302,6 +368,66 @@ def test_a_deflated_file_that_is_cut_off_or_far_too_large_is_said_to_be_that(tmp
     monkeypatch.setattr("semisilo.common.data.formats.dicom._LARGEST_INFLATED", 4000)
     with pytest.raises(UnusableError, match="deflated and has more than 4000 bytes"):
         open_dicom(tmp_path / "a")
+
+
+def deflated(path: Path, before: bytes, pixels: np.ndarray, after: bytes = b"") -> Path:
+    """A deflated file with more before and behind its pixels than a picture has."""
+    small = made(path, pixels, syntax=DeflatedExplicitVRLittleEndian).read_bytes()
+    start = 144 + int(pydicom.filereader.read_file_meta_info(path).FileMetaInformationGroupLength)
+    inside = zlib.decompress(small[start:], -15)
+    cut = inside.index(b"\xe0\x7f\x10\x00")
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(inside[:cut] + before + inside[cut:] + after) + packer.flush()
+    path.write_bytes(small[:start] + packed)
+    return path
+
+
+def element(tag: bytes, length: int) -> bytes:
+    """So many zeros under this tag."""
+    return tag + b"OB\0\0" + length.to_bytes(4, "little") + bytes(length)
+
+
+def test_a_deflated_file_is_inflated_no_further_than_its_own_tags_permit(tmp_path, monkeypatch):
+    """A megabyte of deflate may stand for a gigabyte of nothing; here the limits are a thousand times smaller."""
+    monkeypatch.setattr("semisilo.common.data.formats.dicom._STEPS", (10_000,))
+    private, behind = b"\x09\x7f\x10\x10", b"\xfc\xff\xfc\xff"
+    pixels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    assert np.array_equal(shown(deflated(tmp_path / "a", element(private, 5000), pixels, element(behind, 5000))),
+                          shown(made(tmp_path / "b", pixels)))
+    long = np.arange(10_000, dtype=np.uint16).reshape(100, 100)
+    assert np.array_equal(shown(deflated(tmp_path / "a", element(private, 5000), long, element(behind, 5000))),
+                          shown(made(tmp_path / "b", long))), "more than is inflated at first"
+    inflated: list[int] = []
+
+    class Watched:
+        def __init__(self, *_: object) -> None:
+            self.stream = zlib.decompressobj(-15)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            inflated.append(most)
+            return self.stream.decompress(data, most)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.stream, name)
+
+    monkeypatch.setattr("semisilo.common.data.formats.dicom.zlib", SimpleNamespace(decompressobj=Watched, MAX_WBITS=15))
+    for name, said, before, after in (("before", "header is too long", 2**21, 0),
+                                      ("behind", "more bytes than its header says", 0, 2**21)):
+        inflated.clear()
+        with pytest.raises(UnusableError, match=said):
+            open_dicom(deflated(tmp_path / name, element(private, before), pixels, element(behind, after)))
+        assert 0 < sum(inflated) < 25_000, name
+        assert all(inflated), "0 is no limit"
+
+
+def test_a_deflated_file_for_whose_pixels_there_is_no_memory_is_refused_before_they_are_inflated(tmp_path, monkeypatch):
+    path = made(tmp_path / "a", np.zeros((1000, 1000), np.uint16), syntax=DeflatedExplicitVRLittleEndian)
+    assert path.stat().st_size < 10_000
+    monkeypatch.setattr(room, "free_bytes", lambda: 5_000_000)
+    with pytest.raises(BadData, match="A deflated DICOM file need"):
+        open_dicom(path)
+    monkeypatch.setattr(room, "free_bytes", lambda: 7_000_000)
+    assert open_dicom(path).width == 1000
 
 
 @pytest.mark.parametrize("tags", [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,105 @@ def test_a_row_group_larger_than_memory_is_refused_before_it_is_read(tmp_path, m
     monkeypatch.setattr(room, "free_bytes", lambda: 400)
     with pytest.raises(BadData, match=r"a row group of a\.parquet need .* of memory"):
         read_images(source, size=8, channels=1)
+
+
+def one_value(path: Path, column: str, value: str | bytes, rows: int, *, dictionary: bool = True) -> Path:
+    """A file of a few hundred bytes, which says one value once and means it of every row."""
+    named = {"image": pa.array([png(0)] * rows), column: pa.array([value] * rows)}
+    pq.write_table(pa.table(named), path, compression="zstd", dictionary_pagesize_limit=2**30, store_schema=False,
+                   **({} if dictionary else {"use_dictionary": False, "column_encoding": {column: "DELTA_BYTE_ARRAY"}}))
+    return path
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("column", ["label", "patient_id"])
+def test_a_label_is_short_and_a_long_one_is_not_multiplied_by_the_rows(tmp_path, monkeypatch, column, dictionary):
+    """2000 rows of 32 KiB are 64 MB and a file of some hundred bytes; what is taken at once is 1 MB."""
+    source = one_value(tmp_path / "a.parquet", column, "x" * 2**15, 2000, dictionary=dictionary)
+    assert source.stat().st_size < 20_000
+    monkeypatch.setattr(parquet, "_LARGEST_BATCH", 2**20)
+    usual, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(BadData, match=rf"a\.parquet has an entry of more than 4096 bytes in its column '{column}'"):
+            parquet.open_rows((source,), "", source="a.parquet")
+    finally:
+        pa.set_memory_pool(usual)
+    assert 2**15 < pool.max_memory() < 2**23
+
+
+def test_labels_of_many_rows_are_read_in_pieces_and_are_what_they_are(tmp_path, monkeypatch):
+    """Also where a piece is one row, and where Arrow has made a dictionary of the column."""
+    texts = [("a" * 3000, "b", None)[row % 3] for row in range(50)]
+    for batch in (1, 2**28):
+        monkeypatch.setattr(parquet, "_LARGEST_BATCH", batch)
+        for labels in (pa.array(texts), pa.array(texts).dictionary_encode(), pa.array(texts, pa.large_string()),
+                       pa.array([None if text is None else [text] for text in texts]),
+                       pa.array([None if text is None else [text] for text in texts], pa.list_(pa.string(), 1))):
+            pq.write_table(pa.table({"image": [png(0)] * 50, "label": labels}), tmp_path / "a.parquet",
+                           row_group_size=20)
+            found = parquet.open_rows((tmp_path / "a.parquet",), "", source="a", multi_label=None)
+            assert found.classes == ("a" * 3000, "b")
+            if found.labels_N is not None and found.labels_N.ndim == 1:
+                assert found.labels_N.tolist() == [(0, 1, -1)[row % 3] for row in range(50)]
+            else:
+                assert found.labels_N is not None
+                assert found.labels_N.tolist() == [([1, 0], [0, 1], [-1, -1])[row % 3] for row in range(50)]
+
+
+def test_a_column_of_many_short_names_is_no_long_entry(tmp_path, monkeypatch):
+    """A dictionary that Arrow has made comes with every piece, all of it."""
+    names = [f"patient {number:05d}" for number in range(2000)]
+    pq.write_table(pa.table({"image": [png(0)] * 2000, "patient": pa.array(names).dictionary_encode()}),
+                   tmp_path / "a.parquet")
+    monkeypatch.setattr(parquet, "_LARGEST_BATCH", 1)
+    assert len(set(parquet.open_rows((tmp_path / "a.parquet",), "", source="a").patients)) == 2000
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_texts_of_many_rows_are_in_memory_once(tmp_path, monkeypatch, multi_label):
+    monkeypatch.setattr(parquet, "_BATCH_OF_LABELS", 100)
+    source = one_value(tmp_path / "a.parquet", "label", "an é " + "x" * 3000, 3000)  # a new text wherever it is changed
+    tracemalloc.start()
+    try:
+        found = parquet.open_rows((source,), "", source="a", multi_label=multi_label)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.labels_N is not None
+    assert found.labels_N.tolist() == [[1] if multi_label else 0] * 3000
+    assert peak < 3_000_000, peak
+
+
+def test_lists_of_labels_for_which_there_is_no_memory_are_refused(tmp_path, monkeypatch):
+    """A list of 1000 numbers is a few bytes in each row; and rows times classes are more than both."""
+    pq.write_table(pa.table({"image": [png(0)] * 100, "label": [list(range(1000))] * 100}), tmp_path / "a.parquet")
+    for free, said in ((2**19, "the labels of a.parquet need"), (100 * 1000 * 8 - 1, "labels of 1000 classes need")):
+        monkeypatch.setattr(room, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(parquet, "_BATCH_OF_LABELS", 4 if said.startswith("labels") else 100)
+        with pytest.raises(BadData, match=said):
+            parquet.open_rows((tmp_path / "a.parquet",), "", source="a", multi_label=True)
+
+
+def test_fewer_images_are_taken_at_once_where_each_may_be_large(tmp_path, monkeypatch):
+    """16 rows of one value of 1 MiB: as many as fit into what is taken at once, and one where none does."""
+    source = one_value(tmp_path / "a.parquet", "image", png(7) + bytes(2**20), 16)
+    assert source.stat().st_size < 5000
+    rows = parquet.open_rows((source,), "", source="a")
+    taken: list[int] = []
+    true = parquet._batches
+
+    def watched(*given):
+        for batch in true(*given):
+            taken.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(parquet, "_batches", watched)
+    for most, expected in ((2**28, [16]), (5 * 2**20, [4] * 4), (1, [1] * 16)):
+        monkeypatch.setattr(parquet, "_LARGEST_BATCH", most)
+        taken.clear()
+        assert [file.content for file in parquet.files_of(rows)] == [png(7) + bytes(2**20)] * 16
+        assert taken == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" + bytes(100) + b"PAR1"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from semisilo.common.data import room
 from semisilo.common.data.form import ImageForm, Selection
+from semisilo.common.data.formats import table as tables
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
 from semisilo.common.data.preview.preview import look_at
@@ -248,3 +251,40 @@ def test_a_column_of_patients_tells_them_apart(scans):
         assert of["part_2/d.png"] == ""
     assert read_images(f"{source}#patient=who", size=8, channels=1, selection=Selection(patient="none")
                        ).images.patients == ()
+
+
+@pytest.mark.parametrize("text", [
+    "file,label\n" + "a,\n" * 4000, "file,label\r\n" + "a,b\r\n" * 4000, "file,label\r" + "a,b\r" * 4000,
+    "file,label,patient_id\n" + "".join(f"a,c,p{row}\n" for row in range(4000)),
+    "file,label,report\n" + f"a,b,{'x' * 1000}\n" * 300, f"file,label\na,\U0001f600{'x' * 1000}\n" * 300,
+    "file," + ",".join(f"c{column}" for column in range(50)) + "\n" + f"a{',0.0' * 50}\n" * 300],
+    ids=["shortest", "CRLF", "CR", "patients", "reports", "wide letters", "columns"])
+def test_the_memory_of_a_table_is_asked_for_before_its_rows_are_made(scans, monkeypatch, text):
+    """A row of three bytes takes 300: what is asked for is enough, and not far too much."""
+    source, asked = scans / "t.csv", []
+    source.write_bytes(text.encode())
+    monkeypatch.setattr(tables, "check_room", lambda needed, **_: asked.append(needed))
+    tables.list_table(source, "", source="t.csv")  # what is imported and cached does not count
+    tracemalloc.start()
+    try:
+        tables.list_table(source, "", source="t.csv")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert asked == [asked[0]] * 2
+    assert peak < asked[0] < 4 * peak, (peak, asked)
+
+
+def test_a_table_whose_rows_do_not_fit_into_memory_is_refused(scans, monkeypatch):
+    source = table(scans, "file,label\n" + "a.png,cat\n" * 1000)
+    monkeypatch.setattr(tables.csv, "reader", lambda *_, **__: pytest.fail("its rows were made"))
+    monkeypatch.setattr(room, "free_bytes", lambda: 500_000)
+    with pytest.raises(BadData, match=r"t\.csv: its rows need .* of memory") as caught:
+        survey(source)
+    assert caught.value.remedy == "Split the table, or use a machine with more memory."
+
+
+def test_millions_of_rows_may_be_a_table():
+    """A path as long as those of MIMIC-CXR, and a label, three million times."""
+    row = "files/p10/p10000032/s50414267.dcm,Edema\n"
+    assert 3_000_000 * len(row) < tables._LARGEST
