@@ -28,7 +28,7 @@ from semisilo.common.wire import enrollment_service_pb2_grpc as enrollment_grpc
 from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.task_runner import TaskOutcome
 from semisilo.silo.agent.terminal import Display, open_display
-from semisilo.silo.compute.torchrun import LeadingCompute, look_after_follower
+from semisilo.silo.compute.torchrun import LeadingCompute, find_token, look_after_follower
 from semisilo.silo.link.diagnosis import by_own_clock, diagnose
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.traffic import Traffic
@@ -74,15 +74,18 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
     Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can fix.
     """
     settle_allocator()
+    home = SiloHome(folder)
     if (found := place()) is not None:
         die_with_parent(os.getppid())  # without torchrun's store the processes cannot find each other again
         if found.rank:
-            return look_after_follower(found)
-    home = SiloHome(folder)
+            find_token(home, makes=False)
+            return look_after_follower(found, home)
     load_identity(folder)  # before a lock is made in a folder that is no silo's
     with home.lock():
         identity = load_identity(folder)  # `silo enroll` or `silo move` may have ended only now
         home.require_policy()
+        if found is not None:
+            find_token(home, makes=True)
         policy = load_policy(home.policy)
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, no_labels=no_labels,
                              on_error=on_error)

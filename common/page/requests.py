@@ -21,11 +21,13 @@ from semisilo.common.page.responses import failure, failure_of
 from semisilo.common.page.token import TokenGate
 from semisilo.common.text.system_errors import explained
 
-__all__ = ["SHARED", "bearer_of", "caller_of", "check_query", "failures", "read_body", "static_files", "token_refused",
-           "whole_number"]
+__all__ = ["SHARED", "TOKEN_SHOWN", "bearer_of", "caller_of", "check_query", "failures", "read_body", "static_files",
+           "token_refused", "token_shown", "whole_number"]
 
 SHARED = Path(__file__).parent / "static"
 """The design: styles, letters, and scripts that know no side."""
+TOKEN_SHOWN = "token_shown"
+"""In the state of a request: what to call once the right token has come with it."""
 _NUMBER_DIGITS = 15
 Failure = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -44,6 +46,13 @@ def bearer_of(request: Request) -> str:
 def caller_of(request: Request) -> str:
     """The address that a request comes from; empty where that is not known."""
     return request.client.host if request.client is not None else ""
+
+
+def token_shown(request: Request) -> None:
+    """Notes that the right token has come on this connection: it is kept before those of strangers when there are too
+    many."""
+    note: Callable[[], None] = request.scope.get("state", {}).get(TOKEN_SHOWN, lambda: None)
+    note()
 
 
 def token_refused(request: Request, gate: TokenGate, given: str, *, wrong: str, missing: str, remedy: str) -> Response:

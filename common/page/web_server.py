@@ -1,6 +1,7 @@
 """Serves a page with uvicorn inside an event loop that belongs to somebody else.
 
-Signals stay theirs, and a caller that takes a connection and asks for nothing loses it.
+Signals stay theirs, and a caller that takes a connection and asks for nothing loses it. Nobody is kept out because
+others hold all places: a newer connection goes before one of those that hold most.
 
 Tests: tests/coordinator/page/test_server.py.
 """
@@ -12,7 +13,9 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import h11
 import uvicorn
@@ -21,6 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from semisilo.common.errors import BadConfiguration, PortInUse
 from semisilo.common.page.guard import host_of, is_local
+from semisilo.common.page.requests import TOKEN_SHOWN
+from semisilo.common.rpc.network import network_of
 from semisilo.common.rpc.tls import split_address
 
 __all__ = ["GRACE_SECONDS", "WebServer", "bind"]
@@ -104,13 +109,39 @@ class WebServer:
 class _Connection(H11Protocol):
     """Takes a place for a while only when it asks for something: open files are needed for silos."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.app_state = {**self.app_state, TOKEN_SHOWN: self._trust}
+        self.trusted = False
+        """Whether who asks here has shown the page's token."""
+        self.network = ""
+        self._heard = 0.0
+        self._before: tuple[object, ...] = (None, 0)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > _MOST_CONNECTIONS:
-            transport.abort()
-        else:
-            self._before: tuple[object, ...] = (None, 0)
-            self.loop.call_later(_IDLE_SECONDS, self._leave_if_stuck)
+        self.network = network_of(self.client[0]) if self.client is not None else ""
+        self._heard = self.loop.time()
+        others: list[_Connection] = [each for each in self.connections  # type: ignore[misc]
+                                     if each is not self and not each.transport.is_closing()]
+        if len(others) >= _MOST_CONNECTIONS:
+            _goes_first(others).transport.abort()
+        self.loop.call_later(_IDLE_SECONDS, self._leave_if_stuck)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self.loop.time()
+        super().data_received(data)
+
+    @property
+    def idle_since(self) -> tuple[bool, float]:
+        """To compare: who waits for an answer or has a stream is not idle; of the others, when it has said something
+        last, a part of a request as well."""
+        cycle = self.cycle
+        answered = cycle is None or cycle.response_complete or self.conn.their_state is h11.SEND_BODY
+        return not answered, self._heard
+
+    def _trust(self) -> None:
+        self.trusted = True
 
     def _leave_if_stuck(self) -> None:
         """Gives up a place whose holder asks for nothing, does not end its request, or does not take the answer."""
@@ -124,6 +155,15 @@ class _Connection(H11Protocol):
             return
         self._before = now
         self.loop.call_later(_IDLE_SECONDS, self._leave_if_stuck)
+
+
+def _goes_first(connections: Collection[_Connection]) -> _Connection:
+    """Which connection makes way for a newer one: of the address that has most the one that is idle longest. One on
+    which the token was shown only when there is no other: a stranger must not be able to keep the operator out."""
+    some = [each for each in connections if not each.trusted] or connections
+    counts = Counter(each.network for each in some)
+    most = max(counts.values())
+    return min((each for each in some if counts[each.network] == most), key=lambda each: each.idle_since)
 
 
 class _Server(uvicorn.Server):

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semisilo.common.errors import UsageError
 
-__all__ = ["Place", "is_under_torchrun", "place"]
+__all__ = ["TOKEN", "Place", "is_under_torchrun", "place"]
+
+TOKEN = "SEMISILO_TORCHRUN_TOKEN"
+"""Variable of the environment with what the processes of one silo know each other by; `silo join` sets it for its
+compute process where nobody has."""
 
 _REMEDY = "Start all processes with torchrun: torchrun --standalone --nproc-per-node 2 --no-python silo join"
 
@@ -34,6 +38,8 @@ class Place:
     """On which processes find each other there."""
     kept_by_torchrun: bool
     """Whether torchrun itself listens there; else process 0 does."""
+    token: str = field(default="", repr=False)
+    """See `TOKEN`; empty where it is not known yet."""
 
 
 def is_under_torchrun(environment: Mapping[str, str] | None = None) -> bool:
@@ -63,4 +69,4 @@ def place(environment: Mapping[str, str] | None = None) -> Place | None:
                          remedy=_REMEDY)
     return None if size == 1 else Place(
         rank=rank, size=size, local_rank=local_rank, local_size=local_size, address=address, port=port,
-        kept_by_torchrun=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+        kept_by_torchrun=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True", token=found.get(TOKEN, ""))

@@ -18,7 +18,15 @@ from starlette.types import ASGIApp
 
 from semisilo.common.errors import UsageError
 from semisilo.common.page.app import guarded_page, table_file
-from semisilo.common.page.requests import bearer_of, caller_of, check_query, read_body, token_refused, whole_number
+from semisilo.common.page.requests import (
+    bearer_of,
+    caller_of,
+    check_query,
+    read_body,
+    token_refused,
+    token_shown,
+    whole_number,
+)
 from semisilo.common.page.responses import failure, json_answer, to_json
 from semisilo.common.page.token import is_token
 from semisilo.coordinator.federation import operate
@@ -169,12 +177,11 @@ class _Routes:
     async def stream(self, request: Request) -> Response:
         """GET /api/stream: server-sent events."""
         async def events() -> AsyncIterator[bytes]:
-            with self._service.stream() as welcome:
-                if not welcome:
-                    yield b"retry: 30000\n\n"
-                    return
-                async for event in self._service.changes():
+            with self._service.stream(caller_of(request)) as ended:
+                async for event in self._service.changes(ended):
                     yield event
+                if ended.is_set():
+                    yield b"retry: 30000\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
@@ -220,6 +227,12 @@ class _Routes:
 
     async def _operator(self, request: Request, given: str) -> str | Response:
         """Who acts, as the audit trail has it; or why the caller may not."""
+        by = await self._judged(request, given)
+        if isinstance(by, str):
+            token_shown(request)
+        return by
+
+    async def _judged(self, request: Request, given: str) -> str | Response:
         if self._service.token is None:
             return failure(403, "READ_ONLY", "This page shows and does not act.",
                            "Use the page of coordinator serve, or the commands.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.page.answers import Answers
 from semisilo.common.page.responses import to_json
 from semisilo.common.page.token import TokenGate
+from semisilo.common.rpc.network import network_of
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.events import last_event_of
@@ -81,7 +83,8 @@ class PageService:
         self._looked: Any = None
         self._looked_at = 0.0
         self._changed = asyncio.Event()
-        self._streams = 0
+        self._streams: dict[asyncio.Event, str] = {}
+        """Set when one ends -> network that it goes to, oldest first."""
         self._live: LiveStatus | None = None
         self._exposition: Exposition | None = None
         self._hand_over = None if federation is None else HandOver(federation.folder)
@@ -218,18 +221,25 @@ class PageService:
     # The stream -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def stream(self) -> Any:
-        """Counts a stream; yields False when there are too many."""
-        self._streams += 1
+    def stream(self, caller: str) -> Iterator[asyncio.Event]:
+        """Counts a stream. Yields what is set when it makes way for a newer one: of too many the oldest does, of the
+        address that has most."""
+        ended = asyncio.Event()
+        if len(self._streams) >= _MOST_STREAMS:
+            most = Counter(self._streams.values()).most_common(1)[0][0]
+            oldest = next(each for each, network in self._streams.items() if network == most)
+            del self._streams[oldest]
+            oldest.set()
+        self._streams[ended] = network_of(caller)
         try:
-            yield self._streams <= _MOST_STREAMS
+            yield ended
         finally:
-            self._streams -= 1
+            self._streams.pop(ended, None)
 
-    async def changes(self) -> AsyncIterator[bytes]:
-        """Events for one browser until it goes away or the page ends."""
+    async def changes(self, ended: asyncio.Event) -> AsyncIterator[bytes]:
+        """Events for one browser until it goes away, the page ends or the stream makes way."""
         told, spoken = b"", 0.0
-        while not self.closing.is_set():
+        while not self.closing.is_set() and not ended.is_set():
             live = self.live()
             revision, facts = await self._answers.in_thread(lambda live=live: self._look(live))  # type: ignore[misc]
             data = to_json({"revision": revision, "live": facts})

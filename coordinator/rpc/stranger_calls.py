@@ -11,14 +11,13 @@ Tests: tests/coordinator/rpc/test_stranger_calls.py.
 from __future__ import annotations
 
 import asyncio
-import functools
-import ipaddress
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import unquote
 
 from semisilo.common.errors import BadPayload, TooManyCalls, Unreachable
+from semisilo.common.rpc.network import network_of
 from semisilo.coordinator.federation.token_bucket import TokenBucket
 from semisilo.coordinator.rpc.endable import Endable
 
@@ -103,21 +102,9 @@ class StrangerCalls:
 
 
 def address_of(peer: str) -> str:
-    """Who calls, as far as limits go: the IPv4 address, or the /64 network of an IPv6 one, which is one customer's.
+    """Who calls, as far as limits go (`semisilo.common.rpc.network`).
 
     Args:
         peer: gRPC's `context.peer()`, for example "ipv4:10.0.0.1:40000".
     """
-    return _network_of(unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]"))
-
-
-@functools.lru_cache(maxsize=4096)
-def _network_of(text: str) -> str:
-    """Asked at every call for a task, and of every connection twice a second."""
-    try:
-        found = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return text
-    if isinstance(found, ipaddress.IPv6Address):
-        return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
-    return str(found)
+    return network_of(unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]"))

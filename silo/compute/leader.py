@@ -90,7 +90,11 @@ class LeadingOperations(MaskingOperations):
             return super()._trained(trainer, asked, data, memory, given=given)
         membership = self._member()
         self._progress(0.0, "the other processes read the images")
-        self._make_ready(membership, data, given)
+        try:
+            self._make_ready(membership, data, given)
+        except ProcessGroupLost as error:
+            ends_process(error)  # the others may wait for the rest of this call
+            raise
         self._shared = True
         _LOG.info("round %d of study %s: trained by %d processes", asked.round, asked.study, self._place.size)
         membership.working(True)
@@ -136,7 +140,7 @@ class LeadingOperations(MaskingOperations):
         order, record = given.request.task, given.numerics
         membership.call(GroupCall(
             task=replace(order, numerics=replace(order.numerics, threads=record.threads)), choice=given.request.choice,
-            images_folder=given.request.images_folder, factories=given.request.factories))
+            images_folder=given.request.images_folder))
         own = Ready(host=socket.gethostname(), record=record, images=images_digest(data))
         problem: SemisiloError | None = None
         for rank in range(1, self._place.size):
@@ -154,7 +158,12 @@ class LeadingOperations(MaskingOperations):
                                       " training.", remedy="The task is done again.")
             until = time.monotonic() + _REASON_SECONDS
             while time.monotonic() < until:
-                if (found := membership.failure()) is not None:
+                try:
+                    found = membership.failure()
+                except ProcessGroupLost as forged:
+                    raised = forged
+                    break
+                if found is not None:
                     raised = _from_process(*found)
                     break
                 time.sleep(0.2)

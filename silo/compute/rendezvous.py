@@ -5,6 +5,11 @@ number that it has drawn; process 0, when it has a task, writes down the next gr
 in it, who say that they are here. A process is in one group in its life. So a group is over as soon as a process of it
 has another number, or a later group is there, and whoever notices ends; the light process above it starts a fresh one.
 
+Whoever reaches torchrun's port may write there. So each text that is written begins with a tag: an HMAC, by the token
+that the processes share, of the key and the text, and inside a group of its members' numbers, so that what was said in
+an earlier group is nothing in a later one. What has another tag is refused. The counter `groups` and the tensors have
+none.
+
 Keys: `present/RANK`, `groups` (how many there were), `GROUP/members`, `GROUP/here/RANK`, `GROUP/start`,
 `GROUP/call/N`, `GROUP/ready/N/RANK`, `GROUP/go/N`, `GROUP/failed/RANK`, `over`. Tensors go by broadcast, as
 safetensors; nothing is pickled.
@@ -14,6 +19,8 @@ Tests: tests/silo/compute/test_leader.py.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 import os
@@ -37,11 +44,10 @@ from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, ProcessGroupLost
 from semisilo.common.methods.contract import Meaning, TaskSpec, TensorGroup
 from semisilo.common.methods.numerics import NumericsRecord
-from semisilo.common.models.own.model_file import PermittedCode
 from semisilo.common.numerics.process_group import ProcessGroup
 from semisilo.common.process.compute_process import LOST_PEER
 from semisilo.common.process.messages import Failure
-from semisilo.common.process.torchrun import Place
+from semisilo.common.process.torchrun import TOKEN, Place
 from semisilo.common.storage import checkpoint
 from semisilo.silo.site.home import JoinChoice
 
@@ -56,17 +62,18 @@ _LOOK_SECONDS = 0.05
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
 """After a member is seen to be gone: a library that notices it by itself says more."""
+_TAG_DIGITS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupCall:
-    """A task that all processes shall train: what follows of it without its tensors."""
+    """A task that all processes shall train: what follows of it without its tensors, and without what code may run,
+    which every machine knows from its own silo.toml."""
 
     task: TaskSpec
     """With the threads that process 0 has found."""
     choice: JoinChoice
     images_folder: Path | None
-    factories: tuple[PermittedCode, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +103,7 @@ class Meeting:
 
     def __init__(self, place: Place) -> None:
         """Raises: ProcessGroupLost when there is none at the place's address."""
+        assert place.token, "silo join finds the token before it starts a process that meets others"
         self.place = place
         self.number = secrets.token_hex(8)
         """Of this process."""
@@ -108,13 +116,32 @@ class Meeting:
                                    f" {' '.join(str(error).split())[:200]}") from error
         self.say(f"present/{place.rank}", self.number)
 
-    def say(self, key: str, text: str) -> None:
-        """Writes a key."""
-        self._store.set(key, text)
+    def say(self, key: str, text: str, *, among: str = "") -> None:
+        """Writes a key.
 
-    def heard(self, key: str) -> str | None:
-        """What a key says; None where it was not written."""
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        Args:
+            among: the numbers of those to whom it says something; empty for all.
+        """
+        self._store.set(key, self._tag(key, text, among) + text)
+
+    def heard(self, key: str, *, among: str = "") -> str | None:
+        """What a key says; None where it was not written. Raises: ProcessGroupLost where no process of this silo has
+        written it, or it has said it to others than those `among` whom this one is."""
+        if not self._store.check([key]):
+            return None
+        found = self._store.get(key).decode(errors="replace")
+        tag, text = found[:_TAG_DIGITS], found[_TAG_DIGITS:]
+        if not hmac.compare_digest(tag.encode(), self._tag(key, text, among).encode()):
+            raise ProcessGroupLost(
+                f"What torchrun's store at {self.place.address}:{self.place.port} has as '{key}' was not written by a"
+                " process of this silo that trains with this one.",
+                remedy=f"Either the machines have different tokens (${TOKEN}, or torchrun.token in the silo's folder)"
+                       " or versions, or somebody else reaches that port.")
+        return text
+
+    def _tag(self, key: str, text: str, among: str) -> str:
+        said = "\0".join((key, among, text))  # no key and no number has a zero in it
+        return hmac.new(self.place.token.encode(), said.encode(), hashlib.sha256).hexdigest()
 
     def unsay(self, key: str) -> None:
         """Removes a key."""
@@ -159,7 +186,10 @@ class Meeting:
             time.sleep(_LOOK_SECONDS)
 
     def follow(self) -> Membership | None:
-        """The newest group, once it starts; None where this process is not to be in it, or another one comes first."""
+        """The newest group, once it starts; None where this process is not to be in it, or another one comes first.
+
+        Raises: ProcessGroupLost.
+        """
         group = self.groups()
         members = [str(each) for each in json.loads(self.heard(f"{group}/members") or "[]")]
         if len(members) != self.place.size or members[self.place.rank] != self.number:
@@ -200,20 +230,24 @@ class Membership:
         if self._meeting.groups() != self._group:
             return "process 0 has begun anew"
         for rank, number in enumerate(self._members):
-            if self._meeting.heard(f"present/{rank}") != number:
+            try:
+                found = self._meeting.heard(f"present/{rank}")
+            except ProcessGroupLost as error:
+                return error.line()
+            if found != number:
                 return f"process {rank} has ended"
         return ""
 
     def failure(self) -> tuple[int, Failure] | None:
-        """What another process has failed of, with its rank."""
+        """What another process has failed of, with its rank. Raises: ProcessGroupLost."""
         for rank in range(len(self._members)):
-            if rank != self._meeting.place.rank and (text := self._meeting.heard(f"{self._group}/failed/{rank}")):
+            if rank != self._meeting.place.rank and (text := self._heard(f"failed/{rank}")):
                 return rank, from_dict(Failure, json.loads(text))
         return None
 
     def fail(self, failure: Failure) -> None:
         """Says what this process has failed of."""
-        self._meeting.say(f"{self._group}/failed/{self._meeting.place.rank}", json.dumps(to_dict(failure)))
+        self._say(f"failed/{self._meeting.place.rank}", json.dumps(to_dict(failure)))
 
     # Calls: of process 0 ----------------------------------------------------------------------------------------------
 
@@ -224,21 +258,21 @@ class Membership:
                     f"ready/{heard}/{rank}" for rank in range(1, len(self._members)))):
                 self._meeting.unsay(f"{self._group}/{key}")
         self._calls += 1
-        self._meeting.say(f"{self._group}/call/{self._calls}", json.dumps(to_dict(call)))
+        self._say(f"call/{self._calls}", json.dumps(to_dict(call)))
 
     def ready(self, rank: int) -> Ready:
         """What a process has answered, as soon as it has. Raises: ProcessGroupLost."""
-        return from_dict(Ready, json.loads(self._when(f"{self._group}/ready/{self._calls}/{rank}")))
+        return from_dict(Ready, json.loads(self._when(f"ready/{self._calls}/{rank}")))
 
     def go(self, begins: bool) -> None:
         """Tells all others whether the call begins."""
-        self._meeting.say(f"{self._group}/go/{self._calls}", "yes" if begins else "no")
+        self._say(f"go/{self._calls}", "yes" if begins else "no")
 
     # Calls: of the others ---------------------------------------------------------------------------------------------
 
     def next_call(self) -> GroupCall | None:
-        """The next task, if there is one already."""
-        text = self._meeting.heard(f"{self._group}/call/{self._calls + 1}")
+        """The next task, if there is one already. Raises: ProcessGroupLost."""
+        text = self._heard(f"call/{self._calls + 1}")
         if text is None:
             return None
         self._calls += 1
@@ -246,8 +280,8 @@ class Membership:
 
     def answer(self, ready: Ready) -> bool:
         """Says that this process is ready, or why not; returns whether the call begins. Raises: ProcessGroupLost."""
-        self._meeting.say(f"{self._group}/ready/{self._calls}/{self._meeting.place.rank}", json.dumps(to_dict(ready)))
-        return self._when(f"{self._group}/go/{self._calls}") == "yes"
+        self._say(f"ready/{self._calls}/{self._meeting.place.rank}", json.dumps(to_dict(ready)))
+        return self._when(f"go/{self._calls}") == "yes"
 
     def working(self, now: bool) -> None:
         """To be told before and after what the processes do in step: whoever waits there cannot look around."""
@@ -256,9 +290,15 @@ class Membership:
         else:
             self._working.clear()
 
+    def _say(self, key: str, text: str) -> None:
+        self._meeting.say(f"{self._group}/{key}", text, among="".join(self._members))
+
+    def _heard(self, key: str) -> str | None:
+        return self._meeting.heard(f"{self._group}/{key}", among="".join(self._members))
+
     def _when(self, key: str) -> str:
         looked = time.monotonic()
-        while (text := self._meeting.heard(key)) is None:
+        while (text := self._heard(key)) is None:
             if time.monotonic() - looked > _WATCH_SECONDS:
                 looked = time.monotonic()
                 if why := self.lost():

@@ -127,8 +127,8 @@ def _alternative(identity: Identity) -> str:
 
 def _caches(home: SiloHome) -> tuple[Path, ...]:
     return (home.memory, home.outgoing, home.cache, home.status, home.choice, home.rounds, home.day, home.days,
-            home.day_of_models, home.days_of_models,
-            home.models, home.study_images, home.study_features, home.stop_evaluation, home.page_token)
+            home.day_of_models, home.days_of_models, home.models, home.study_images, home.study_features,
+            home.stop_evaluation, home.page_token, home.torchrun_token)
 
 
 def _clean_up(home: SiloHome) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from semisilo.common.page.app import guarded_page, table_file
-from semisilo.common.page.requests import bearer_of, check_query, read_body, token_refused, whole_number
+from semisilo.common.page.requests import bearer_of, check_query, read_body, token_refused, token_shown, whole_number
 from semisilo.common.page.responses import failure, json_answer, to_json
 from semisilo.common.page.token import is_token
 from semisilo.silo.page.service import ExportForm, SiloPage
@@ -153,6 +153,7 @@ class _Routes:
 
     def _refusal(self, request: Request, given: str) -> Response | None:
         if is_token(given, self._page.token()):
+            token_shown(request)
             return None
         return token_refused(request, self._page.gate, given, wrong="This is not the token of this page.",
                              missing="Approving and declining need the token of this page.",

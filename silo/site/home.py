@@ -11,6 +11,7 @@ day.json             bytes carried today        rounds.json          what the la
 days.json            bytes of the days before   asked.jsonl          what the coordinator has asked
 day.models.json      what `silo model` has carried of them; days.models.json likewise
 page.token           who may approve and decline on this silo's page
+torchrun.token       what the processes of this silo know each other by, where torchrun starts several
 evaluations.json     what global models are worth on this site's test images
 model_files/         code that this site permits to build networks
 models/              models of studies that are over, while they arrive
@@ -135,6 +136,11 @@ class SiloHome:
     def page_token(self) -> Path:
         """Who may approve and decline on this silo's page."""
         return self.folder / "page.token"
+
+    @property
+    def torchrun_token(self) -> Path:
+        """What the processes of this silo know each other by, where torchrun starts several."""
+        return self.folder / "torchrun.token"
 
     @property
     def rounds(self) -> Path:

@@ -26,10 +26,11 @@ from semisilo.silo.secure_aggregation.trust import parse_fingerprint
 from semisilo.silo.site.working_hours import DAYS, Hours
 
 if TYPE_CHECKING:
-    from semisilo.common.methods.contract import TaskSpec
+    from semisilo.common.methods.contract import ModelSettings, TaskSpec
 
 __all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "PrivacyPolicy", "Require",
-           "check_masked_share", "check_task", "check_update", "load_policy", "policy_text"]
+           "check_code", "check_masked_share", "check_task", "check_update", "load_policy", "names_code",
+           "policy_text"]
 
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
@@ -313,16 +314,7 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
                 raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
             if group == FROZEN:
                 _require("tensor group", "receive", (group,), policy.permit.groups, task)
-    if names_file(task.model.name):
-        if task.model.factory_sha256 not in policy.permit.model_files:
-            raise NotPermitted(
-                f"This silo does not permit the file '{file_of(task.model.name)}' (SHA-256"
-                f" {task.model.factory_sha256 or 'not said'}), which the study builds its network with.",
-                remedy="It is code: have the coordinator's operator give you the file, read it, then run: silo"
-                       f" permit-model {file_of(task.model.name)}.")
-    elif ":" in task.model.name and task.model.name not in policy.permit.factories:
-        raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
-                           remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
+    check_code(policy.permit, task.model)
     for form in task.uplink.lossy:
         if form not in policy.permit.encodings:
             raise NotPermitted(f"The study wants updates in the lossy form '{form}', which this silo does not permit.",
@@ -354,6 +346,27 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
                            remedy=f"[require] no_helpers in silo.toml of '{task.silo}' says so; the study needs"
                                   " num_helpers = 0.")
     return spec
+
+
+def names_code(model: ModelSettings) -> bool:
+    """Whether a network is built by code that a site must permit."""
+    return names_file(model.name) or ":" in model.name
+
+
+def check_code(permit: Permit, model: ModelSettings) -> None:
+    """Whether this site permits the code that a network is built by, if it is. Raises: NotPermitted, naming it."""
+    if not names_code(model):
+        return
+    if file := file_of(model.name):
+        if model.factory_sha256 not in permit.model_files:
+            raise NotPermitted(
+                f"This silo does not permit the file '{file}' (SHA-256"
+                f" {model.factory_sha256 or 'not said'}), which the study builds its network with.",
+                remedy="It is code: have the coordinator's operator give you the file, read it, then run: silo"
+                       f" permit-model {file}.")
+    elif model.name not in permit.factories:
+        raise NotPermitted(f"This silo does not permit the model factory '{model.name}'.",
+                           remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
 
 
 def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], metrics: Mapping[str, float],

@@ -82,6 +82,7 @@ _MEMBERSHIP = "tests/semisilo/probe/test_membership.py"
 _INVERSION = "tests/semisilo/probe/test_inversion.py"
 _PAGE = "tests/silo/page/test_page.py"
 _ACCESS = "tests/coordinator/page/test_access.py"
+_WEB = "tests/coordinator/page/test_server.py"
 _WEBHOOK = "tests/coordinator/monitoring/alerts/test_webhook.py"
 _DELIVERY = "tests/coordinator/monitoring/alerts/test_delivery.py"
 _FINDINGS = "tests/common/learning/test_losses_of_findings.py"
@@ -395,8 +396,8 @@ _SITE = _mutants(
     ("every-method-is-permitted", "silo/site/policy.py", "if task.method not in policy.permit.methods:",
      "if not policy.permit.methods:", _POLICY),
     ("every-factory-is-permitted", "silo/site/policy.py",
-     'if ":" in task.model.name and task.model.name not in policy.permit.factories:',
-     'if ":" in task.model.name and not policy.permit.factories:', _POLICY),
+     'elif model.name not in permit.factories:',
+     'elif not permit.factories:', _POLICY),
     ("lossy-forms-need-no-permission", "silo/site/policy.py", "if form not in policy.permit.encodings:",
      "if form not in policy.permit.encodings and not policy.permit.encodings:", _POLICY),
     ("payloads-are-limited-one-by-one", "silo/site/policy.py",
@@ -1280,7 +1281,7 @@ _OWN_CODE = _mutants(
      "if hashlib.sha256(content).hexdigest() == file.sha256:", "if path.name == name or not name:",
      f"{_MODEL_FILE}::test_a_permitted_file_that_has_changed_since_is_not_run"),
     ("the-policy-does-not-look-at-the-file", "silo/site/policy.py",
-     "if task.model.factory_sha256 not in policy.permit.model_files:", "if False:", _POLICY),
+     "if model.factory_sha256 not in permit.model_files:", "if False:", _POLICY),
     ("permitting-a-file-changes-another-line", "silo/site/own_code/model_files.py",
      "if not same or after.permit.model_files != listed:", "if after.permit.model_files != listed:",
      "tests/silo/site/own_code/test_model_files.py"),
@@ -1357,6 +1358,24 @@ _SILO_PAGE = _mutants(
     ("a-token-that-others-can-read-is-used", "common/page/token.py",
      'if os.name == "posix" and mode & 0o007:', "if False:",
      f"{_ACCESS}::test_a_token_that_others_can_read_is_not_used"),
+    ("the-newest-connection-goes", "common/page/web_server.py", "_goes_first(others).transport.abort()",
+     "transport.abort()", f"{_WEB}::test_who_keeps_all_places_keeps_the_operator_out_no_longer"),
+    ("a-stream-is-idle", "common/page/web_server.py", "return not answered, self._heard", "return False, self._heard",
+     f"{_WEB}::test_who_keeps_all_places_keeps_the_operator_out_no_longer"),
+    ("who-asks-is-idle", "common/page/web_server.py",
+     "        self._heard = self.loop.time()\n        super().data_received(data)\n",
+     "        super().data_received(data)\n",
+     f"{_WEB}::test_who_keeps_all_places_keeps_the_operator_out_no_longer"),
+    ("a-token-that-was-shown-keeps-no-place", "common/page/web_server.py",
+     "some = [each for each in connections if not each.trusted] or connections", "some = connections", _WEB),
+    ("a-place-goes-whoever-has-most", "common/page/web_server.py", " if counts[each.network] == most)", ")",
+     f"{_WEB}::test_of_the_address_that_has_most_places_the_one_goes_that_is_idle_longest"),
+    ("a-token-that-was-shown-is-not-noted", "coordinator/page/routes.py", "            token_shown(request)\n",
+     "            pass\n", f"{_WEB}::test_no_stranger_takes_the_place_of_who_has_shown_the_token"),
+    ("a-silo-does-not-note-that-its-token-was-shown", "silo/page/routes.py", "            token_shown(request)\n",
+     "            pass\n", f"{_PAGE}::test_a_connection_is_told_when_the_token_was_shown_on_it_and_not_before"),
+    ("too-many-streams-all-stay", "coordinator/page/service.py", "            oldest.set()\n", "",
+     f"{_WEB}::test_a_newer_stream_goes_before_the_oldest_of_the_address_that_has_most"),
     ("an-answer-holds-after-an-action", "common/page/answers.py", "        self._kept.clear()\n", "        pass\n",
      "tests/common/page/test_answers.py"),
 )
@@ -1419,6 +1438,19 @@ _PROCESSES = _mutants(
      f"{_LEADER}::test_tasks_that_are_not_shared_say_why"),
     ("a-lost-process-refuses-the-task", "silo/compute/torchrun.py",
      'raise ProcessGroupLost(error.text, remedy="The task is done again.") from error', "raise error",
+     "tests/silo/compute/test_torchrun.py"),
+    ("what-strangers-write-is-heard", "silo/compute/rendezvous.py",
+     "if not hmac.compare_digest(tag.encode(), self._tag(key, text, among).encode()):", "if False:", _LEADER),
+    ("a-tag-holds-for-every-key", "silo/compute/rendezvous.py", '"\\0".join((key, among, text))',
+     '"\\0".join((among, text))',
+     f"{_LEADER}::test_what_a_stranger_has_written_into_the_store_is_refused_in_one_line_that_says_what_to_do"),
+    ("a-tag-holds-in-every-group", "silo/compute/rendezvous.py", '"\\0".join((key, among, text))',
+     '"\\0".join((key, text))', f"{_LEADER}::test_what_was_said_in_a_group_is_nothing_in_another"),
+    ("a-follower-runs-what-its-machine-does-not-permit", "silo/compute/follower.py",
+     "return self._permit.code(self._home.model_files)",
+     "return (*self._permit.code(self._home.model_files), model.name)",
+     f"{_LEADER}::test_code_builds_a_network_only_where_the_machines_own_silo_toml_permits_it"),
+    ("a-short-token-will-do", "silo/compute/torchrun.py", "if len(given) < _FEWEST_CHARACTERS:", "if False:",
      "tests/silo/compute/test_torchrun.py"),
 )
 

@@ -8,17 +8,22 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from semisilo.common.errors import BadConfiguration, PortInUse
+from semisilo.common.page import web_server
 from semisilo.coordinator.federation.folder import PageSettings
 from semisilo.coordinator.page import server
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.server import PageServer, bind, keep, offer
 from semisilo.coordinator.page.service import PageService
 from tests.coordinator.ledger_fixture import Filled, fill_study
+from tests.coordinator.page.page_kit import TOKEN
+from tests.each_of import each_of
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def _watching_closely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def service_of(filled: Filled) -> PageService:
     return PageService(PageSource(federation="lung", address="", ledger=filled.ledger.path, read_only=True),
-                       live=lambda: None)
+                       live=lambda: None, token=lambda: TOKEN)
 
 
 def served(filled: Filled, work: Callable[[PageServer, httpx.AsyncClient], Awaitable[None]]) -> None:
@@ -116,6 +121,111 @@ def test_a_server_that_does_not_end_does_not_keep_the_page_from_ending(
     monkeypatch.setattr("uvicorn.Server.serve", endless)
     monkeypatch.setattr("semisilo.common.page.web_server.GRACE_SECONDS", -0.9)
     asyncio.run(scenario())
+
+
+class Kept:
+    """A connection that stays open and asks now and then, so that it is never silent for long."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, server: PageServer) -> Kept:
+        return cls(*await asyncio.open_connection("127.0.0.1", int(server.address.rpartition(":")[2])))
+
+    async def ask(self, line: str = "GET /health", body: str = "") -> bool:
+        """Whether there is an answer, and no end of the connection."""
+        length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
+        try:
+            self._writer.write(f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}\r\n{body}".encode())
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            if b"content-length: " in head:
+                await self._reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0]))
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+        return b"200 OK" in head
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@pytest.fixture
+def three_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.common.page.web_server._MOST_CONNECTIONS", 3)
+
+
+@pytest.mark.usefixtures("three_places")
+def test_who_keeps_all_places_keeps_the_operator_out_no_longer(filled: Filled) -> None:
+    """It took 200 connections that asked something every 30 seconds. Of one address the place goes that is idle
+    longest, and a stream is not idle."""
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        stream, *others = [await Kept.open(server) for _ in range(3)]
+        assert await stream.ask("GET /api/stream")
+        for each in (*others, others[0]):
+            assert await each.ask()
+        assert (await client.get("/health")).status_code == 200
+        assert [await each.ask() for each in others] == [True, False]
+        assert b"event: state" in await stream._reader.readuntil(b"event: state"), "it is still there"
+        for each in (stream, *others):
+            each.close()
+    served(filled, work)
+
+
+@pytest.mark.usefixtures("three_places")
+def test_no_stranger_takes_the_place_of_who_has_shown_the_token(filled: Filled) -> None:
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        operator, other = await Kept.open(server), await Kept.open(server)
+        assert await operator.ask("POST /api/session", f'{{"token": "{TOKEN}"}}')
+        assert await other.ask("POST /api/session", '{"token": ""}')
+        strangers = [await Kept.open(server) for _ in range(8)]
+        assert await strangers[-1].ask()
+        assert await operator.ask()
+        assert not await other.ask(), "to have asked without one is nothing"
+        for each in (operator, other, *strangers):
+            each.close()
+    served(filled, work)
+
+
+def connection(name: str, network: str, heard: float, *, trusted: bool = False, answered: bool = True) -> Any:
+    return SimpleNamespace(name=name, network=network, idle_since=(not answered, heard), trusted=trusted)
+
+
+@each_of(("connections", "goes"), [
+    ([connection("a", "x", 1), connection("b", "y", 3), connection("c", "y", 2)], "c"),
+    ([connection("a", "x", 1), connection("b", "y", 2)], "a"),
+    ([connection("a", "x", 1, answered=False), connection("b", "x", 2)], "b"),
+    ([connection("a", "x", 1, trusted=True), connection("b", "x", 2, trusted=True), connection("c", "y", 3)], "c"),
+    ([connection("a", "x", 1, trusted=True), connection("b", "x", 2, trusted=True)], "a")])
+def test_of_the_address_that_has_most_places_the_one_goes_that_is_idle_longest(
+        connections: list[Any], goes: str) -> None:
+    assert web_server._goes_first(connections).name == goes
+
+
+def test_a_newer_stream_goes_before_the_oldest_of_the_address_that_has_most(
+        filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.coordinator.page.service._MOST_STREAMS", 3)
+
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        service = service_of(filled)
+        with service.stream("10.0.0.1") as visitor, service.stream("10.0.0.2") as first, \
+                service.stream("::ffff:10.0.0.2") as second, service.stream("10.0.0.1") as newer:
+            assert [each.is_set() for each in (visitor, first, second, newer)] == [False, True, False, False]
+            assert [event async for event in service.changes(first)] == []
+            with service.stream("10.0.0.3"):
+                assert [each.is_set() for each in (visitor, second, newer)] == [True, False, False]
+        assert not service._streams
+        await service.close()
+
+        async with client.stream("GET", "/api/stream") as oldest, asyncio.timeout(300):
+            lines = oldest.aiter_lines()
+            assert await anext(lines) == "event: state"
+            newer_ones = [await Kept.open(server) for _ in range(3)]
+            for each in newer_ones:
+                assert await each.ask("GET /api/stream")
+            assert [line async for line in lines][-2:] == ["retry: 30000", ""], "and does not come again at once"
+        for each in newer_ones:
+            each.close()
+    served(filled, work)
 
 
 def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ def used(folder: Path) -> None:
     for path in (home.memory / "memory.json", home.cache / "ab" / "payload", home.outgoing / "update"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    for path in (home.status, home.choice, home.day, home.days, home.rounds, home.page_token, home.asked):
+    for path in (home.status, home.choice, home.day, home.days, home.rounds, home.page_token,
+                 home.torchrun_token, home.asked):
         path.write_text("{}")
     home.policy.write_text("[limits]\nbytes_per_day = 0\n")
 

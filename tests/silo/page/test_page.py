@@ -8,11 +8,14 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from semisilo.common.page.requests import TOKEN_SHOWN
 from semisilo.common.process.account import account
+from semisilo.silo.page.routes import silo_page_app
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.study_cards.book import CardBook
 from tests.processes import run_command
@@ -311,6 +314,25 @@ def test_after_ten_wrong_tokens_only_the_right_one_is_heard(still: SiloHome) -> 
         assert (answer.status_code, code(answer)) == (429, "TOO_MANY_TOKENS")
         assert (await page.client.post("/api/session", json={"token": TOKEN})).json() == {"valid": True}
     asking(still, work)
+
+
+def test_a_connection_is_told_when_the_token_was_shown_on_it_and_not_before(still: SiloHome) -> None:
+    """What that is good for: `tests/coordinator/page/test_server.py`."""
+    shown: list[bool] = []
+
+    async def work(page: Page) -> None:
+        app = silo_page_app(page.page, listen_host="127.0.0.1")
+
+        async def on_a_connection(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": {TOKEN_SHOWN: lambda: shown.append(True)}}, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(on_a_connection),
+                                     base_url="http://127.0.0.1:8090") as client:
+            for token in ("", "wrong", TOKEN):
+                assert not shown
+                await client.get("/api/trust", headers={"authorization": f"Bearer {token}"})
+    asking(still, work)
+    assert shown == [True]
 
 
 def test_other_names_other_sites_and_other_methods_get_nothing(still: SiloHome) -> None:
