@@ -1143,6 +1143,9 @@ _STUDY_CARDS = _mutants(
     ("bytes-that-drip-keep-a-place", "coordinator/rpc/call.py", "if self._moved_bytes >= CHUNK_BYTES:", "if True:",
      "tests/coordinator/rpc/test_call.py::"
      "test_bytes_that_drip_are_as_idle_as_none_and_what_adds_up_to_a_chunk_in_time_is_not"),
+    ("an-update-is-held-against-whatever-study-is-open", "coordinator/compute/operations.py",
+     "if name and (self._study is None or self._study.name != name):", "if False:",
+     f"{_OPERATIONS}::test_what_silos_bring_of_a_study_that_is_not_open_waits_and_is_held_against_no_other"),
     ("an-update-is-checked-each-time-it-is-brought", "coordinator/tasks/update_service.py",
      "acceptance = self._acceptances.get(update.update_id)\n        if acceptance is None:",
      "acceptance = None\n        if acceptance is None:",
