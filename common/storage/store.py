@@ -492,7 +492,8 @@ class PartialFile:
         Args:
             digest: the expected SHA-256, hex.
         Returns: the payload's path.
-        Raises: BadPayload when size or digest differ; the partial file is gone then.
+        Raises: BadPayload when size or digest differ, SystemTrouble when the disk does not keep the bytes; the partial
+            file is gone then.
         """
         final = self._store.path(digest)
         with self._held():
@@ -511,7 +512,7 @@ class PartialFile:
                     if os.fstat(self._file).st_size > self.size_bytes:  # a spare's, or of a chunk that failed
                         self._cut()
                     if self._store.durable:
-                        sync_file(self._file)
+                        self._sync()
                     self._store._name(self.path, digest)
                 except OSError as error:
                     self._whole = False
@@ -582,6 +583,19 @@ class PartialFile:
         os.ftruncate(self._file, self.committed_bytes)
         os.ftruncate(self._journal, self._journal_bytes)
         self._length = self.committed_bytes
+
+    def _sync(self) -> None:
+        """Raises: OSError, with the partial file gone. The system takes for written what it could not write, and a
+        second try would succeed without these bytes: only bytes that come anew are sure to reach the disk."""
+        try:
+            sync_file(self._file)
+        except OSError:
+            self._whole = False
+            self._close_files()
+            for path in (_journal_path(self.path), self.path):  # without its journal a file is begun anew
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise
 
     def _check_open(self) -> None:
         if self._file < 0:

@@ -475,6 +475,12 @@ _RESUME = _mutants(
      "if offset < self.committed_bytes:", _STORE),
     ("a-partial-file-that-was-changed-is-not-read", "common/storage/store.py", "and committed.files == self._files():",
      "and True:", f"{_STORE}::test_a_partial_file_that_is_not_as_it_was_closed_is_read"),
+    ("what-the-disk-did-not-keep-is-synchronised-once-more", "common/storage/store.py",
+     "for path in (_journal_path(self.path), self.path):", "for path in list[Path]():",
+     f"{_STORE}::test_what_the_disk_did_not_keep_comes_anew_for_it_would_say_the_next_time_that_it_has"),
+    ("what-was-found-and-not-kept-is-synchronised-once-more", "common/storage/durable.py",
+     "        _write_again(path)\n        raise", "        raise",
+     "tests/common/storage/test_durable.py::test_what_was_found_and_not_kept_is_written_again_before_it_is_believed"),
     ("what-the-disk-has-refused-is-believed", "common/storage/store.py", "self._whole = False  # what a disk",
      "# what a disk", f"{_STORE}::test_a_partial_file_that_the_disk_has_refused_is_read_though_it_was_open"),
 )
