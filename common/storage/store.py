@@ -311,8 +311,8 @@ class PayloadStore:
         return self._spares.size_bytes
 
     def clean(self, *, keep_partials: Collection[str] = (), before_unix: float = math.inf) -> None:
-        """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`; only
-        what was written last before `before_unix`, in seconds.
+        """Removes what a crash has left: temporary files, partial files whose key is not in `keep_partials`, and
+        journals of files that are whole by now; only what was written last before `before_unix`, in seconds.
 
         To be called when a process starts, before anyone writes. Spare files stay, up to `spare_files`. In a durable
         store every payload that is there stays for good from then on: the process before may have been killed between
@@ -322,7 +322,8 @@ class PayloadStore:
             sync_folder(self.folder)
         kept = {self._partial_path(key) for key in keep_partials}
         for path in self._incoming.iterdir():
-            if path.suffix not in (".journal", SPARE_SUFFIX) and path not in kept and (
+            needed = path.with_suffix(".part").exists() if path.suffix == ".journal" else path in kept
+            if path.suffix != SPARE_SUFFIX and not needed and (
                     before_unix == math.inf or _written_unix(path) < before_unix):
                 _unlink_partial(path)
         self._spares.drop(keep=self._spares.limit)

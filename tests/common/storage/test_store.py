@@ -277,6 +277,32 @@ def test_clean_removes_what_a_crash_has_left_except_named_transfers(store: Paylo
     assert after.partial("gone", size_bytes=len(CONTENT)).committed_bytes == 0
 
 
+def test_clean_removes_the_journal_of_a_file_that_had_its_name_before_the_kill(
+        store: PayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(store.partial("kept", size_bytes=len(CONTENT)), 1000)
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, len(CONTENT))
+    name = store._name
+
+    class Killed(BaseException):
+        pass
+
+    def killed(file: Path | str, digest: str) -> None:
+        name(file, digest)
+        raise Killed
+
+    monkeypatch.setattr(store, "_name", killed)
+    with pytest.raises(Killed):
+        partial.finish(DIGEST)
+    after = PayloadStore(store.folder)
+    after.clean(keep_partials=["kept"], before_unix=0.0)
+    assert len(incoming(after)) == 3
+    after.clean(keep_partials=["kept"])
+    assert len(incoming(after)) == 2
+    assert after.partial("kept", size_bytes=len(CONTENT)).committed_bytes == 1000
+    assert after.has(DIGEST)
+
+
 def test_verify_finds_a_damaged_and_a_missing_file(store: PayloadStore) -> None:
     temporary = store.temporary()
     temporary.write_bytes(CONTENT)
