@@ -481,6 +481,9 @@ _RESUME = _mutants(
     ("what-was-found-and-not-kept-is-synchronised-once-more", "common/storage/durable.py",
      "        _write_again(path)\n        raise", "        raise",
      "tests/common/storage/test_durable.py::test_what_was_found_and_not_kept_is_written_again_before_it_is_believed"),
+    ("what-the-disk-did-not-keep-of-the-log-is-built-upon", "coordinator/ledger/database.py",
+     "if self._log_fails:", "if False:",
+     f"{_DATABASE}::test_what_the_disk_did_not_keep_of_the_log_is_nothing_that_lasts_hangs_on"),
     ("what-the-disk-has-refused-is-believed", "common/storage/store.py", "self._whole = False  # what a disk",
      "# what a disk", f"{_STORE}::test_a_partial_file_that_the_disk_has_refused_is_read_though_it_was_open"),
 )
