@@ -40,6 +40,7 @@ __all__ = [
     "SemisiloError",
     "SiloLeft",
     "StorageDamaged",
+    "StudyNotOpen",
     "SystemTrouble",
     "TaskClosed",
     "TensorsMissing",
@@ -151,6 +152,13 @@ class ProcessGroupLost(ComputeFailed):
     """Of the processes that train one task together one is gone or does not answer; the task is done again."""
 
     code, status, retry = "PROCESS_GROUP_LOST", "UNAVAILABLE", True
+
+
+class StudyNotOpen(SemisiloError):
+    """The coordinator works on another study, or has not begun to: nothing can be held against this one yet. The peer
+    tries again."""
+
+    code, status, retry = "STUDY_NOT_OPEN", "UNAVAILABLE", True
 
 
 class BadPayload(SemisiloError):

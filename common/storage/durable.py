@@ -14,6 +14,7 @@ __all__ = ["naming", "start_writing", "sync_file", "sync_folder", "sync_found", 
            "write_secret"]
 
 _waits = True
+_PIECE_BYTES = 2**20
 
 
 @contextlib.contextmanager
@@ -159,6 +160,22 @@ def sync_found(path: Path) -> None:
         return
     try:
         os.fsync(descriptor)
+    except OSError:
+        _write_again(path)
+        raise
     finally:
         os.close(descriptor)
     sync_folder(path.parent)
+
+
+def _write_again(path: Path) -> None:
+    """Writes over a file what it holds. After an fsync that has failed the system takes for written what it could not
+    write, and the next one would say that all of it lasts."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            offset = 0
+            while data := os.pread(descriptor, _PIECE_BYTES, offset):
+                offset += os.pwrite(descriptor, data, offset)
+        finally:
+            os.close(descriptor)

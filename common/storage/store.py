@@ -311,8 +311,8 @@ class PayloadStore:
         return self._spares.size_bytes
 
     def clean(self, *, keep_partials: Collection[str] = (), before_unix: float = math.inf) -> None:
-        """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`; only
-        what was written last before `before_unix`, in seconds.
+        """Removes what a crash has left: temporary files, partial files whose key is not in `keep_partials`, and
+        journals of files that are whole by now; only what was written last before `before_unix`, in seconds.
 
         To be called when a process starts, before anyone writes. Spare files stay, up to `spare_files`. In a durable
         store every payload that is there stays for good from then on: the process before may have been killed between
@@ -322,7 +322,8 @@ class PayloadStore:
             sync_folder(self.folder)
         kept = {self._partial_path(key) for key in keep_partials}
         for path in self._incoming.iterdir():
-            if path.suffix not in (".journal", SPARE_SUFFIX) and path not in kept and (
+            needed = path.with_suffix(".part").exists() if path.suffix == ".journal" else path in kept
+            if path.suffix != SPARE_SUFFIX and not needed and (
                     before_unix == math.inf or _written_unix(path) < before_unix):
                 _unlink_partial(path)
         self._spares.drop(keep=self._spares.limit)
@@ -492,7 +493,8 @@ class PartialFile:
         Args:
             digest: the expected SHA-256, hex.
         Returns: the payload's path.
-        Raises: BadPayload when size or digest differ; the partial file is gone then.
+        Raises: BadPayload when size or digest differ, SystemTrouble when the disk does not keep the bytes; the partial
+            file is gone then.
         """
         final = self._store.path(digest)
         with self._held():
@@ -511,7 +513,7 @@ class PartialFile:
                     if os.fstat(self._file).st_size > self.size_bytes:  # a spare's, or of a chunk that failed
                         self._cut()
                     if self._store.durable:
-                        sync_file(self._file)
+                        self._sync()
                     self._store._name(self.path, digest)
                 except OSError as error:
                     self._whole = False
@@ -582,6 +584,19 @@ class PartialFile:
         os.ftruncate(self._file, self.committed_bytes)
         os.ftruncate(self._journal, self._journal_bytes)
         self._length = self.committed_bytes
+
+    def _sync(self) -> None:
+        """Raises: OSError, with the partial file gone. The system takes for written what it could not write, and a
+        second try would succeed without these bytes: only bytes that come anew are sure to reach the disk."""
+        try:
+            sync_file(self._file)
+        except OSError:
+            self._whole = False
+            self._close_files()
+            for path in (_journal_path(self.path), self.path):  # without its journal a file is begun anew
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise
 
     def _check_open(self) -> None:
         if self._file < 0:

@@ -194,6 +194,8 @@ class Tasks(Request[WrittenTasks]):
     """
 
     is_long: ClassVar[bool] = True
+    study: str = ""
+    """Of the state; empty where who asks has just opened it. StudyNotOpen says that it is not open."""
     state: str
     round: int
     phase: Phase
@@ -229,8 +231,11 @@ class CheckedUpdate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckUpdate(Request[CheckedUpdate]):
-    """Whether an update that has arrived may be folded: BadPayload, LayoutMismatch or WrongBase say that it may not."""
+    """Whether an update that has arrived may be folded: BadPayload, LayoutMismatch or WrongBase say that it may not,
+    StudyNotOpen that nothing can be said of it yet."""
 
+    study: str
+    """Of the update. A silo sends it whenever it has trained, also while another study is open or none is."""
     state: str
     round: int
     phase: Phase

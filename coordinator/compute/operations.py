@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError
+from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError, StudyNotOpen
 from semisilo.common.learning.outliers import UpdateMeasure, has_long, point_away
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
@@ -362,8 +362,11 @@ class Operations:
         return PhasesOfRound(phases=phases, state=digest)
 
     def tasks(self, request: Tasks) -> WrittenTasks:
-        """What each silo is asked in a phase, with its payloads written."""
-        study, now, step, round = self._opened(), self._load(request.state), request.phase, request.round
+        """What each silo is asked in a phase, with its payloads written.
+
+        Raises: StudyNotOpen where the named study is not open.
+        """
+        study, now, step, round = self._opened(request.study), self._load(request.state), request.phase, request.round
         plan = Plan(aim=Aim(study.config.wire.downlink), link_bytes_per_second=request.link_bytes_per_second)
         downlink = Downlink(study.payloads, TensorCache(study.payloads), plan=plan)
         written: dict[str, WrittenTask] = {}
@@ -398,9 +401,9 @@ class Operations:
     def check_update(self, request: CheckUpdate) -> CheckedUpdate:
         """Whether an update that has arrived may be folded.
 
-        Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
+        Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor; StudyNotOpen.
         """
-        study, state, round, step = self._opened(), request.state, request.round, request.phase
+        study, state, round, step = self._opened(request.study), request.state, request.round, request.phase
         update, header = request.update, request.update.header
         if request.masked is not None:
             check_masked(update.path, request.masked)
@@ -691,7 +694,16 @@ class Operations:
 
     # Files ------------------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> _Opened:
+    def _opened(self, name: str = "") -> _Opened:
+        """The study that is open.
+
+        Args:
+            name: that of the study it must be; empty where who asks has opened it.
+        Raises: StudyNotOpen where it is not that one; ComputeFailed where none is open.
+        """
+        if name and (self._study is None or self._study.name != name):
+            raise StudyNotOpen(f"The coordinator does not have the study '{name}' open yet.",
+                               remedy="It is tried again.")
         if self._study is None:
             raise ComputeFailed("No study is open in the compute process.")
         return self._study

@@ -8,7 +8,9 @@ what an open round of any study needs stays, whichever study is tidied up.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from semisilo.common.storage.state_files import STATE_ENDING
@@ -64,21 +66,29 @@ class Cleanup:
         """
         there = await asyncio.to_thread(lambda: (self._spool.digests(), self._payloads.digests()))
         updates, payloads = there[0] - updates_to_keep(self._ledger), there[1] - payloads_to_keep(self._ledger)
-        rounds = round_heads(self._ledger, name)
-        unfinished = self._ledger.unfinished_updates(name, rounds[-1].number)
-        frozen = self._ledger.study(name).frozen
+        unfinished = self._ledger.unfinished_updates(name, round_heads(self._ledger, name)[-1].number)
+
+        def remove() -> list[Path]:
+            self._remove_updates(unfinished, updates)
+            _remove(self._payloads, payloads)
+            return list((self._studies / name / "states").glob(f"*{STATE_ENDING}"))
+        states = await asyncio.to_thread(remove)
+        # An operator may have gone back to an earlier round since, and needs its files. Whoever goes back looks for
+        # them in a transaction, perhaps in another process; so it is one here in which the others lose their names.
+        # That takes no time; to remove files as large as models would.
+        with self._ledger.transaction(lasting=False):
+            keep = self._states_to_keep(name, keep_every)
+            gone = [_set_aside(file) for file in states if file.name.removesuffix(STATE_ENDING) not in keep]
+        await asyncio.to_thread(_unlink, gone)
+
+    def _states_to_keep(self, name: str, keep_every: int) -> set[str]:
+        """Digests of the state files that stay as the study stands now."""
+        rounds, frozen = round_heads(self._ledger, name), self._ledger.study(name).frozen
         keep = states_to_keep(rounds, every=keep_every, best=frozen is not None and frozen.keeps_best)
         keep |= self._ledger.kept_digests(name)
         for row in returnable(rounds):
             keep |= {digest for _, digest in kept_after(self._ledger, name, row.number).values() if digest is not None}
-
-        def remove() -> None:
-            self._remove_updates(unfinished, updates)
-            _remove(self._payloads, payloads)
-            for file in (self._studies / name / "states").glob(f"*{STATE_ENDING}"):
-                if file.name.removesuffix(STATE_ENDING) not in keep:
-                    file.unlink(missing_ok=True)
-        await asyncio.to_thread(remove)
+        return keep
 
     def _remove_updates(self, unfinished: Iterable[str], gone: Iterable[str]) -> None:
         for update_id in unfinished:
@@ -89,6 +99,20 @@ class Cleanup:
         """Removes the files that the stores keep to write over, once a study is complete."""
         for store in (self._payloads, self._spool):
             store.drop_spares()
+
+
+def _set_aside(file: Path) -> Path:
+    """Gives a file the name of one that a kill has left half-written (`StateFiles.clean`), under which nobody reads
+    it."""
+    aside = file.with_name(f".{file.name}.tmp")
+    with suppress(FileNotFoundError):
+        os.replace(file, aside)
+    return aside
+
+
+def _unlink(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _remove(store: PayloadStore, digests: Iterable[str]) -> None:

@@ -148,7 +148,9 @@ class CostSums:
             return {}
         rows = self._ledger.query(
             "SELECT study, round, phase, silo, direction, kind, item, rowid, bytes, count, estimated FROM cost"
-            " WHERE rowid IN (SELECT value FROM json_each(?))", json.dumps(list(numbers)))
+            " WHERE rowid IN (SELECT value FROM json_each(?)) AND rowid > coalesce((SELECT max(cost_row) FROM rollback"
+            " WHERE rollback.study = cost.study AND to_round < cost.round), 0)",  # not of a try that is gone
+            json.dumps(list(numbers)))
         return {key: values for *of, number, size, count, estimated in rows
                 if (key := numbers[number]) == tuple(of) and (values := (number, size, count, estimated))}
 

@@ -67,6 +67,8 @@ class LedgerFile:
         self._appended: EventHead | None = None
         self._lasting_head: EventHead | None = None
         self._checkpoint_pages = 0
+        self._log_fails = False
+        """Whether the disk has not kept what SQLite has logged; see `_begin_log_anew`."""
         self._opened_to_be_read = False
         """Whether SQLite has found that it may not write: where the system let it only read the file when it was
         opened, it goes on so for good."""
@@ -97,6 +99,20 @@ class LedgerFile:
             raise
         self._db.close()
         self._db, self._opened_to_be_read = db, False
+
+    def _begin_log_anew(self) -> None:
+        """Brings all that was committed into the file itself, and empties the log. A transaction that does not last is
+        only written to the log, and the next lasting one waits for both. Where the disk fails then, that one is taken
+        back, and the pages of the other count as written from then on (fsync), though they are not; but SQLite reads
+        its log up to the first page that is missing, and so whatever is logged behind it would not last either.
+
+        Raises: SystemTrouble while another process reads the log.
+        """
+        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise SystemTrouble(f"{self.path}: the disk has failed to keep it, and another process has it open.",
+                                remedy="Check the disk and the log of the system; end the program that has it open.")
+        self._log_fails = False
 
     def close(self) -> None:
         """Closes the file."""
@@ -159,6 +175,8 @@ class LedgerFile:
                     self._open_again()
                 if self._db.in_transaction:  # one that failed, and could not be taken back either
                     self._db.execute("ROLLBACK")
+                if self._log_fails:
+                    self._begin_log_anew()
                 lasting = lasting and self._waits
                 if lasting != self._lasting:
                     self._db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
@@ -169,7 +187,8 @@ class LedgerFile:
                 self._db.execute("COMMIT")
                 if lasting and self._appended is not None:
                     self._lasting_head = self._appended
-            except BaseException:
+            except BaseException as error:
+                self._log_fails |= getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
                 if self._db.in_transaction:  # on a full disk SQLite has rolled back by itself
                     with suppress(sqlite3.Error):
                         self._db.execute("ROLLBACK")

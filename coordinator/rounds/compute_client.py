@@ -62,7 +62,7 @@ class ComputeSteps:
 
     @property
     def opened(self) -> str:
-        """The study that the compute process has open; empty when there was none yet."""
+        """The study that the compute process has open; empty when there is none."""
         return self._opened
 
     async def open_study(self, row: StudyRow, config: StudyConfig, *, may_have_changed: bool = False) -> RunningStudy:
@@ -72,6 +72,7 @@ class ComputeSteps:
             may_have_changed: see `OpenStudy`.
         Raises: RoundGone where the study was stopped and queued again meanwhile, perhaps with other settings.
         """
+        self._opened = ""  # the process lets go of the one before, also where it cannot open this one
         opened = await self.call(OpenStudy(
             name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
             images_folder=self._images, num_silos=config.study.start_with, frozen=row.frozen,

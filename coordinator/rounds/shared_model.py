@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +98,7 @@ class SharedModels:
     def _digest_of(self, path: Path) -> tuple[str, int]:
         """(SHA-256, bytes); computed once for a file, which is replaced as a whole when it changes."""
         with path.open("rb") as file:
-            status = path.stat()
+            status = os.fstat(file.fileno())  # of this one: another may have taken its name by now
             key = path, status.st_mtime_ns, status.st_size
             if key not in self._digests:
                 self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()

@@ -288,7 +288,7 @@ class TaskService:
                 return now.spec
             row = self._ledger.round(now.study, now.round)
             written = await self._compute.call(Tasks(
-                state=row.state_digest, round=now.round, phase=method_phase(row.phases[now.phase]),
+                study=now.study, state=row.state_digest, round=now.round, phase=method_phase(row.phases[now.phase]),
                 silos={now.silo: self._ledger.silo_state(now.study, now.silo, round=now.round)[1]},
                 held={now.silo: tuple(sorted(held))}, link_bytes_per_second=0.0))
         return self._ledger.replace_payloads(now, written.tasks[now.silo].payloads)

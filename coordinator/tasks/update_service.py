@@ -273,7 +273,8 @@ class UpdateService:
             partial: where its bytes have come; None when they lie in the spool already (`has_all`).
         Raises: BadPayload when the bytes do not have the declared digest (dropped, to be sent again); BadPayload,
         LayoutMismatch or WrongBase when the content is not what the task allows, which ends the task. TaskClosed when
-        the phase closed meanwhile; nothing of it stays then.
+        the phase closed meanwhile; nothing of it stays then. StudyNotOpen while nothing can be said of the content, as
+        after a restart: its bytes stay, and the task is open.
 
         Goes on when it is cancelled: to cut off the check would end the compute process. So an update that is brought
         again, as often as a silo likes, is checked once.
@@ -308,7 +309,8 @@ class UpdateService:
             row = self._ledger.round(task.study, task.round)
             try:
                 checked = await self._compute.call(CheckUpdate(
-                    state=row.state_digest, round=task.round, phase=method_phase(row.phases[task.phase]),
+                    study=task.study, state=row.state_digest, round=task.round,
+                    phase=method_phase(row.phases[task.phase]),
                     update=SpooledUpdate(header=update.header(silo), path=path,
                                          kept=self._ledger.silo_state(task.study, silo, round=task.round)[1]),
                     masked=self._ledger.phase(task.study, task.round, task.phase).expects if task.spec.secure

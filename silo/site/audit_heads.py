@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -86,10 +87,14 @@ class HeadRecord:
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(handle).st_size
-            if os.write(handle, line) != len(line):
-                os.ftruncate(handle, size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            sync_file(handle)
+            try:
+                if os.write(handle, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                sync_file(handle)
+            except OSError:  # the line is written anew, and once only: the system may take for written what is not
+                with suppress(OSError):
+                    os.ftruncate(handle, size)
+                raise
         finally:
             os.close(handle)
         if not size:

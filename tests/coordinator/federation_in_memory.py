@@ -15,7 +15,7 @@ import numpy as np
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
-from semisilo.common.errors import BadPayload
+from semisilo.common.errors import BadPayload, StudyNotOpen
 from semisilo.common.measures.intervals import Interval
 from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TaskSpec, TensorSpec
 from semisilo.common.methods.numerics import NumericsRecord
@@ -79,6 +79,8 @@ class ArithmeticCompute:
     before: Callable[[str, Any], None] = lambda operation, request: None
     after: Callable[[str, Any], None] = lambda operation, request: None
     calls: list[str] = field(default_factory=list)
+    opened: str = ""
+    """The study that was opened last."""
     num_labelled: int = 4
     slices_left: int = 1
     """Of labels alone."""
@@ -113,6 +115,7 @@ class ArithmeticCompute:
                 Export.handled_by(self._export))
 
     def _open_study(self, request: OpenStudy) -> OpenedStudy:
+        self.opened = request.name
         return OpenedStudy(
             frozen=FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
                                num_labelled=self.num_labelled, num_validation=0, num_test=4, num_parameters=4,
@@ -138,6 +141,7 @@ class ArithmeticCompute:
         return PhasesOfRound(phases=self.phases)
 
     def _tasks(self, request: Tasks) -> WrittenTasks:
+        self._check_open(request.study or self.opened)
         text = f"model of {self._read(request.state)}".encode()
         return WrittenTasks(
             tasks={silo: WrittenTask(settings={"round_lr": 0.1},
@@ -161,6 +165,7 @@ class ArithmeticCompute:
         return replace(named, digest=self.payloads.add_file(file), size_bytes=len(text), reference=base)
 
     def _check_update(self, request: CheckUpdate) -> CheckedUpdate:
+        self._check_open(request.study)
         if request.update.path.read_bytes().startswith(b"bad"):
             raise BadPayload("Tensor 'weight' has a value that is not finite.")
         return CheckedUpdate()
@@ -184,6 +189,10 @@ class ArithmeticCompute:
     def _export(self, request: Export) -> Exported:
         request.path.write_text(self._read(request.state))
         return Exported(path=request.path)
+
+    def _check_open(self, study: str) -> None:
+        if study != self.opened:
+            raise StudyNotOpen(f"The study {study} is not open.")
 
     def _write(self, text: str) -> str:
         digest = hashlib.sha256(text.encode()).hexdigest()

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.errors import BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
+from semisilo.common.errors import BadPayload, ComputeFailed, StorageDamaged, StudyNotOpen, TensorsMissing
 from semisilo.common.methods.contract import GroupLayout, Meaning, PayloadRef, Phase, TaskSpec, TensorSpec
 from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.payload.cache import TensorCache
@@ -321,7 +321,10 @@ class CoordinatorWork:
     def answer(self, request: Request[Any]) -> Any:
         if isinstance(request, OpenStudy):
             return self._open(request)
-        if self._study is None:  # as the product's: it died while it opened the study, and a silo's update came first
+        if isinstance(request, CheckUpdate | Tasks) and request.study and (
+                self._study is None or self._study.name != request.study):
+            raise StudyNotOpen(f"The study {request.study} is not open.")
+        if self._study is None:
             raise ComputeFailed("No study is open in the compute process.")
         if isinstance(request, Prepare):
             first = Vector(first_vector(self._study.name).tobytes())

@@ -94,6 +94,37 @@ def test_what_another_process_has_left_is_synchronised_with_its_name_before_it_i
     assert synced == [str(tmp_path / "file"), str(tmp_path)]
 
 
+def test_what_was_found_and_not_kept_is_written_again_before_it_is_believed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After fsync has failed Linux holds the pages for written, and the next fsync says that all is well."""
+    content, unwritten = os.urandom(3 * 2**20 + 5), True
+    (tmp_path / "file").write_bytes(content)
+    written: list[tuple[int, int]] = []
+
+    def pwrite(handle: int, data: bytes, offset: int) -> int:
+        written.append((offset, half := -(-len(data) // 2)))
+        return real(handle, data[:half], offset)
+
+    def fsync(handle: int) -> None:
+        nonlocal unwritten
+        if unwritten:
+            unwritten = False
+            raise OSError(errno.EIO, "broken")
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="broken"):
+        sync_found(tmp_path / "file")
+    assert [offset for offset, _ in written] == [sum(length for _, length in written[:number])
+                                                 for number in range(len(written))]
+    assert sum(length for _, length in written) == len(content)
+    assert (tmp_path / "file").read_bytes() == content
+    written.clear()
+    sync_found(tmp_path / "file")
+    assert written == []
+
+
 @pytest.mark.parametrize("call", ["fsync", "open", "replace"])
 def test_what_the_system_refuses_names_the_file_and_not_the_temporary_one(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:

@@ -277,6 +277,32 @@ def test_clean_removes_what_a_crash_has_left_except_named_transfers(store: Paylo
     assert after.partial("gone", size_bytes=len(CONTENT)).committed_bytes == 0
 
 
+def test_clean_removes_the_journal_of_a_file_that_had_its_name_before_the_kill(
+        store: PayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(store.partial("kept", size_bytes=len(CONTENT)), 1000)
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, len(CONTENT))
+    name = store._name
+
+    class Killed(BaseException):
+        pass
+
+    def killed(file: Path | str, digest: str) -> None:
+        name(file, digest)
+        raise Killed
+
+    monkeypatch.setattr(store, "_name", killed)
+    with pytest.raises(Killed):
+        partial.finish(DIGEST)
+    after = PayloadStore(store.folder)
+    after.clean(keep_partials=["kept"], before_unix=0.0)
+    assert len(incoming(after)) == 3
+    after.clean(keep_partials=["kept"])
+    assert len(incoming(after)) == 2
+    assert after.partial("kept", size_bytes=len(CONTENT)).committed_bytes == 1000
+    assert after.has(DIGEST)
+
+
 def test_verify_finds_a_damaged_and_a_missing_file(store: PayloadStore) -> None:
     temporary = store.temporary()
     temporary.write_bytes(CONTENT)
@@ -403,6 +429,39 @@ def test_a_payload_whose_name_the_disk_did_not_keep_is_there_and_does_not_last(s
     assert (synced, store.lasts(DIGEST)) == ([str(store.folder)], True)
 
 
+@pytest.mark.parametrize("kept_names", [(), (".part",)])
+def test_what_the_disk_did_not_keep_comes_anew_for_it_would_say_the_next_time_that_it_has(
+        store: PayloadStore, monkeypatch: pytest.MonkeyPatch, kept_names: tuple[str, ...]) -> None:
+    """After fsync has failed Linux holds the pages for written; the second fsync says that all is well. Also where the
+    same disk does not let go of the file."""
+    dirty, unlink = set[int](), Path.unlink
+
+    def pwrite(handle: int, data: bytes | memoryview, offset: int, real: Callable[..., int] = os.pwrite) -> int:
+        dirty.update(range(offset, offset + len(data)) if os.readlink(f"/proc/self/fd/{handle}").endswith(".part")
+                     else ())
+        return real(handle, data, offset)
+
+    def refuses(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix in kept_names:
+            raise OSError(errno.EIO, "broken")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, len(CONTENT))
+    dirty.clear()  # as the system sees it
+    with mock.patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), mock.patch.object(Path, "unlink", refuses), \
+            partial, pytest.raises(SystemTrouble):
+        partial.finish(DIGEST)
+    assert [Path(name).suffix for name in incoming(store)] == list(kept_names)
+    assert store.resume_offset("u") == (None if kept_names else 0)
+    with store.partial("u", size_bytes=len(CONTENT)) as partial:
+        assert partial.committed_bytes == 0
+        append(partial, len(CONTENT))
+        assert dirty == set(range(len(CONTENT)))
+        assert partial.finish(DIGEST).read_bytes() == CONTENT
+
+
 def test_what_was_added_lasts(store: PayloadStore) -> None:
     store.add_bytes(CONTENT, DIGEST)
     assert store.lasts(DIGEST)
@@ -450,13 +509,13 @@ def test_a_partial_file_that_is_not_as_it_was_closed_is_read(store: PayloadStore
     again.finish(DIGEST)
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("call", ["pwrite", "replace"])
 def test_a_partial_file_that_the_disk_has_refused_is_read_though_it_was_open(store: PayloadStore, call: str) -> None:
     """What was written and not kept, only reading tells."""
     partial = store.partial("u", size_bytes=len(CONTENT))
     append(partial, 3000 if call == "pwrite" else len(CONTENT))
     steps: dict[str, Callable[[], object]] = {"pwrite": lambda: append(partial, 4000),
-                                              "fsync": lambda: partial.finish(DIGEST)}
+                                              "replace": lambda: partial.finish(DIGEST)}
     with mock.patch(f"os.{call}", side_effect=OSError(errno.EIO, "broken")), pytest.raises(SystemTrouble):
         steps[call]()
     partial.close()

@@ -33,6 +33,7 @@ from semisilo.common.errors import (
     LayoutMismatch,
     NotPermitted,
     StorageDamaged,
+    StudyNotOpen,
     WrongBase,
 )
 from semisilo.common.learning import averaged_training, batch_norm, tensors
@@ -184,7 +185,7 @@ def tasks_of(operations: Operations, state: str, round: int, silos: dict[str, st
 def check(operations: Operations, state: str, path: Path, metrics: dict[str, float]) -> CheckedUpdate:
     """An update of silo a in round 1."""
     declared = SpooledUpdate(header=UpdateHeader("a", 10, metrics), path=path, kept=None)
-    return operations.check_update(CheckUpdate(state=state, round=1, phase=PHASE, update=declared))
+    return operations.check_update(CheckUpdate(study="first", state=state, round=1, phase=PHASE, update=declared))
 
 
 def aggregate(operations: Operations, state: str, round: int, updates: Sequence[SpooledUpdate]) -> Aggregated:
@@ -355,6 +356,24 @@ def test_the_operators_own_study_file_permits_the_factory_that_it_names(
 def test_an_operation_without_a_study_says_so() -> None:
     with pytest.raises(ComputeFailed, match="No study is open"):
         prepare(Operations(lambda fraction, text: None))
+
+
+def test_what_silos_bring_of_a_study_that_is_not_open_waits_and_is_held_against_no_other(
+        federation: Path) -> None:
+    """After a restart another study may be open, whose method and classes say nothing of the update. To be tried again,
+    and not INVALID_ARGUMENT, which would end the task of a silo that did nothing wrong."""
+    (federation / "update").write_bytes(b"is not looked at")
+    asked = CheckUpdate(study="second", state="ab", round=1, phase=PHASE, update=SpooledUpdate(
+        header=UpdateHeader("a", 10, {"unknown": 1.0}), path=federation / "update", kept=None))
+    wanted = Tasks(study="second", state="ab", round=1, phase=PHASE, silos={"a": None}, held={},
+                   link_bytes_per_second=0.0)
+    for operations in (Operations(lambda fraction, text: None), opened(federation)[0]):
+        for request in (asked, replace(asked, masked={}), wanted):
+            with pytest.raises(StudyNotOpen, match="'second'") as caught:
+                run_operation(handlers_of(operations), request.operation(), as_json(request))
+            assert (caught.value.retry, caught.value.status) == (True, "UNAVAILABLE")
+    with pytest.raises(BadPayload):
+        operations.check_update(replace(asked, study="first"))
 
 
 # A round --------------------------------------------------------------------------------------------------------------

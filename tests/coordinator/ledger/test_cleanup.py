@@ -5,13 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from semisilo.common.errors import UsageError
+from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.cleanup import Cleanup, payloads_to_keep, states_to_keep, updates_to_keep
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import DeclaredUpdate, RoundRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from tests.coordinator.ledger_fixture import Filled, add_study, digest, fill_study, query_plan
@@ -100,6 +108,66 @@ def test_after_a_run_of_failed_rounds_the_committed_model_stays() -> None:
 def test_before_round_0_nothing_is_named() -> None:
     assert states_to_keep([], every=50) == set()
     assert states_to_keep([row(0, state=RoundState.PREPARING)], every=50) == set()
+
+
+# While an operator goes back ------------------------------------------------------------------------------------------
+
+
+def with_states(folder: Path) -> tuple[Filled, Path, Cleanup]:
+    """A paused study of which round 6 was committed just now, so that round 2 falls out of what is kept; its folder,
+    with the states of all rounds; what removes some of them."""
+    filled = fill_study(folder, rounds=9, done=6, complete=False)
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    study = filled.federation.studies / "first"
+    (study / "states").mkdir(parents=True)
+    for head in round_heads(filled.ledger, "first"):
+        StateFiles(study / "states").path(head.state_digest).write_bytes(b"a state")
+    return filled, study, Cleanup(ledger=filled.ledger, payloads=PayloadStore(filled.federation.payloads),
+                                  spool=PayloadStore(filled.federation.spool), studies=filled.federation.studies)
+
+
+def go_back(filled: Filled, study: Path) -> None:
+    """As the command does it, in a process of its own."""
+    ledger = Ledger(filled.federation.ledger)
+    try:
+        operate.rollback(ledger, "first", 2, study_folder=study, origin="command")
+    finally:
+        ledger.close()
+
+
+def test_a_round_that_an_operator_goes_back_to_while_updates_are_removed_keeps_its_state(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled, study, cleanup = with_states(tmp_path / "hub")
+    monkeypatch.setattr(cleanup, "_remove_updates", lambda *_: go_back(filled, study))
+    asyncio.run(cleanup.remove_unneeded("first", keep_every=50))
+    assert [head.number for head in round_heads(filled.ledger, "first")] == [0, 1, 2]
+    assert StateFiles(study / "states").path(filled.ledger.committed_digest("first")).is_file()
+
+
+def test_from_the_moment_on_in_which_states_are_chosen_nobody_goes_back_to_one_that_is_removed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes back waits for the transaction in which they are chosen, and then finds none of them."""
+    filled, study, cleanup = with_states(tmp_path / "hub")
+    replace, unlink, removed = os.replace, Path.unlink, list[str]()
+
+    def chosen(source: Path, target: Path) -> None:
+        with closing(sqlite3.connect(filled.federation.ledger, timeout=0)) as other, \
+                pytest.raises(sqlite3.Error, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        replace(source, target)
+
+    def slow(path: Path, missing_ok: bool = False) -> None:
+        with pytest.raises(UsageError, match="its files are gone"):
+            go_back(filled, study)
+        removed.append(path.name)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr("os.replace", chosen)
+    monkeypatch.setattr(Path, "unlink", slow)
+    asyncio.run(cleanup.remove_unneeded("first", keep_every=50))
+    assert len(removed) == 2
+    assert operate.returnable_rounds(filled.ledger, "first", study_folder=study) == [0, 3, 4, 5]
+    assert len(list((study / "states").iterdir())) == 5, "nothing is left beside"
 
 
 # Updates and payloads -------------------------------------------------------------------------------------------------

@@ -108,6 +108,25 @@ def test_sums_of_a_process_take_a_row_for_each_key_and_leave_those_of_others_alo
     assert len(first._rows) == 1, "of rounds that are over nothing is kept"
 
 
+def test_what_a_new_try_of_a_round_costs_is_not_added_to_the_try_that_is_gone(ledger: Ledger) -> None:
+    """The study went back behind the round, and its bytes are counted by the same process."""
+    wire, other = replace(ROW, round=5, kind="wire", item="tcp"), replace(ROW, round=4, kind="wire", item="tcp")
+    payload, sums = replace(ROW, round=5), CostSums(ledger)
+    for _ in range(2):
+        sums.add([wire, other])
+        add_to_cost(ledger, payload)
+    with ledger.transaction() as db:
+        db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason, cost_row)"
+                   " SELECT 's', 4, 0, 'command', '', '', max(rowid) FROM cost")
+    for _ in range(3):
+        sums.add([wire, other])
+        add_to_cost(ledger, payload)
+    assert [(row.kind, row.round, row.gone, row.bytes, row.count) for row in costs_of(ledger, "s")] == [
+        ("wire", 4, 0, 500, 5),
+        ("payload", 5, 1, 200, 2), ("payload", 5, 0, 300, 3), ("wire", 5, 1, 200, 2), ("wire", 5, 0, 300, 3)]
+    assert len(ledger.query("SELECT 1 FROM cost")) == 5
+
+
 def test_a_number_that_has_gone_to_another_row_is_no_sum(ledger: Ledger) -> None:
     rows = CostSums(ledger)
     rows.add([ROW])

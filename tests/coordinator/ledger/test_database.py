@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -425,13 +426,13 @@ def test_what_is_checkpointed_elsewhere_reaches_the_file_and_nobody_sees_a_chang
 class _Failing:
     """A connection of which some statements fail, as on a disk that refuses."""
 
-    def __init__(self, db: sqlite3.Connection, *failing: str) -> None:
-        self._db, self.failing = db, failing
+    def __init__(self, db: sqlite3.Connection, *failing: str, code: int = sqlite3.SQLITE_IOERR) -> None:
+        self._db, self.failing, self._code = db, failing, code
 
     def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
         if sql in self.failing:
             error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            error.sqlite_errorcode = self._code
             raise error
         return self._db.execute(sql, *values)
 
@@ -449,3 +450,35 @@ def test_a_transaction_that_can_neither_be_committed_nor_taken_back_does_not_swa
     assert not ledger._db.in_transaction
     assert [row["kind"] for row in ledger.query("SELECT kind FROM event")] == ["kept"]
     assert ledger.check_events() == 1
+
+
+def test_what_the_disk_did_not_keep_of_the_log_is_nothing_that_lasts_hangs_on(tmp_path: Path,
+                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """After fsync has failed Linux holds the pages of an earlier transaction for written, which did not wait for the
+    disk. SQLite reads its log up to the first page that is missing: what follows would be gone with it, though its own
+    fsync said that all was well."""
+    monkeypatch.setattr(ledger_file, "_BUSY_SECONDS", 0.05)
+    ledger, log = Ledger(tmp_path / "ledger.sqlite"), tmp_path / "ledger.sqlite-wal"
+    ledger.query("PRAGMA wal_checkpoint(TRUNCATE)")
+    with ledger.transaction(lasting=False):
+        ledger.event("not waited for")
+    failing = _Failing(ledger._db, "COMMIT", code=sqlite3.SQLITE_IOERR_FSYNC)
+    ledger._db = failing  # type: ignore[assignment]
+    with pytest.raises(SystemTrouble, match="disk I/O error"):
+        ledger.event("tried")
+    failing.failing = ()
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM event").fetchone() == (1,)
+        for _ in range(2):
+            with pytest.raises(SystemTrouble, match="another process has it open"):
+                ledger.event("tried")
+    ledger.event("lasts")
+    kept = log.stat().st_size
+    ledger.event("is logged behind that")
+    assert log.stat().st_size > kept, "once is enough"
+    alone = tmp_path / "alone.sqlite"
+    alone.write_bytes(ledger.path.read_bytes())  # as if the log were lost
+    ledger.close()
+    with closing(sqlite3.connect(f"file:{alone}?immutable=1", uri=True)) as file:
+        assert file.execute("SELECT kind FROM event").fetchall() == [("not waited for",)]

@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.errors import SystemTrouble, TaskClosed
+from semisilo.common.errors import StudyNotOpen, SystemTrouble, TaskClosed
 from semisilo.common.methods.contract import Phase, TaskSpec
+from semisilo.coordinator.compute.messages import Export
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of, take_cancelled_back
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.secure_sums.sums import open_sum
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine as engine_module
+from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.studies.describe import describe_study
 from semisilo.coordinator.tasks.task_service import Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.rounds.test_engine import SILOS, behind_masks, run, start, until
+from tests.coordinator.tasks.collecting import HeldUp
 
 
 def life(folder: Path) -> Coordinator:
@@ -213,6 +216,44 @@ def test_an_update_that_has_come_before_another_study_began_is_taken_once_its_ow
         assert (await coordinator.begin(task, content)).resume_offset == len(content)
         await end(engine)
         coordinator.close()
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_after_a_restart_an_update_is_held_against_its_own_study_and_not_against_the_one_that_is_open(
+        tmp_path: Path, paused: bool) -> None:
+    """Before it goes on, the coordinator writes the model of a study that was stopped meanwhile. The silo has trained
+    while nobody served, and sends what it has at once: it tries again until its study is open."""
+    async def scenario() -> None:
+        first, engine, _ = await one_failed_and_the_next_works(tmp_path)
+        task = await first.ask("alpha")
+        assert isinstance(task, TaskSpec)
+        queue_again(first, "s")
+        operate.stop(first.ledger, "s", origin="command")
+        if paused:
+            operate.pause(first.ledger, "t", origin="command")
+        await end(engine)
+        first.close()
+        second = life(tmp_path)
+        writing = HeldUp(second, Export)
+        engine = asyncio.ensure_future(second.engine.run_next())
+        await until(second, lambda: writing.waiting == 1)
+        assert second.compute.opened == "s"
+        with pytest.raises(StudyNotOpen):
+            await second.deliver(task, content_of(task))
+        writing.may.set()
+        if paused:
+            await until(second, lambda: second.runtime.reason is StandbyReason.PAUSED)
+            with pytest.raises(StudyNotOpen):
+                await second.deliver(task, content_of(task))
+            operate.resume(second.ledger, "t", origin="command")
+        await until(second, lambda: second.compute.opened == "t")
+        assert (await second.begin(task, content_of(task))).resume_offset == len(content_of(task)), "its bytes stay"
+        await second.deliver(task, content_of(task))
+        assert second.ledger.task_states("t", 1, 0)["alpha"] is TaskState.UPDATED
+        assert not second.ledger.query("SELECT 1 FROM event WHERE kind = 'task_refused'")
+        await end(engine)
+        second.close()
     asyncio.run(scenario())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,29 @@ def test_a_silo_with_part_in_a_study_that_shares_gets_the_file_that_was_written_
         found.path.write_bytes(b"another model")
         with pytest.raises(PayloadNotServed):
             await models.path_for("beta", "s", found.digest)
+        coordinator.close()
+    run(scenario())
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_not_taken_for_the_one_that_replaces_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a study that went back ends again."""
+    async def scenario() -> None:
+        coordinator = await finished(tmp_path)
+        models, path = SharedModels(coordinator.ledger, tmp_path / "studies"), tmp_path / "studies/s/model.safetensors"
+        old, new, opened = path.read_bytes(), b"another model", Path.open
+        (tmp_path / "new").write_bytes(new)
+
+        def replaced(file: Path, *arguments: Any) -> Any:
+            found = opened(file, *arguments)
+            if file == path and (tmp_path / "new").exists():
+                os.replace(tmp_path / "new", path)
+            return found
+
+        monkeypatch.setattr(Path, "open", replaced)
+        for content in (old, new):
+            found = await models.describe("alpha", "s")
+            assert (found.digest, found.size_bytes) == (hashlib.sha256(content).hexdigest(), len(content))
         coordinator.close()
     run(scenario())
 

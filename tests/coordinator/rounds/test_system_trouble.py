@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import SystemTrouble
+from semisilo.common.errors import BadData, ComputeFailed, SystemTrouble
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.federation_in_memory import Coordinator, study_config
@@ -98,6 +98,26 @@ def test_a_stopped_study_is_opened_with_other_images_for_its_model_alone(stopped
     asyncio.run(run(stopped))
     stopped.close()
     assert opened == {"s": True, "t": False}
+    assert (stopped.folder / "studies" / "s" / "model.safetensors").exists()
+
+
+def test_a_stopped_study_is_opened_again_once_another_could_not_be_opened(stopped: Coordinator) -> None:
+    """The compute process lets go of one study before it has opened the next; the model of the first still waits."""
+    disk = Disk(stopped, "export")
+    before: Callable[[str, Any], None] = stopped.compute.before
+
+    def cannot_be_opened(name: str, request: Any) -> None:
+        before(name, request)
+        if name == "open_study" and request.name == "t":
+            stopped.compute.opened, disk.is_full = "", False
+            raise BadData("The images of t are away.")
+        if name == "export" and not stopped.compute.opened:
+            raise ComputeFailed("No study is open in the compute process.")
+
+    stopped.compute.before = cannot_be_opened
+    asyncio.run(run(stopped))
+    assert stopped.ledger.study_state("t") is StudyState.FAILED
+    stopped.close()
     assert (stopped.folder / "studies" / "s" / "model.safetensors").exists()
 
 

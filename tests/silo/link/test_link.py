@@ -233,7 +233,7 @@ _TRIED_AGAIN = {
     "FAILED", "BAD_DATA", "COMPUTE_FAILED", "DISK_FULL", "PORT_IN_USE", "NO_SUCH_ADDRESS", "PROCESS_GROUP_LOST",
     "STORAGE_DAMAGED", "SYSTEM_TROUBLE",
     # The line, and what only time changes:
-    "CLOCK_SKEW", "CONNECTION_REFUSED", "TOO_MANY_CALLS", "UNREACHABLE",
+    "CLOCK_SKEW", "CONNECTION_REFUSED", "STUDY_NOT_OPEN", "TOO_MANY_CALLS", "UNREACHABLE",
     # No coordinator answers a silo's calls with these: they are this side's own, or of other ports.
     "INVITATION_EXPIRED", "INVITATION_INVALID", "INVITATION_USED", "TENSORS_MISSING"}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -143,6 +145,18 @@ def test_a_disk_that_takes_half_a_line_keeps_none(path: Path, monkeypatch: pytes
             saw(record, signed(4))
     assert len(lines(path)) == 1
     assert "cut" in saw(record, signed(4)), "it is looked at again when it comes again"
+
+
+def test_a_line_that_the_disk_did_not_keep_is_written_anew_and_once(path: Path) -> None:
+    """After fsync has failed Linux holds the page for written, and the next fsync says that all is well."""
+    record = HeadRecord(path, AUTHORITY)
+    saw(record, signed(5))
+    before = path.read_bytes()
+    with mock.patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        saw(record, signed(7))
+    assert path.read_bytes() == before
+    assert saw(record, signed(7)) == ""
+    assert [each.signed for each in lines(path)] == [signed(5), signed(7)]
 
 
 def test_a_hostile_head_is_refused_and_not_kept(path: Path) -> None:
