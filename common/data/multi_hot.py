@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NO_FINDING", "class_counts", "findings_of", "num_strata", "strata_of", "to_rows"]
+__all__ = ["NO_FINDING", "class_counts", "findings_of", "is_said", "num_strata", "strata_of", "to_rows"]
 
 
 NO_FINDING = frozenset(("no finding", "no findings", "no_finding", "nofinding", "none"))
@@ -48,6 +48,13 @@ def to_rows(findings: Sequence[Sequence[str]], classes: Sequence[str], *, asked:
 def findings_of(row_K: Sequence[int], classes: Sequence[str]) -> tuple[str, ...]:
     """The findings of one image by name; () for none."""
     return tuple(name for name, shown in zip(classes, row_K, strict=True) if shown == 1)
+
+
+def is_said(labels: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Whether an image has a label, bool (N,), of labels (N,) that of every image; of multi-hot rows (N, K) whether any
+    class is known: one of nothing but -1 says nothing, and its image is unlabelled."""
+    said_N: NDArray[np.bool_] = np.ones(len(labels), dtype=bool) if labels.ndim == 1 else labels.max(axis=1) >= 0
+    return said_N
 
 
 def class_counts(labels: torch.Tensor | None, num_classes: int) -> tuple[int, ...]:

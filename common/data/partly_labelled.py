@@ -10,7 +10,8 @@
 | a table, Parquet             | rows with a label                      | rows without                             |
 
 The two parts of an .npz may be empty. Its `unlabelled_steps` (one whole number per image, from 0) let the unlabelled
-images come in steps of `rounds_per_step` rounds each: the streaming setting of FedMatch.
+images come in steps of `rounds_per_step` rounds each: the streaming setting of FedMatch. Where images may have several
+labels or none, images of an .npz of which no class is known (a row of -1) are unlabelled.
 
 Shapes: N unlabelled images.
 """
@@ -32,6 +33,7 @@ from semisilo.common.data.formats.registry import NPZ, TABLE, has_suffix
 from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, joined
 from semisilo.common.data.layout import layout_of, refuse_parts
+from semisilo.common.data.multi_hot import is_said
 from semisilo.common.data.readers import (
     arrays_of,
     check_folders,
@@ -117,9 +119,9 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
     labelled = use_labels and survey(source, selection).num_labelled > 0
     found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
                         labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk,
-                        selection=selection, multi_label=multi_label)
-    return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
-                          skipped=found.skipped, tied=found.tied, ranges=found.ranges)
+                        selection=selection, multi_label=multi_label, keeps_unsaid=True)
+    said, unsaid = _by_rows(found.images)
+    return PartlyLabelled(labelled=said, unlabelled=unsaid, skipped=found.skipped, tied=found.tied, ranges=found.ranges)
 
 
 def _folders_say_nothing(source: str, path: Path | None) -> bool:
@@ -185,7 +187,10 @@ def survey_partly_labelled(source: str, selection: Selection = Selection()) -> P
     parts = parts_of(source, path, split)
     if parts is not None:
         steps = 0 if parts.steps_N is None else int(parts.steps_N.max(initial=-1)) + 1
-        return PartlySurvey(labelled=parts.labelled, unlabelled=parts.unlabelled, steps=steps)
+        said = survey(f"{_base(source)}#{LABELLED}").num_with_rows if parts.labelled else None
+        labelled_count = parts.labelled if said is None else said
+        return PartlySurvey(labelled=labelled_count, steps=steps,
+                            unlabelled=parts.labelled + parts.unlabelled - labelled_count)
     found = survey(source, selection)
     labelled_count = found.num_labelled
     return PartlySurvey(labelled=labelled_count, unlabelled=found.num_images - labelled_count)
@@ -355,7 +360,7 @@ def parts_of(source: str, path: Path | None, split: str) -> archive.Parts | None
 
 def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tuple[str, ...], use_labels: bool,
                 progress: Progress | None, *, multi_label: bool = False) -> PartlyLabelled:
-    base = source.removesuffix(f"#{LABELLED}").removesuffix(f"#{UNLABELLED}")
+    base = _base(source)
     total = parts.labelled + parts.unlabelled
 
     def read(part: str, done: int, count: int, *, with_labels: bool) -> ReadResult | None:
@@ -363,20 +368,35 @@ def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tup
             return None
         return read_images(f"{base}#{part}", size=form.size, channels=form.channels, resize=form.resize,
                            classes=classes, labelled=with_labels, reading=form.reading, multi_label=multi_label,
-                           progress=_share_of(progress, done, count, total))
+                           progress=_share_of(progress, done, count, total), keeps_unsaid=True)
 
     first = read(LABELLED, 0, parts.labelled, with_labels=use_labels)
     second = read(UNLABELLED, parts.labelled, parts.unlabelled, with_labels=False)
-    labelled, unlabelled = (None if part is None else part.images for part in (first, second))
-    steps_N = parts.steps_N
-    if not use_labels and labelled is not None:
-        unlabelled = labelled if unlabelled is None else joined(labelled, unlabelled)
-        labelled = None
+    labelled, more = (None, None) if first is None else _by_rows(first.images)
+    unlabelled, steps_N = None if second is None else second.images, parts.steps_N
+    if more is not None:
+        unlabelled = more if unlabelled is None else joined(more, unlabelled)
         if steps_N is not None:
-            steps_N = np.concatenate([np.full(parts.labelled, -1, dtype=np.int64), steps_N])
+            steps_N = np.concatenate([np.full(len(more), -1, dtype=np.int64), steps_N])
     return PartlyLabelled(labelled=labelled, unlabelled=unlabelled, steps_N=steps_N,
                           rounds_per_step=parts.rounds_per_step, tied=_united(first, second),
                           ranges=_largest(first, second))
+
+
+def _base(source: str) -> str:
+    """The file of an .npz with two parts, whichever of them is named."""
+    return source.removesuffix(f"#{LABELLED}").removesuffix(f"#{UNLABELLED}")
+
+
+def _by_rows(images: ImageSet) -> tuple[ImageSet | None, ImageSet | None]:
+    """Images with a label, and those without; None for a part without images."""
+    if images.labels_N is None:
+        return None, images
+    said_N = is_said(images.labels_N.numpy())
+    if said_N.all():
+        return images, None
+    said = images.subset(np.flatnonzero(said_N)) if said_N.any() else None
+    return said, images.subset(np.flatnonzero(~said_N)).without_labels()
 
 
 def _share_of(progress: Progress | None, done: int, count: int, total: int) -> Progress | None:

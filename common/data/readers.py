@@ -51,7 +51,7 @@ from semisilo.common.data.formats.registry import (
 )
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
 from semisilo.common.data.layout import refuse_parts
-from semisilo.common.data.multi_hot import findings_of, to_rows
+from semisilo.common.data.multi_hot import findings_of, is_said, to_rows
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.text.describe import describe_bytes
@@ -72,7 +72,7 @@ def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
     labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
     reading: Reading = Reading(), disk: Path | None = None, selection: Selection = Selection(),
-    multi_label: bool = False, ranges: Mapping[str, float] | None = None,
+    multi_label: bool = False, ranges: Mapping[str, float] | None = None, keeps_unsaid: bool = False,
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
@@ -90,6 +90,7 @@ def read_images(
         selection: which DICOM files count, and how the patients of images are known.
         multi_label: whether images may have several labels or none.
         ranges: what values of more than 8 bits are divided by at least: what was found on other images of the study.
+        keeps_unsaid: whether images of an .npz of which no class is known, which have no label, stay with rows of -1.
     Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows;
         with several labels int8 (N, K) of 1, 0 and, for a class that the source was never asked for, -1.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
@@ -130,8 +131,13 @@ def read_images(
     divided = {**(ranges or {}), **({} if found_range is None else dict([found_range]))}
     for found_kind, limit in arrays.ranges:
         divided[found_kind] = max(limit, divided.get(found_kind, 0.0))
-    return ReadResult(_image_set(squares, labels_N, image_names, patients), names, (),
-                      () if found_range is None else found_range[:1], divided)
+    images, skipped = _image_set(squares, labels_N, image_names, patients), tuple[Skipped, ...]()
+    if labels_N is not None and not keeps_unsaid:
+        _check_any_said(source, labels_N)
+        said_N = is_said(labels_N)
+        if unsaid := int((~said_N).sum()):
+            images, skipped = images.subset(np.flatnonzero(said_N)), (Skipped(f"{unsaid} rows", "have no label"),)
+    return ReadResult(images, names, skipped, () if found_range is None else found_range[:1], divided)
 
 
 def kind_of(path: Path | None) -> SourceKind:
@@ -196,7 +202,8 @@ def survey(source: str, selection: Selection = Selection()) -> Survey:
         counts = _class_counts(arrays.labels_N, arrays.classes)
         return Survey("digits" if path is None else "npz", arrays.shape[0], arrays.classes, counts,
                       {(arrays.shape[2], arrays.shape[1]): arrays.shape[0]},
-                      3 if len(arrays.shape) == 4 and arrays.shape[3] > 1 else 1, num_with_rows=arrays.shape[0]
+                      3 if len(arrays.shape) == 4 and arrays.shape[3] > 1 else 1,
+                      num_with_rows=int(is_said(arrays.labels_N).sum())
                       if arrays.labels_N is not None and arrays.labels_N.ndim == 2 else None)
     assert path is not None
     listing = listing_of(path, split, source=source, selection=selection)
@@ -452,7 +459,16 @@ def check_labelled(source: str, *, classes: tuple[str, ...], selection: Selectio
         return
     arrays = arrays_of(source, path, split, labels="needed", pixels=False, multi_label=multi_label,
                        classes=classes)
-    check_labels(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
+    labels_N = _known(arrays.labels_N)
+    check_labels(arrays.source, labels_N, arrays.classes, arrays.classes_named, classes)
+    _check_any_said(source, labels_N)
+
+
+def _check_any_said(source: str, labels_N: NDArray[np.integer]) -> None:
+    """Raises: BadData for an .npz in which no class of any image is known."""
+    if not is_said(labels_N).any():
+        raise BadData(f"{source}: holds {len(labels_N)} images and no label: no class of any is known (-1).",
+                      remedy="Write 1 or 0 where a class is known, or use them as unlabelled.")
 
 
 def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, multi_label: bool = False) -> None:

@@ -80,7 +80,7 @@ class MultiLabelEvaluation:
     """
 
     loss: float
-    """Mean over the images of binary cross-entropy, summed over the classes."""
+    """Mean over the images of binary cross-entropy, summed over the known classes; images without any do not count."""
     count: int
     areas: ByClass
     """Under the receiver operating characteristic; all None where a logit is not finite."""
@@ -89,7 +89,7 @@ class MultiLabelEvaluation:
     class_counts: tuple[ClassCounts, ...]
     """By label, of answers at 0.5."""
     exact_match: float
-    """Share of the images of which every class is answered rightly at 0.5."""
+    """Share of the images of which every known class is answered rightly at 0.5; likewise."""
     calibration_errors: ByClass
     """Expected calibration error of each class's probability, 15 bins; all None where a logit is not finite."""
     is_finite: bool
@@ -211,7 +211,8 @@ def _of_findings(logits_NK: Tensor, rows_NK: Tensor) -> MultiLabelEvaluation:
         (None,) * rows_NK.shape[1])
     p_NK, cuts_K = sigmoid(logits_NK.float().cpu().numpy()), np.full(rows.shape[1], AVERAGE_CUT)
     return MultiLabelEvaluation(
-        loss=sum(losses) / len(rows), count=len(rows), areas=finding_areas(p_NK, rows) if is_finite else none,
+        loss=sum(losses) / max(1, int((rows >= 0).any(axis=1).sum())), count=len(rows),
+        areas=finding_areas(p_NK, rows) if is_finite else none,
         average_precisions=average_precisions(p_NK, rows) if is_finite else none,
         class_counts=counts_at(p_NK, rows, cuts_K), exact_match=exact_match(p_NK, rows, cuts_K), is_finite=is_finite,
         calibration_errors=calibration_errors(p_NK, rows) if is_finite else none)

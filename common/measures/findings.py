@@ -132,7 +132,8 @@ class FindingsMeasures:
     f1_macro: float | None
     f1_macro_interval: Interval | None
     exact_match: float
-    """Share of the images of which every class is answered rightly, at the thresholds."""
+    """Share of the images of which every known class is answered rightly, at the thresholds; of those of which any is
+    known."""
     exact_match_interval: Interval | None
     classes: tuple[FindingMeasures, ...]
     thresholds_from: str
@@ -241,6 +242,8 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
             calibration_with_scaling=None if scaled is None else finding_calibration(p_NK[known_N, label], is_N)))
     f1s = [each.f1 for each in found if each.f1 is not None]
     exact, known_NK = exact_match(p_NK, rows_NK, cuts_K), rows_NK >= 0
+    said_N: NDArray[np.bool_] = rows_NK.max(axis=1) >= 0
+    said_worth = None if independent is None else worth_of(patients, said_N) or independent.total
     return FindingsMeasures(
         images=len(rows_NK), auroc_macro=areas.macro,
         auroc_macro_interval=_together([each.auroc_interval for each in found]),
@@ -248,8 +251,7 @@ def measure_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], 
         average_precision_macro_interval=_together([each.average_precision_interval for each in found]),
         f1_macro=sum(f1s) / len(f1s) if f1s else None,
         f1_macro_interval=_together([each.f1_interval for each in found]), exact_match=exact,
-        exact_match_interval=share_interval(
-            exact, len(rows_NK), None if independent is None else independent.total), classes=tuple(found),
+        exact_match_interval=share_interval(exact, int(said_N.sum()), said_worth), classes=tuple(found),
         thresholds_from=thresholds_from, micro=_micro(p_NK, rows_NK, cuts_K, patients),
         expected_error_macro=_mean([each.calibration for each in found]),
         expected_error_macro_with_scaling=None if all(each.scaling is None for each in found) else

@@ -98,9 +98,12 @@ def counts_at(scores_NK: Floats, rows_NK: NDArray[np.integer], thresholds_K: Flo
 
 
 def exact_match(scores_NK: Floats, rows_NK: NDArray[np.integer], thresholds_K: Floats) -> float:
-    """Share of the images of which every known class is answered rightly."""
+    """Share of the images of which every known class is answered rightly, of those of which any is known; 0 without
+    such images."""
     _check(scores_NK, rows_NK)
-    return float((((scores_NK >= thresholds_K) == (rows_NK == 1)) | (rows_NK < 0)).all(axis=1).mean())
+    right_N = (((scores_NK >= thresholds_K) == (rows_NK == 1)) | (rows_NK < 0)).all(axis=1)
+    known_N = (rows_NK >= 0).any(axis=1)
+    return float(right_N[known_N].mean()) if known_N.any() else 0.0
 
 
 def f1_of(counts: ClassCounts) -> float | None:

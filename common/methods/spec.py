@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from semisilo.common.methods.parts.privacy import Unit
     from semisilo.common.methods.parts.robust import Rule
 
-__all__ = ["EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS", "STATISTICS",
-           "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least",
-           "below_one", "check_metrics", "coordinator_has_labels", "counts_of", "is_declared", "positive",
-           "refuse_unused", "silos_have_labels", "within"]
+__all__ = ["ACCEPTED_STEP", "EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS",
+           "STATISTICS", "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
+           "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
+           "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -37,6 +37,8 @@ MAX_COUNT = 10**9
 FROZEN = "frozen"
 """Tensor group that tasks of any method bring where a study freezes parts of its network: the tensors that nobody
 trains. It comes down and never goes up. Strategies and trainers do not see it."""
+ACCEPTED_STEP = "accepted_step"
+"""Number of a round of any method with a gate: the share of what the silos returned that was taken over, 0 to 1."""
 EPSILON = "epsilon"
 """Metric of any method with differential privacy of single images: what the study has spent of those of the silo, at
 its own delta. It follows from counts alone, so no policy need permit it."""

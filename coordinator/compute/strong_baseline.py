@@ -304,19 +304,21 @@ class StrongLabelsAlone(LabelsAlone[StrongRecipe, SavedStrongWork]):
         yield from self._load_statistics(self._averaged, images_NCHW, purpose="labels_alone_batch_norm")
 
     def _tried(self, trial: Trial) -> Generator[float, None, list[bool]]:
-        """Which answers on the held-out images a trial has right."""
+        """Which answers on the held-out images a trial has right; none where a logit is not finite: it diverged, and
+        NaN would count as the class that it happens to fall on."""
         part = self._parts[trial.fold]
         few_n = part.learns_n[torch.randperm(len(part.learns_n), generator=torch_generator(
             self._environment.seed, "labels_alone_few"))[:_MEASURED_ON]]
         yield from self._load_average(self._labelled.images_NCHW[few_n])
         self._averaged.eval()
-        right: list[bool] = []
+        right, finite = list[bool](), True
         for cut in inference_batches(len(part.held_n), _PIECE):
             images_BCHW = part.held.images_NCHW[part.held_n[cut]]
             logits_BK = logits_of(self._averaged, images_BCHW, self._environment.image)
             right += rightly_answered(logits_BK.cpu(), part.labels_n[cut]).tolist()
+            finite = finite and bool(torch.isfinite(logits_BK).all())
             yield 0.0
-        return right
+        return right if finite else [False] * len(right)
 
     # The search -------------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,13 @@ silos say of the model that a task brought (site evaluations).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import SemisiloError
+from semisilo.common.methods.spec import ACCEPTED_STEP, MEASURING
 from semisilo.coordinator.ledger.ledger import Ledger, digest_of_column
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
@@ -23,7 +24,7 @@ __all__ = ["AllRefused", "OpenTask", "ReceivedAnswer", "Refusal", "RefusedTask",
            "counts_of_evaluation", "first_update", "has_answers", "has_taken_part", "is_committed", "last_refusal",
            "last_refusals", "not_added_up", "open_tasks", "received_answers", "refusal_reasons", "silo_parts",
            "silos_that_refused_all", "site_evaluation_counts", "site_evaluations", "sizes_of_last_updates",
-           "task_counts", "tasks_of_phase", "training_seconds"]
+           "takes_in", "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 _NOT_ADDED = ("(task.update_id IS NOT NULL AND EXISTS (SELECT 1 FROM phase WHERE phase.study = task.study AND"
@@ -332,12 +333,28 @@ def last_refusal(ledger: Ledger, study: str, number: int) -> Refusal | None:
 
 
 def first_update(ledger: Ledger, study: str) -> int | None:
-    """The first committed round of a study that has taken in an update; None where none has."""
+    """The first committed round of a study that has taken in an update, as `takes_in` has it; None where none has."""
     # In the order of the index, so that with updates from the beginning few rows are read, however long a study is.
-    found = ledger.query("SELECT task.round FROM task JOIN round ON round.study = task.study AND round.number ="
-                         " task.round WHERE task.study = ? AND task.state = ? AND round.state = ? ORDER BY task.round"
-                         " LIMIT 1", study, TaskState.UPDATED, RoundState.COMPLETED)
-    return found[0]["round"] if found else None
+    found = ledger.query(
+        "SELECT number FROM round WHERE study = ? AND state = ? AND (coalesce(json_extract(metrics_json, ?), 1) > 0 AND"
+        " EXISTS (SELECT 1 FROM task WHERE task.study = round.study AND task.round = round.number AND task.state = ?)"
+        " OR EXISTS (SELECT 1 FROM phase CROSS JOIN task ON task.study = phase.study AND task.round = phase.round AND"
+        " task.phase = phase.number WHERE phase.study = round.study AND phase.round = round.number AND phase.name IN"
+        " (?, ?) AND task.state = ?)) ORDER BY number LIMIT 1", study, RoundState.COMPLETED, f"$.{ACCEPTED_STEP}",
+        TaskState.UPDATED, *MEASURING, TaskState.UPDATED)
+    return found[0]["number"] if found else None
+
+
+def takes_in(metrics: Mapping[str, float], answers: Iterable[TaskAnswer]) -> bool:
+    """Whether anything that silos sent in a round is in its model: an update, unless the gate has accepted nothing of
+    it, or batch-norm statistics.
+
+    Args:
+        metrics: of the round.
+        answers: of all its phases.
+    """
+    accepted = metrics.get(ACCEPTED_STEP, 1.0) > 0
+    return any(each.state is TaskState.UPDATED and (accepted or each.phase in MEASURING) for each in answers)
 
 
 def has_taken_part(ledger: Ledger, study: str, silo: str) -> bool:

@@ -23,7 +23,7 @@ from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
 from semisilo.coordinator.ledger.records import FrozenStudy, RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
-from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations
+from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations, takes_in
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.results.by_class import ByClass, by_class_of_study
 from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, left_of_silos
@@ -101,6 +101,8 @@ class RoundSummary:
     reason: str
     updates: int = 0
     """Updates that were accepted, in all phases."""
+    taken_in: bool = False
+    """Whether anything of them is in the model: not where the gate has accepted nothing."""
     examples: Mapping[str, int] = field(default_factory=dict)
     """Silo -> of how many images its updates are, 0 where it sent none."""
     answered: frozenset[str] = frozenset()
@@ -196,7 +198,7 @@ class StudySummary:
     def shown(self) -> ShownModel:
         """Whose numbers these are: the last round's while it runs, then those of the model that is handed over."""
         return shown_model(self.row, self.rounds, self.choice, first_update=next((
-            each.number for each in self.rounds if each.state is RoundState.COMPLETED and each.updates), None))
+            each.number for each in self.rounds if each.state is RoundState.COMPLETED and each.taken_in), None))
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -224,7 +226,7 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
                                     book.traffic(dense_bytes=dense, round=entry.number))
                    for entry in rows)
     choice = choice_of(row, rows, first_update=next(
-        (each.number for each in rounds if each.state is RoundState.COMPLETED and each.updates), None))
+        (each.number for each in rounds if each.state is RoundState.COMPLETED and each.taken_in), None))
     asked = {silo for entry in rounds for silo in entry.outcomes}
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
@@ -314,5 +316,6 @@ def _summarise_round(row: RoundRow, answers: Sequence[TaskAnswer], traffic: Traf
                         seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
                         reason=row.reason, examples=examples,
                         updates=sum(answer.state is TaskState.UPDATED for answer in answers),
+                        taken_in=takes_in(row.metrics, answers),
                         answered=frozenset(answer.silo for answer in answers
                                            if answer.state in (TaskState.UPDATED, TaskState.ABSTAINED)))

@@ -6,8 +6,9 @@ Source: Zhang et al., FedMix (arXiv 2110.13388).
 |------------|------------------------------------------|---------------------------------------------------------|
 | round 0    | none                                     | sigma = w; measure statistics on the labels             |
 | each round | train                                    | train sigma from the w that was sent, average psi, mix, |
-|            |                                          | measure statistics, learning rate                       |
+|            |                                          | measure statistics                                      |
 |            | statistics, if silos give theirs as well | merge what silos measured with what the labels gave     |
+| round ends |                                          | plateau rule of the learning rate, if asked for         |
 
 In the paper's time the coordinator and the silos train side by side; so sigma starts from the model that was sent,
 and what silos are pulled to is the sigma of the round before.
@@ -18,8 +19,9 @@ for silos only. `[augmentation] policy = "none"` would take it from both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -37,7 +39,7 @@ from semisilo.coordinator.strategies.parts.labelled_training import (
     model_at_coordinator,
     train_on_labels,
 )
-from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.phases import TRAIN, TrainAndMeasure
 from semisilo.coordinator.strategies.parts.plateau import Plateau, plateau_lr
 from semisilo.coordinator.strategies.parts.served import ServedState
 
@@ -118,7 +120,7 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
         return tally.plus(header.silo, groups["model"].tensors, like=state.w), None
 
     def train_finish(self, state: FedMixState, tally: AverageTally, *, round: int) -> FedMixState:
-        """sigma_{t+1} from w_t, psi, the mixture and its statistics, the learning rate.
+        """sigma_{t+1} from w_t, psi, the mixture and its statistics; where no silo measures, the learning rate too.
 
         When no update was accepted, psi is w_t: sigma learns all the same and is mixed in.
         """
@@ -131,16 +133,22 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
                        mix_gamma=settings.mix_gamma)
         tensors.load_into(model, w)
         own = self._statistics.own(model, round=round, report_from=_TRAINING)
-        statistics = self._statistics.used(own)
-        plateau = self._plateau(model, statistics, state)
         self._environment.report(1.0, "")
-        return FedMixState(
-            round=round, w=w, sigma=sigma, counts=tally.participation, batch_norm=statistics, own_statistics=own,
-            opt_buf=found.momentum if settings.momentum else None, lr=plateau.lr, lowest_loss=plateau.best,
-            rounds_left=plateau.left,
+        after = FedMixState(
+            round=round, w=w, sigma=sigma, counts=tally.participation, batch_norm=self._statistics.used(own),
+            own_statistics=own, opt_buf=found.momentum if settings.momentum else None, lr=state.lr,
+            lowest_loss=state.lowest_loss, rounds_left=state.rounds_left,
             diagnostics={"sigma_loss": found.loss, "lr": state.lr, "psi_step": _distance(psi, state.w),
                          "sigma_step": _distance(sigma, state.w), "model_step": _distance(w, state.w),
                          **_participation(tally)})
+        silos_measure = self._statistics.phases(TRAIN, round=round)[-1] != TRAIN
+        return after if silos_measure else self._judged(after, model)
+
+    def measured(self, state: FedMixState) -> FedMixState:
+        """With validation loss and learning rate; the model of round 0 is not judged."""
+        if self._settings.schedule != "plateau" or state.round == 0:
+            return state
+        return self._judged(state, model_at_coordinator(self._environment, state.w, round=state.round))
 
     def model(self, state: FedMixState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The mixed model and its statistics."""
@@ -154,7 +162,8 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
     def diagnostics(self, state: FedMixState) -> Mapping[str, float]:
         """Of the round: "sigma_loss", cross-entropy of sigma's last epoch; "lr"; "psi_step", "sigma_step" and
         "model_step", Euclidean distances from the model before; "weight_min" and "weight_max" of p_k;
-        "participation_min" and "participation_max" of q_k over the silos that ever took part."""
+        "participation_min" and "participation_max" of q_k over the silos that ever took part; "plateau_loss", where the
+        learning rate follows it and it is finite."""
         return state.diagnostics
 
     def _trained(self, model: nn.Module, state: FedMixState, *, round: int) -> CoordinatorTraining:
@@ -165,15 +174,19 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
             sgd=sgd_settings(settings, state.lr), purpose="sigma", round=round, batch_size=settings.labelled_batch,
             loss_weight=settings.lambda_s, report_until=_TRAINING, imbalance=settings)
 
-    def _plateau(self, model: nn.Module, statistics: Mapping[str, Tensor], state: FedMixState) -> Plateau:
-        """The learning rate from now on, after the mixed model's loss on the validation images."""
-        settings, before = self._settings, Plateau(lr=state.lr, best=state.lowest_loss, left=state.rounds_left)
-        validation = self._environment.data.validation
+    def _judged(self, state: FedMixState, model: nn.Module) -> FedMixState:
+        """With the learning rate from now on, after the loss of the mixed model, `model`, on the validation images with
+        the statistics that go with it."""
+        settings, validation = self._settings, self._environment.data.validation
         if settings.schedule != "plateau" or validation is None:
-            return before
-        batch_norm.load(model, statistics)
+            return state
+        batch_norm.load(model, state.batch_norm)
         loss = evaluate(model, validation, form=self._environment.image).loss
-        return plateau_lr(before, loss, factor=settings.plateau_factor, patience=settings.plateau_patience)
+        plateau = plateau_lr(Plateau(lr=state.lr, best=state.lowest_loss, left=state.rounds_left), loss,
+                             factor=settings.plateau_factor, patience=settings.plateau_patience)
+        told = {"plateau_loss": loss} if math.isfinite(loss) else {}
+        return replace(state, lr=plateau.lr, lowest_loss=plateau.best, rounds_left=plateau.left,
+                       diagnostics={**state.diagnostics, **told})
 
 
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

@@ -23,6 +23,7 @@ from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.training import check_finite, lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.methods.spec import ACCEPTED_STEP
 from semisilo.common.storage.checkpoint import YOUNGER
 from semisilo.coordinator.strategies.batch_norm.class_offsets import class_offsets, with_offsets
 from semisilo.coordinator.strategies.batch_norm.statistics import has_images
@@ -186,7 +187,7 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
 
     def diagnostics(self, state: SelfTrainingState) -> dict[str, float]:
         """"labelled_loss", of the last step at the coordinator; with the gate "accepted_step"."""
-        gate = {"accepted_step": state.accepted_step} if self._settings.gate else {}
+        gate = {ACCEPTED_STEP: state.accepted_step} if self._settings.gate else {}
         return gate if self._labelled is None else {"labelled_loss": state.labelled_loss, **gate}
 
     def _imbalanced(self) -> bool:

@@ -29,6 +29,7 @@ from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.training import lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.semifl import SemiFLSettings
+from semisilo.common.methods.spec import ACCEPTED_STEP
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, apply_global_momentum, own_model, weighed
 from semisilo.coordinator.strategies.parts.gate import Gate, through_gate
 from semisilo.coordinator.strategies.parts.labelled_training import (
@@ -135,7 +136,7 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
 
     def diagnostics(self, state: SemiFLState) -> dict[str, float]:
         """"fine_tune_loss", of the last epoch at the coordinator; with the gate "accepted_step"."""
-        gate = {"accepted_step": state.accepted_step} if self._settings.gate else {}
+        gate = {ACCEPTED_STEP: state.accepted_step} if self._settings.gate else {}
         return {"fine_tune_loss": state.fine_tune_loss, **gate}
 
     # Work at the coordinator ------------------------------------------------------------------------------------------

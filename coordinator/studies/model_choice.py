@@ -67,8 +67,8 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
     """The choice of a study among its rounds, all of them in order: never by test images.
 
     Args:
-        first_update: the first committed round with an accepted update (`semisilo.coordinator.ledger.tasks`): no silo
-            has part in the rounds before it. None without any.
+        first_update: the first committed round that has taken in an update, as `semisilo.coordinator.ledger.tasks` has
+            it: no silo has part in the rounds before it. None without any.
     """
     measure = row.study_measure
     images = 0 if row.frozen is None else row.frozen.num_validation
@@ -156,7 +156,7 @@ def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float], 
 
     Args:
         chosen: metrics of the chosen round.
-        has_silos: whether an update was accepted up to that round.
+        has_silos: whether an update was taken in up to that round.
     """
     found = [f"The model handed over is that of {facts.text}."]
     gain = _shown_gain(row, chosen, facts.round)

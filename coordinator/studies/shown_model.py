@@ -43,7 +43,7 @@ class ShownModel:
     labels_alone: bool = False
     """Whether labels alone are handed over in its place; False while the study runs."""
     has_silos: bool = False
-    """Whether an update of a silo was accepted up to that round."""
+    """Whether an update of a silo was taken in up to that round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of that round; empty before there is one."""
 
@@ -86,7 +86,7 @@ def shown_model(row: StudyRow, rounds: Sequence[_Measured], choice: ChoiceFacts,
     Args:
         rounds: all of them, in order.
         choice: the study's, of the same rounds.
-        first_update: the first committed round with an accepted update; None without any.
+        first_update: the first committed round that has taken in an update; None without any.
     """
     over = row.ended_unix is not None and choice.round is not None
     if over:

@@ -497,7 +497,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
                          precision=numerics.precision, model=model.name, normalisation=model.normalisation_layers,
                          frozen_parts=bool(model.freeze), rule=robust.rule,
                          # A study that has begun is still told of; its silos refuse by themselves.
-                         augmentation=None if from_ledger else augmentation):
+                         augmentation=None if from_ledger else augmentation, begins=not from_ledger):
         raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,

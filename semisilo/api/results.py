@@ -73,6 +73,8 @@ class Round:
     """All numbers of the round."""
     updates: int = 0
     """Updates of silos that were accepted, in all phases."""
+    taken_in: bool = True
+    """Whether anything of them is in the model: not where the gate has accepted nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +150,7 @@ class Run:
             return ""
         if self.state in ENDED_STUDY and self.choice.labels_alone:
             return "labels alone are handed over"
-        taken_in = any(each.updates for each in self.completed if each.round <= shown.round)
+        taken_in = any(each.updates and each.taken_in for each in self.completed if each.round <= shown.round)
         return "" if taken_in else no_silo_in(shown.round)
 
     @property
@@ -399,7 +401,8 @@ def _round(entry: RoundSummary, *, simulated: bool) -> Round:
                  label_ratio=_mean(entry.label_ratio.values()), payload_down=traffic.payload_down,
                  payload_up=traffic.payload_up, wire_down=None if simulated else traffic.wire_down,
                  wire_up=None if simulated else traffic.wire_up,
-                 dense_bytes=traffic.dense_total, seconds=entry.seconds, metrics=entry.metrics, updates=entry.updates)
+                 dense_bytes=traffic.dense_total, seconds=entry.seconds, metrics=entry.metrics, updates=entry.updates,
+                 taken_in=entry.taken_in)
 
 
 def _measure_of(runs: Sequence[Run]) -> StudyMeasure:

@@ -285,17 +285,18 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     settings, form = study.simulation, study.draft.data.image
     sources, test_source = _sources(study)
 
-    def read(name: str, classes: tuple[str, ...], least: Mapping[str, float]) -> _Sources:
+    def read(name: str, classes: tuple[str, ...], least: Mapping[str, float], keeps_unsaid: bool) -> _Sources:
         found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
                             selection=study.draft.data.selection,
-                            multi_label=study.draft.study.task == "multi_label", ranges=least)
+                            multi_label=study.draft.study.task == "multi_label", ranges=least,
+                            keeps_unsaid=keeps_unsaid)
         return _Sources(images=found.images.without_files() if as_before else found.images,
                         classes=classes or found.classes, ranges={} if as_before else found.ranges)
 
     dealt = _joined_sources(study, read, sources)
     classes, images = dealt.classes, dealt.images.without_files() if as_before else dealt.images
-    tested_with = read(test_source, classes, dealt.ranges) if test_source else None
+    tested_with = read(test_source, classes, dealt.ranges, False) if test_source else None
     test = None if tested_with is None else tested_with.images
     if settings.pool_test:
         if test is None:
@@ -342,8 +343,8 @@ class _Sources:
     """(N,): whose each image is, from 0, -1 for the coordinator's own; () where it may be anybody's."""
 
 
-_Read = Callable[[str, tuple[str, ...], Mapping[str, float]], _Sources]
-"""(source, classes, ranges at least): its labelled images."""
+_Read = Callable[[str, tuple[str, ...], Mapping[str, float], bool], _Sources]
+"""(source, classes, ranges at least, `keeps_unsaid` of `read_images`): its labelled images."""
 
 
 def _joined_sources(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> _Sources:
@@ -355,14 +356,15 @@ def _joined_sources(study: SimulatedStudy, read: _Read, sources: Sequence[str]) 
     settings = study.simulation
     if not settings.labelled:
         return _with_labels(study, read, sources)
-    own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {})
+    own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {}, False)
     known = all(survey(source).class_counts for source in sources)
     if not known and (settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario)):
         raise BadConfiguration(f'[simulation] {settings.source} has no labels, which the split "{settings.split.name}"'
                                f" and the scenario {study.scenario} would need.",
                                remedy=f'Deal it with the split "{"natural" if settings.sites else "iid"}" in'
                                       " labels-at-coordinator.")
-    others = [read(source, own.classes, {}).images if known else _without_labels(study, source, own.images)
+    unsaid = not silos_have_labels(study.scenario)  # these are unlabelled whatever is known of them
+    others = [read(source, own.classes, {}, unsaid).images if known else _without_labels(study, source, own.images)
               for source in sources]  # silos find what is white by themselves, as real ones do
     sites = _numbered(own.images, others) if settings.sites else ()
     return replace(own, images=_in_one([own.images, *others]), apart=len(own.images), classes_known=known, sites=sites)
@@ -373,7 +375,7 @@ def _with_labels(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> 
     classes = study.draft.data.classes
     if len(sources) > 1 and not classes:
         classes = classes_of(sources)
-    found = [read(source, classes, {}) for source in sources]
+    found = [read(source, classes, {}, False) for source in sources]
     if not study.simulation.sites:
         return found[0]
     ranges = {kind: max(each.ranges.get(kind, 0.0) for each in found) for each in found for kind in each.ranges}

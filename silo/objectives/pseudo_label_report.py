@@ -34,7 +34,8 @@ class PseudoLabelReport:
             hard_label_B: int64 (B,), any device; or multi-hot rows (B, K), -1 where a class is not known.
             keep_B: bool (B,): which pseudo-labels enter training. Not looked at of multi-hot rows, which say it
                 themselves.
-            truth_B: int64 (B,) in a simulation, or multi-hot rows, else None. Never used in training.
+            truth_B: int64 (B,) in a simulation, or multi-hot rows, -1 where a class is not known, else None. Never used
+                in training.
             soft_BK: soft pseudo-labels whose shares make the histogram instead, float (B, K).
         """
         hard_label_B, keep_B = hard_label_B.cpu(), keep_B.cpu()
@@ -53,9 +54,10 @@ class PseudoLabelReport:
         self._seen += len(hard_label_B)
         self._kept += int(keep_B.sum())
         if truth_B is not None:
-            right_B = hard_label_B == truth_B.cpu()
-            self._known += len(right_B)
-            self._known_kept += int(keep_B.sum())
+            known_B = truth_B.cpu() >= 0
+            right_B = known_B & (hard_label_B == truth_B.cpu())
+            self._known += int(known_B.sum())
+            self._known_kept += int(known_B[keep_B].sum())
             self._right += int(right_B.sum())
             self._right_kept += int(right_B[keep_B].sum())
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
+from semisilo.common.methods.parts.label_task import is_multi_label
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_BITS
 
 __all__ = ["DEFAULT_DELTA", "FEWEST_SILOS", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
@@ -247,7 +248,7 @@ def too_few_to_sum(settings: PrivacySettings, silos: int) -> str:
 
 def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,
                precision: str = "fp32", model: str = "", normalisation: str = "", frozen_parts: bool = False,
-               rule: str = "none", augmentation: _Views | None = None) -> str:
+               rule: str = "none", augmentation: _Views | None = None, begins: bool = False) -> str:
     """Why a study cannot have this differential privacy, with what to do; empty when it can.
 
     Both sides ask: the coordinator when it reads a study file, the silo in every task.
@@ -260,6 +261,8 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         rule: of table [robust].
         frozen_parts: whether parts of it keep their weights, which may take in its batch-norm layers.
         augmentation: how images are varied; None where that is not asked, as of a study that has begun.
+        begins: whether the study has still to begin. One that an earlier version has begun goes on with what would only
+            not be learnt.
     """
     if dp is None:
         return ""
@@ -292,6 +295,9 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
     if trained_with(settings) is not settings and scenario != "labels-at-coordinator":
         return (f'{method} mixes the labelled images of a silo in pairs, and [method] scenario = "{scenario}". With'
                 ' labels at silos use fedavg with objective = "fixmatch".')
+    if begins and trained_with(settings) is not settings and is_multi_label(settings):
+        return (f'[study] task = "multi_label": the silos of {method} train FixMatch with it, and in our trials several'
+                ' labels were hardly learnt so (AUROC about 0.55). Use fedavg with objective = "fixmatch".')
     if tied := [name for name, value in _TIES_IMAGES if getattr(settings, name, value) != value]:
         wanted = ", ".join(f"{name} = {_text(value)}" for name, value in _TIES_IMAGES if name in tied)
         return (f"[method] {', '.join(tied)}: the images of a silo would be tied to each other, by MixUp or by their"

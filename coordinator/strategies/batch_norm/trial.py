@@ -26,12 +26,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.batch_norm import Statistics
 from semisilo.common.learning.evaluation import logits_of
+from semisilo.common.learning.losses import example_losses
 from semisilo.common.methods.contract import Environment
 from semisilo.coordinator.strategies.parts.gate import class_balanced_weights, difference_variance, images_tried
 
@@ -140,10 +140,8 @@ class StatisticsTrial:
         return min(good, key=lambda way: len(way.left_out), default=found)
 
     def _losses(self, model: nn.Module, statistics: Statistics) -> Tensor:
-        """Of every image under these statistics, float64 (M,); of several findings the mean over them."""
+        """Of every image under these statistics, float64 (M,); of several findings the mean over the known ones."""
         batch_norm.load(model, batch_norm.to_tensors(statistics))
         logits_MK = logits_of(model.eval(), self._images.images_NCHW, self._form).double().cpu()
-        if self._labels.ndim == 1:
-            return functional.cross_entropy(logits_MK, self._labels, reduction="none")
-        return functional.binary_cross_entropy_with_logits(
-            logits_MK, self._labels.double(), reduction="none").mean(dim=1)
+        losses_M = example_losses(logits_MK, self._labels)
+        return losses_M if self._labels.ndim == 1 else losses_M / (self._labels >= 0).sum(dim=1).clamp(min=1)

@@ -55,6 +55,16 @@ def test_evaluation_counts_accuracy_loss_recall_and_confusion() -> None:
     assert model.training, "the mode is restored"
 
 
+def test_of_several_findings_images_of_which_nothing_is_known_do_not_count() -> None:
+    """Logits 0 have a binary cross-entropy of log 2 for each class that is known: three of two images."""
+    pixels = torch.zeros(4, 1, 4, 4, dtype=torch.uint8)
+    rows = torch.tensor([[1, 0], [1, -1], [-1, -1], [-1, -1]], dtype=torch.int8)
+    found = evaluate(_Fixed([[0.0, 0.0]]), ImageSet(pixels, rows, tuple("abcd")), form=FORM)
+    assert isinstance(found, evaluation.MultiLabelEvaluation)
+    assert found.loss == pytest.approx(1.5 * math.log(2))
+    assert found.exact_match == 0.5, "at 0.5 both classes are found: the second image is right where it is known"
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_logits_are_in_the_order_of_the_images_whatever_goes_side_by_side(count: int,
                                                                          monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from semisilo.common.measures.finding_calibration import PlattScaling
 from semisilo.common.measures.findings import (
     CHOSEN_ON_VALIDATION,
     NOT_CHOSEN,
+    FindingsMeasures,
     measure_findings,
     scaling_for,
     thresholds_for,
@@ -40,6 +41,15 @@ def test_every_class_is_measured_by_itself_and_at_its_own_threshold() -> None:
         interval = found.interval_of(parse_measure(measure))
         assert interval is not None
         assert interval.low < 1.0 == interval.high, "few images, so that the interval is wide"
+
+
+def test_images_of_which_nothing_is_known_change_neither_exact_match_nor_its_interval() -> None:
+    def found(logits_NK: np.ndarray, rows_NK: np.ndarray) -> FindingsMeasures:
+        return measure_findings(logits_NK, rows_NK, classes=("a", "b"), thresholds=(), thresholds_from=NOT_CHOSEN)
+
+    alone, more = found(LOGITS_NK, ROWS_NK), found(np.concatenate([LOGITS_NK, LOGITS_NK]), np.concatenate(
+        [ROWS_NK, np.full_like(ROWS_NK, -1)]))
+    assert (more.exact_match, more.exact_match_interval) == (alone.exact_match, alone.exact_match_interval)
 
 
 def test_thresholds_of_validation_images_part_what_can_be_parted() -> None:

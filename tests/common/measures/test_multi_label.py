@@ -72,6 +72,12 @@ def test_images_of_which_a_class_is_not_known_do_not_count_for_it() -> None:
     assert parts.macro == pytest.approx(areas.macro, abs=1e-12)
 
 
+def test_images_of_which_nothing_is_known_are_no_exact_matches() -> None:
+    rows_NK, scores_NK, cuts_K = np.array([[1, 0], [0, -1], [-1, -1]]), np.full((3, 2), 0.2), np.full(2, 0.5)
+    assert exact_match(scores_NK, rows_NK, cuts_K) == 0.5
+    assert exact_match(scores_NK[2:], rows_NK[2:], cuts_K) == 0.0
+
+
 def test_the_parts_of_an_area_give_delongs_variance() -> None:
     """Of one class: var(V10) / n + var(V01) / m with the variances' divisors n and m; V10 of an image of the class is
     the share of others below it."""

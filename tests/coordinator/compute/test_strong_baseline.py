@@ -85,6 +85,29 @@ def test_trials_are_measured_on_held_out_labels_alone() -> None:
         assert not set(part.held_n.tolist()) & set(part.learns_n.tolist())
 
 
+@pytest.mark.parametrize("task", ["single_label", "multi_label"])
+def test_a_trial_that_diverges_has_no_answer_right(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    """NaN would pass for the last class, or for no finding at all: by chance as many as a model that has learnt."""
+    def found(diverges: bool) -> dict[int, list[bool]]:
+        labelled = _halves(20, 0)
+        assert labelled.labels_N is not None
+        if task == "multi_label":
+            labelled = replace(labelled, labels_N=torch.stack([1 - labelled.labels_N, labelled.labels_N], 1).to(
+                torch.int8))
+        data = CoordinatorData(labelled=labelled, validation=labelled)
+        alone = StrongLabelsAlone(_environment(data=data), RECIPE)
+        if diverges:
+            def average() -> dict[str, torch.Tensor]:
+                return {name: torch.full_like(tensor, math.nan) for name, tensor in alone._initial.items()}
+            monkeypatch.setattr(alone._training, "average", average)
+        while not alone._right:
+            alone.work(0.0)
+        return {trial.rate: list(right) for trial, right in alone._right.items()}
+
+    assert any(found(False)[0])
+    assert not any(found(True)[0])
+
+
 def _of_patients() -> Environment:
     """20 labelled images of eight patients."""
     labelled = replace(_halves(20, 0), patients=tuple(f"p{index // 2 % 8}" for index in range(20)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
+from semisilo.common.methods.spec import STATISTICS
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.ledger.tasks import (
     add_site_evaluation,
@@ -20,6 +22,7 @@ from semisilo.coordinator.ledger.tasks import (
     open_tasks,
     site_evaluations,
     sizes_of_last_updates,
+    takes_in,
     training_seconds,
 )
 from tests.coordinator.ledger_fixture import (
@@ -34,6 +37,7 @@ from tests.coordinator.ledger_fixture import (
     query_plan,
     study_config,
 )
+from tests.each_of import each_of
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,21 @@ def test_an_update_counts_once_its_round_is_committed(filled: Filled, tmp_path: 
     answer(ledger, "s", 1, SILOS[0], TaskState.UPDATED, ratio=0.5)
     assert first_update(ledger, "s") is None
     assert sizes_of_last_updates(ledger, "s") == []
+
+
+@each_of(("accepted", "phase", "first"), [
+    ("{}", PHASE, 1), ('{"accepted_step":1.0}', PHASE, 1), ('{"accepted_step":0.25}', PHASE, 1),
+    ('{"accepted_step":0.0}', PHASE, 3), ('{"accepted_step":0.0}', STATISTICS, 1)])
+def test_an_update_of_which_the_gate_accepted_nothing_was_not_taken_in(accepted: str, phase: str, first: int) -> None:
+    """In the first two rounds. Batch-norm statistics that silos have measured are in the model whatever it accepts."""
+    with TemporaryDirectory() as folder:
+        ledger = fill_study(Path(folder) / "federation", done=3).ledger
+        with ledger.transaction() as db:
+            db.execute("UPDATE round SET metrics_json = ? WHERE study = 'first' AND number IN (1, 2)", (accepted,))
+            db.execute("UPDATE phase SET name = ? WHERE study = 'first'", (phase,))
+        assert first_update(ledger, "first") == first
+        assert next(each.number for each in ledger.rounds("first") if takes_in(
+            each.metrics, answers_of_study(ledger, "first", first=each.number, last=each.number))) == first
 
 
 # Site evaluations -----------------------------------------------------------------------------------------------------

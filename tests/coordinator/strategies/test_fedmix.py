@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.evaluation import evaluate
 from semisilo.common.learning.mixing import fedmix_mix
 from semisilo.common.learning.training import SGDSettings, train_labelled
 from semisilo.common.methods import METHODS
@@ -281,7 +283,51 @@ def test_a_plateau_lowers_the_learning_rate_of_silos_and_coordinator() -> None:
         rates.append(strategy.task(state, TRAIN, "a", None, round=number).settings["round_lr"])
         state = _fold(strategy, state, {}, round=number)
         assert strategy.diagnostics(state)["lr"] == rates[-1]
+        assert strategy.diagnostics(state)["plateau_loss"] == state.lowest_loss
     assert rates == pytest.approx([0.3, 0.3, 0.3, 0.1, 0.1, 0.1 / 3])
+
+
+def test_where_silos_measure_as_well_the_plateau_judges_the_model_with_their_statistics() -> None:
+    """Once in a round, and not the model of round 0, whose statistics silos measure in front of round 1."""
+    validation = _images(6, seed=4)
+    strategy = _strategy(_environment(data=CoordinatorData(labelled=_images(), validation=validation)), lr=0.3,
+                         schedule="plateau", plateau_patience=2, sbn_source="coordinator+silos")
+    state = _started(strategy)
+    for number, phases in ((1, (STATISTICS, TRAIN, STATISTICS)), (2, (TRAIN, STATISTICS))):
+        assert strategy.phases(state, number) == phases
+        before = state
+        for index, phase in enumerate(phases):
+            state = _fold(strategy, state, {"a": 0.1}, round=number) if phase == TRAIN else _told(
+                strategy, state, {"a": _measured_by_a_silo(state)}, round=number)
+            if index + 1 < len(phases):
+                assert (state.lowest_loss, state.rounds_left) == (before.lowest_loss, before.rounds_left)
+        losses = []
+        for statistics in (state.batch_norm, strategy._statistics.used(state.own_statistics)):
+            model = _net()
+            tensors.load_into(model, state.w)
+            batch_norm.load(model, statistics)
+            losses.append(evaluate(model, validation, form=FORM).loss)
+        assert losses[0] != pytest.approx(losses[1], abs=1e-3), "otherwise the test shows nothing"
+        assert strategy.diagnostics(state)["plateau_loss"] == pytest.approx(losses[0], abs=1e-6)
+        assert state.lowest_loss == min(strategy.diagnostics(state)["plateau_loss"], before.lowest_loss or math.inf)
+
+
+def _measured_by_a_silo(state: FedMixState) -> dict[str, Tensor]:
+    """Of other images, with the model that silos are sent."""
+    model = _net()
+    tensors.load_into(model, state.w)
+    dark = _images(30, seed=7).images_NCHW // 4
+    return batch_norm.to_tensors(batch_norm.measure(model, dark, form=FORM, generator=torch.Generator()), counts=True)
+
+
+def _told(strategy: FedMixStrategy, state: FedMixState, silos: dict[str, dict[str, Tensor]], *, round: int
+          ) -> FedMixState:
+    """A statistics phase."""
+    headers = tuple(UpdateHeader(silo, 30) for silo in silos)
+    tally = strategy.begin(state, STATISTICS, headers, round=round)
+    for header in headers:
+        tally, _ = strategy.fold(state, tally, header, {"batch_norm": TensorGroup(silos[header.silo])}, None)
+    return strategy.finish(state, STATISTICS, tally, round=round)
 
 
 def test_a_plateau_needs_validation_images() -> None:

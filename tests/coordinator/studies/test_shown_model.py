@@ -164,6 +164,19 @@ def test_of_a_round_without_any_silo_nobody_gives_a_verdict(tmp_path: Path) -> N
     assert "Accuracy, without silos" in told.report
 
 
+def test_where_the_gate_took_over_nothing_nobody_says_that_silos_have_helped(tmp_path: Path) -> None:
+    filled = study(tmp_path)
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE round SET metrics_json = json_set(metrics_json, '$.accepted_step', 0.0) WHERE study ="
+                   " 'first'")
+    told = Told(filled)
+    told.agree()
+    assert (told.summary.gain, told.summary.shown.no_gain) == (None, "no silo has part in round 1")
+    for text in (told.report, told.terminal, told.summary.choice.conclusion):
+        assert "no silo has part in round 1" in text
+        assert "the silos have" not in text
+
+
 @pytest.mark.parametrize(("state", "over"), [
     (StudyState.STOPPED, True), (StudyState.FAILED, True), (StudyState.PAUSED, False)])
 def test_a_study_is_over_however_it_has_ended(tmp_path: Path, state: StudyState, over: bool) -> None:

@@ -104,6 +104,9 @@ def test_without_any_update_no_verdict_is_given() -> None:
     assert summary.no_gain == "no silo has part in round 1"
     assert "no silo has part in round 1" in str(found)
     assert "the silos have" not in str(found)
+    refused = run(1, 0.7)
+    refused = replace(refused, rounds=tuple(replace(each, taken_in=False) for each in refused.rounds))
+    assert refused.no_gain == "no silo has part in round 1", "the gate has accepted nothing of its updates"
     both = comparison(run(1, 0.7), run(2, 0.7, updates=0)).summary()[0]
     assert (both.gain, both.no_gain) == (None, "no silo has part in round 1 (1 of 2 runs)")
 

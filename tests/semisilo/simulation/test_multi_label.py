@@ -175,6 +175,26 @@ def test_findings_are_dealt_unevenly_by_the_rarest_one(images: Path) -> None:
     assert bool((labelled.labels_N.sum(dim=0) > 0).all()), "every finding is among the labels"
 
 
+def test_images_of_which_nothing_is_known_are_dealt_to_silos_and_to_nobody_as_labelled(
+        images: Path, tmp_path: Path) -> None:
+    """With the coordinator's own labels beside them silos' labels are for diagnostics alone, and may all be missing."""
+    with np.load(images) as arrays:
+        pixels, rows = arrays["train_images"][:90], arrays["train_labels"][:90].astype(np.int8)
+    rows[::3] = -1
+    for name, unknown in (("hub", rows[:30]), ("some", rows[30:60]), ("none", np.full_like(rows[60:], -1))):
+        np.savez(tmp_path / f"{name}.npz", images=pixels[:30], labels=unknown, classes=np.array(CLASSES))
+    tables = tables_of(images, CASES["semifl"])
+    tables["simulation"] = {"sites": [str(tmp_path / "some.npz"), str(tmp_path / "none.npz")],
+                            "labelled": str(tmp_path / "hub.npz"), "test": str(tmp_path / "hub.npz"),
+                            "split": {"name": "natural", "silos": 2}}
+    dealt = deal_study(load_simulated_study(tables))
+    labelled = dealt.coordinator_set("labelled")
+    assert labelled is not None
+    assert dealt.test is not None
+    assert (len(labelled), len(dealt.test)) == (20, 20)
+    assert [len(part) for part in dealt.split.silos] == [30, 30]
+
+
 @pytest.mark.slow
 def test_labels_alone_are_measured_by_auroc(images: Path, tmp_path: Path) -> None:
     for recipe in ("strong", "paper"):

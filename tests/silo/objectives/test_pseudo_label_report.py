@@ -23,6 +23,22 @@ def test_without_truth_nothing_is_said_of_accuracy() -> None:
     assert report.metrics() == {"label_ratio": 0.0}
 
 
+def test_a_class_whose_truth_is_not_known_is_neither_right_nor_wrong() -> None:
+    """Of eight classes four are known; two of these are labelled, one rightly."""
+    report = PseudoLabelReport()
+    report.add(torch.tensor([[1, 0, 1, -1], [-1, -1, 0, -1]], dtype=torch.int8), torch.ones(2, dtype=torch.bool),
+               torch.tensor([[1, 1, -1, -1], [0, 0, -1, -1]], dtype=torch.int8))
+    assert report.metrics() == {"label_ratio": 0.5, "pseudo_labels/0": 1.0, "pseudo_labels/2": 1.0,
+                                "pseudo_label_accuracy": 0.25, "threshold_accuracy": 0.5}
+
+
+def test_where_no_truth_is_known_nothing_is_said_of_accuracy() -> None:
+    report = PseudoLabelReport()
+    report.add(torch.tensor([[1, -1]], dtype=torch.int8), torch.ones(1, dtype=torch.bool),
+               torch.full((1, 2), -1, dtype=torch.int8))
+    assert report.metrics() == {"label_ratio": 0.5, "pseudo_labels/0": 1.0}
+
+
 def test_nothing_added_gives_nothing() -> None:
     assert PseudoLabelReport().metrics() == {}
 

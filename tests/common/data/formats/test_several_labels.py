@@ -9,7 +9,12 @@ import pytest
 from PIL import Image
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
+from semisilo.common.data.partly_labelled import (
+    PartlySurvey,
+    check_partly_labelled,
+    read_partly_labelled,
+    survey_partly_labelled,
+)
 from semisilo.common.data.readers import check_labelled, read_images, survey
 from semisilo.common.errors import BadData
 
@@ -116,6 +121,58 @@ def test_an_npz_has_a_row_for_each_image_and_a_column_for_each_class(tmp_path: P
     with pytest.raises(BadData, match="one class per image is needed") as caught:
         read_images(str(path), size=4, channels=1)
     assert 'task = "multi_label"' in (caught.value.remedy or "")
+
+
+def _unsaid(path: Path, **names: str) -> str:
+    """An .npz of five images of which two have rows of nothing but -1, under these names of its arrays."""
+    images = np.arange(5, dtype=np.uint8)[:, None, None] * np.ones((5, 5, 5), np.uint8)
+    rows = np.array([[1, 0], [-1, -1], [-1, 1], [-1, -1], [0, 0]])
+    np.savez(path, **{names.get("images", "images"): images, names.get("labels", "labels"): rows,
+                      "patients": np.arange(5), "classes": np.array(["a", "b"])})
+    return str(path)
+
+
+def test_a_row_of_an_npz_of_which_nothing_is_known_is_unlabelled(tmp_path: Path) -> None:
+    """As in tables and Parquet. A class that the file has no column for changes nothing."""
+    source = _unsaid(tmp_path / "x.npz")
+    found = read_images(source, size=4, channels=1, multi_label=True)
+    assert found.images.labels_N is not None
+    assert (found.images.labels_N.tolist(), found.images.names) == (
+        [[1, 0], [-1, 1], [0, 0]], ("x.npz[0]", "x.npz[2]", "x.npz[4]"))
+    assert len(set(found.images.patients)) == 3
+    assert [(each.name, each.reason, each.broken) for each in found.skipped] == [("2 rows", "have no label", False)]
+    assert survey(source).num_labelled == 3
+    for classes in (("a", "b"), ("b", "c", "a")):
+        apart = read_partly_labelled(source, FORM, classes=classes, use_labels=True, multi_label=True)
+        assert apart.labelled is not None
+        assert apart.unlabelled is not None
+        assert apart.labelled.names == ("x.npz[0]", "x.npz[2]", "x.npz[4]")
+        assert (apart.unlabelled.names, apart.unlabelled.labels_N) == (("x.npz[1]", "x.npz[3]"), None)
+    assert survey_partly_labelled(source) == PartlySurvey(labelled=3, unlabelled=2)
+    np.savez(source, images=np.zeros((2, 5, 5), np.uint8), labels=np.full((2, 2), -1))
+    for refuses in (lambda: read_images(source, size=4, channels=1, multi_label=True),
+                    lambda: check_labelled(source, classes=(), multi_label=True)):
+        with pytest.raises(BadData, match="holds 2 images and no label"):
+            refuses()
+    apart = read_partly_labelled(source, FORM, classes=("a", "b"), use_labels=True, multi_label=True)
+    assert apart.labelled is None
+    assert apart.unlabelled is not None
+    assert len(apart.unlabelled) == 2
+
+
+def test_of_an_npz_of_two_parts_such_images_are_there_in_every_step(tmp_path: Path) -> None:
+    source = _unsaid(tmp_path / "x.npz", images="labelled_images", labels="labelled_labels")
+    with np.load(source) as arrays:
+        np.savez(source, **arrays, unlabelled_images=np.full((2, 5, 5), 9, np.uint8), unlabelled_steps=np.array([0, 1]),
+                 rounds_per_step=3)
+    found = read_partly_labelled(source, FORM, classes=("a", "b"), use_labels=True, multi_label=True)
+    assert found.labelled is not None
+    assert found.unlabelled is not None
+    assert found.steps_N is not None
+    assert found.labelled.images_NCHW[:, 0, 0, 0].tolist() == [0, 2, 4]
+    assert found.unlabelled.images_NCHW[:, 0, 0, 0].tolist() == [1, 3, 9, 9]
+    assert found.steps_N.tolist() == [-1, -1, 0, 1]
+    assert survey_partly_labelled(source) == PartlySurvey(labelled=3, unlabelled=4, steps=2)
 
 
 @pytest.mark.parametrize(("labels", "text"), [

@@ -60,6 +60,22 @@ def test_self_training_has_it_without_what_looks_at_many_images_at_once(method: 
     assert config_from_dict(study(method=alone), where="study.toml").privacy.dp is not None
 
 
+def test_self_training_of_several_labels_does_not_begin_with_it_and_one_that_has_begun_goes_on() -> None:
+    """Its silos would train FixMatch, from which several labels are not learnt; with fedavg a study may have both."""
+    alone = {"name": "self_training", "mix_weight": 0, "silo_prior": "model", "local_logit_adjustment": 0}
+    tables = study(method=alone)
+    tables["study"]["task"] = "multi_label"
+    with pytest.raises(BadConfiguration, match="several labels were hardly learnt") as error:
+        config_from_dict(tables, where="study.toml")
+    assert error.value.line().startswith('study.toml: [privacy.dp]: [study] task = "multi_label": the silos of')
+    assert 'Use fedavg with objective = "fixmatch"' in error.value.line()
+    begun = {"name": "self_training", "settings": {**to_dict(
+        config_from_dict(study(method=alone), where="study.toml").method.settings), "task": "multi_label"}}
+    assert config_from_dict(tables | {"method": begun}, where="the ledger").privacy.dp is not None
+    fedavg = tables | {"method": {"name": "fedavg", "objective": "fixmatch"}}
+    assert config_from_dict(fedavg, where="study.toml").privacy.dp is not None
+
+
 @each_of("method", sorted(set(METHODS) - SAID - {"self_training"}))
 def test_methods_whose_updates_are_no_sums_over_images_refuse_it(method: str) -> None:
     with pytest.raises(BadConfiguration, match=f"not defined for the method {method}"):

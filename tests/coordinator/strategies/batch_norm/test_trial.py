@@ -135,6 +135,25 @@ def test_findings_are_each_a_question() -> None:
                              candidates=[candidate].copy).left_out == out
 
 
+@each_of("by", [-6.0, -2.0, -0.5, 0.2, 2.0, 6.0])
+def test_a_finding_that_is_not_known_says_nothing_of_statistics(by: float) -> None:
+    """The verdict is that of the known finding alone: honest statistics stay in, a lie does not."""
+    def found(rows: Tensor, classes: int) -> Verdict:
+        head = nn.Linear(1, classes)
+        with torch.no_grad():
+            head.weight.fill_(4.0)
+            head.bias.zero_()
+        images = ImageSet(IMAGES.images_NCHW, rows.to(torch.int8), IMAGES.names)
+        own, silo = _shifted(0.0, count=6), _shifted(by)
+        return StatisticsTrial(_environment(images), images).verdict(
+            nn.Sequential(StaticBatchNorm(1), nn.Flatten(), head), own=own, merged=batch_norm.merge([own, silo]),
+            silos=2, candidates=lambda: [Candidate(silo="x", statistics=silo, distance=1.0)])
+
+    alone = found(LABELS[:, None], 1)
+    assert found(torch.stack([LABELS, torch.full_like(LABELS, -1)], dim=1), 2) == alone
+    assert alone.left_out == (("x",) if abs(by) >= 2.0 else ())
+
+
 def test_spoilt_is_what_rises_by_more_than_the_bound_beyond_noise() -> None:
     weights, strata = torch.full((4,), 0.25, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
     assert spoils(torch.full((4,), 0.21, dtype=torch.float64), weights, strata, bound=0.2)
