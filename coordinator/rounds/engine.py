@@ -545,7 +545,8 @@ class Engine:
             participation, now = study.config.participation, self._clock()
             ahead = max(0.0, phase.opened_unix - now)  # the clock then was: it would hold the phase open as long
             self._ledger.move_deadline(
-                phase, deadline_unix=max(phase.deadline_unix - ahead, now + _timeout_seconds(study, phase.step)),
+                phase, opened_unix=phase.opened_unix - ahead,
+                deadline_unix=max(phase.deadline_unix - ahead, now + _timeout_seconds(study, phase.step)),
                 limit_unix=max(phase.limit_unix - ahead, now + participation.limit_seconds))
             self._resumed = False
             self._clock_steps.look()
@@ -556,7 +557,7 @@ class Engine:
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
             self._move_with_clock(phase)
-            await self._wait_while_paused(study)
+            await self._wait_while_paused(study, phase)
             if self._operator.is_stopped(study.name):
                 return
             left_out = self._leave_excluded_out(row)
@@ -635,17 +636,29 @@ class Engine:
                                            " or set aside")
         return False
 
-    async def _wait_while_paused(self, study: RunningStudy) -> None:
-        if await self._operator.wait_while_paused(study.name):
-            self._clock_steps.look()  # `resume` has moved the deadline by what the clock says that the pause has lasted
+    async def _wait_while_paused(self, study: RunningStudy, phase: PhaseRow | None = None) -> None:
+        """
+        Args:
+            phase: that is open; None where none is.
+        """
+        if not await self._operator.wait_while_paused(study.name):
+            return
+        # `resume` has moved the deadline by what the clock says that the pause has lasted.
+        step = self._clock_steps.look()
+        if step and phase is not None and not self._operator.is_stopped(study.name):
+            phase = self._ledger.phase(phase.study, phase.round, phase.number)
+            self._ledger.move_deadline(phase, opened_unix=phase.opened_unix + step, deadline_unix=phase.deadline_unix,
+                                       limit_unix=phase.limit_unix)
 
     def _move_with_clock(self, phase: PhaseRow) -> None:
-        """Moves the deadline of a phase with the clock, where that was set: silos have the time they were given."""
+        """Moves the deadline of a phase with the clock, where that was set: silos have the time they were given. When
+        it was opened moves as well: a restart finds by it that the clock was ahead."""
         step = self._clock_steps.look()
         if not step:
             return
         phase = self._ledger.phase(phase.study, phase.round, phase.number)
-        self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
+        self._ledger.move_deadline(phase, opened_unix=phase.opened_unix + step,
+                                   deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
         _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d"
                      " of %s moves with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round,
                      phase.study)
