@@ -321,10 +321,14 @@ class Engine:
         stops it before.
 
         One that has had its first round needs a single one: some of those that it began with may be set aside by now.
+        One without a round left, which failed or was stopped at its very end, needs none.
         """
         last = self._ledger.last_round(study.name)
         begun = (last is not None and last.number > 0) or count_rollbacks(self._ledger, study.name) > 0
         wanted = 1 if begun else max(study.config.study.start_with, study.config.privacy.fewest_silos)
+        if (last is not None and last.state in ENDED_ROUND and last.number >= study.config.study.rounds) \
+                or stopped_early(self._ledger, study.name, study.config.study, study.frozen.study_measure):
+            wanted = 0
         while True:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
