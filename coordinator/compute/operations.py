@@ -291,6 +291,7 @@ class Operations:
         validation images.
 
         What is done stays in memory, and is written to the study's folder now and then for a process that comes after.
+        Raises: SystemTrouble where its model cannot be written; the next slice tries that again.
         """
         study = self._opened()
         images = study.data.images
@@ -302,12 +303,15 @@ class Operations:
             self._alone_pace.start()
         alone.work(request.slice_seconds)
         if (found := alone.found) is not None:
+            self._labels_alone = alone  # until its model is on the disk
             model = LabelsAloneModel(parameters=found.parameters, batch_norm=found.statistics)
+            digest = checkpoint.save(study.folder / LABELS_ALONE_MODEL, model)
+            self._labels_alone = None
             return BaselineFound(done=True, result=LabelledOnlyResult(
                 metrics=_metrics_alone(found, study.data.frozen.classes), epochs=found.epochs, asked=found.asked,
                 ended=found.ended, lr=found.lr, batch_size=found.batch_size, steps=found.steps,
                 loss=found.loss, num_labelled=found.num_labelled, history=found.history, recipe=found.recipe,
-                description=found.description, model_digest=checkpoint.save(study.folder / LABELS_ALONE_MODEL, model)))
+                description=found.description, model_digest=digest))
         self._alone_pace.save(alone.save)
         self._labels_alone = alone
         return BaselineFound(done=False, result=None, progress=BaselineProgress(

@@ -108,7 +108,8 @@ def resume(ledger: Ledger, name: str = "", *, origin: Origin, clock: Callable[[]
                              remedy=f"Queue it again: coordinator queue {row.name}."
                              if row.state in (StudyState.STOPPED, StudyState.FAILED) else "")
         unix, before = since
-        phase, seconds = _open_phase(ledger, row.name), max(0.0, clock() - unix)
+        # Negative where the clock was set back meanwhile: what is left of the phase is counted from now all the same.
+        phase, seconds = _open_phase(ledger, row.name), clock() - unix
         if phase is not None:
             ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + seconds,
                                  limit_unix=phase.limit_unix + seconds)

@@ -309,12 +309,18 @@ class Ledger(LedgerFile):
             self.event("quorum_lowered", study=phase.study, round=phase.round, before=phase.quorum, quorum=quorum)
         return replace(phase, quorum=min(phase.quorum, quorum))
 
-    def move_deadline(self, phase: PhaseRow, *, deadline_unix: float, limit_unix: float) -> None:
-        """Gives a phase a later deadline: after a restart, or because the operator asks for it."""
+    def move_deadline(self, phase: PhaseRow, *, deadline_unix: float, limit_unix: float,
+                      opened_unix: float | None = None) -> None:
+        """Gives a phase another deadline: after a restart, with the clock, or because the operator asks for it.
+
+        Args:
+            opened_unix: when it was opened, by the clock as it goes now; None where nobody has set that.
+        """
         with self.transaction(lasting=False) as db:
-            db.execute("UPDATE phase SET deadline_unix = ?, limit_unix = ?"
+            db.execute("UPDATE phase SET opened_unix = ?, deadline_unix = ?, limit_unix = ?"
                        " WHERE study = ? AND round = ? AND number = ?",
-                       (deadline_unix, limit_unix, phase.study, phase.round, phase.number))
+                       (phase.opened_unix if opened_unix is None else opened_unix, deadline_unix, limit_unix,
+                        phase.study, phase.round, phase.number))
             self.event("deadline_moved", study=phase.study, round=phase.round, deadline_unix=deadline_unix)
 
     def close_phase(self, phase: PhaseRow) -> None:

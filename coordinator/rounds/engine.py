@@ -145,7 +145,9 @@ class Engine:
                                          studies=folders.studies)
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._card = ""  # digest of the card of the study that runs
-        self._resumed = True  # the first phase found open after a start gets a fresh deadline
+        self._resumed = True  # the first phase found open after a start, or an error of the system, was left alone
+        self._seen: tuple[PhaseRow, float] | None = None
+        """The open phase, and the time of the last look at its answers; None where there was none in this run."""
 
     def has_work(self) -> bool:
         """Whether a study waits in the queue or has not ended."""
@@ -159,6 +161,7 @@ class Engine:
         the study waits, says so, and goes on by itself once it is well.
         Raises: SystemTrouble where nobody operates it, with nothing lost; MemoryError, which says nothing of the study.
         """
+        self._seen = None
         while True:
             try:
                 return await self._run_next()
@@ -318,10 +321,14 @@ class Engine:
         stops it before.
 
         One that has had its first round needs a single one: some of those that it began with may be set aside by now.
+        One without a round left, which failed or was stopped at its very end, needs none.
         """
         last = self._ledger.last_round(study.name)
         begun = (last is not None and last.number > 0) or count_rollbacks(self._ledger, study.name) > 0
         wanted = 1 if begun else max(study.config.study.start_with, study.config.privacy.fewest_silos)
+        if (last is not None and last.state in ENDED_ROUND and last.number >= study.config.study.rounds) \
+                or stopped_early(self._ledger, study.name, study.config.study, study.frozen.study_measure):
+            wanted = 0
         while True:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
@@ -541,14 +548,8 @@ class Engine:
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
         if self._resumed:
-            # The coordinator was away: what silos could not deliver meanwhile must not count against them.
-            participation, now = study.config.participation, self._clock()
-            ahead = max(0.0, phase.opened_unix - now)  # the clock then was: it would hold the phase open as long
-            self._ledger.move_deadline(
-                phase, deadline_unix=max(phase.deadline_unix - ahead, now + _timeout_seconds(study, phase.step)),
-                limit_unix=max(phase.limit_unix - ahead, now + participation.limit_seconds))
+            self._renew_deadline(study, phase)
             self._resumed = False
-            self._clock_steps.look()
             phase = self._ledger.phase(study.name, row.number, row.phase)
         told, answered = False, 0
         state: tuple[list[str], int] | None = None
@@ -556,7 +557,7 @@ class Engine:
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
             self._move_with_clock(phase)
-            await self._wait_while_paused(study)
+            await self._wait_while_paused(study, phase)
             if self._operator.is_stopped(study.name):
                 return
             left_out = self._leave_excluded_out(row)
@@ -568,7 +569,7 @@ class Engine:
             if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase])):
                 phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
-            self._well()
+            self._seen = phase, now
             if not waiting:
                 if answered >= phase.quorum:
                     break
@@ -595,12 +596,28 @@ class Engine:
                              row.number, answered, phase.quorum, ", ".join(waiting))
                 told = True
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
+            self._well()
             await self._labels_alone.wait(min(end - now, 60.0) + 0.001)
             if len(waiting) > FEW_SILOS:
                 await asyncio.sleep(len(waiting) * _PAUSE_SECONDS_PER_SILO)
         await self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
         self._ledger.close_phase(phase)
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
+
+    def _renew_deadline(self, study: RunningStudy, phase: PhaseRow) -> None:
+        """Of a phase that was left alone: what silos could not deliver meanwhile must not count against them. After a
+        start they have as long as in a new one. After an error of the system they have what was left when it came:
+        errors that come again and again would hold the phase open for good otherwise."""
+        step, now = self._clock_steps.look(), self._clock()
+        if self._seen is not None and _limits_of(self._seen[0]) == _limits_of(phase):
+            away = now - self._seen[1]
+            opened, deadline, limit = phase.opened_unix + step, phase.deadline_unix + away, phase.limit_unix + away
+        else:
+            ahead = max(0.0, phase.opened_unix - now)  # the clock then was: it would hold the phase open as long
+            opened = phase.opened_unix - ahead
+            deadline = max(phase.deadline_unix - ahead, now + _timeout_seconds(study, phase.step))
+            limit = max(phase.limit_unix - ahead, now + study.config.participation.limit_seconds)
+        self._ledger.move_deadline(phase, opened_unix=opened, deadline_unix=deadline, limit_unix=limit)
 
     def _leave_excluded_out(self, row: RoundRow) -> bool:
         """What silos have sent for the phase that the operator has revoked or set aside since is not folded. Behind
@@ -635,17 +652,29 @@ class Engine:
                                            " or set aside")
         return False
 
-    async def _wait_while_paused(self, study: RunningStudy) -> None:
-        if await self._operator.wait_while_paused(study.name):
-            self._clock_steps.look()  # `resume` has moved the deadline by what the clock says that the pause has lasted
+    async def _wait_while_paused(self, study: RunningStudy, phase: PhaseRow | None = None) -> None:
+        """
+        Args:
+            phase: that is open; None where none is.
+        """
+        if not await self._operator.wait_while_paused(study.name):
+            return
+        # `resume` has moved the deadline by what the clock says that the pause has lasted.
+        step = self._clock_steps.look()
+        if step and phase is not None and not self._operator.is_stopped(study.name):
+            phase = self._ledger.phase(phase.study, phase.round, phase.number)
+            self._ledger.move_deadline(phase, opened_unix=phase.opened_unix + step, deadline_unix=phase.deadline_unix,
+                                       limit_unix=phase.limit_unix)
 
     def _move_with_clock(self, phase: PhaseRow) -> None:
-        """Moves the deadline of a phase with the clock, where that was set: silos have the time they were given."""
+        """Moves the deadline of a phase with the clock, where that was set: silos have the time they were given. When
+        it was opened moves as well: a restart finds by it that the clock was ahead."""
         step = self._clock_steps.look()
         if not step:
             return
         phase = self._ledger.phase(phase.study, phase.round, phase.number)
-        self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
+        self._ledger.move_deadline(phase, opened_unix=phase.opened_unix + step,
+                                   deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
         _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d"
                      " of %s moves with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round,
                      phase.study)
@@ -786,6 +815,11 @@ class Engine:
 def _timeout_seconds(study: RunningStudy, step: SumStep) -> float:
     """From the opening of a phase to its deadline."""
     return min(study.config.participation.timeout_seconds, STEP_SECONDS.get(step, math.inf))
+
+
+def _limits_of(phase: PhaseRow) -> tuple[str, int, int, float, float]:
+    """Other ones are of another phase, or an operator has moved them."""
+    return phase.study, phase.round, phase.number, phase.deadline_unix, phase.limit_unix
 
 
 def _of_one_step(study: RunningStudy, written: WrittenTasks) -> tuple[int, float]:

@@ -4,7 +4,8 @@ Before round 1 where the study starts from their model (docs/decisions/0090-roun
 begins once nothing has been asked of the compute process for a while, so that what rounds need goes first: an update
 that arrives waits for one slice at most, and where rounds are short nothing is done before they are over. What a slice
 was about follows from the study alone, so it changes no bits when slices were, or whether one was cut off
-(docs/decisions/0022-labels-alone-beside-the-rounds.md).
+(docs/decisions/0022-labels-alone-beside-the-rounds.md). The rounds need nothing of it, so they do not wait for what the
+operating system refuses it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from semisilo.common.errors import ComputeFailed, SemisiloError, SystemTrouble
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import describe_estimate, describe_metric
+from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import labels_alone_score
@@ -33,6 +36,8 @@ _LOG = logging.getLogger("semisilo.coordinator")
 _SLICE_SECONDS = 1.0
 _QUIET_SECONDS = 1.0
 """So long nothing must have happened before the first slice; then one follows the other until something does."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+"""After an error of the system beside the rounds no slice begins for so long; the pauses double."""
 
 
 class LabelsAloneWork:
@@ -59,6 +64,11 @@ class LabelsAloneWork:
         self._study: RunningStudy | None = None
         self._told = False
         self._failures = 0
+        self._trouble = ""
+        """What the system refuses, as the log last said it; empty while nothing is in the way."""
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._again = 0.0
+        """When the next slice may begin beside the rounds, on the event loop's clock."""
 
     def begin(self, study: RunningStudy) -> None:
         """Takes up the work of a study that was opened."""
@@ -66,6 +76,7 @@ class LabelsAloneWork:
         first = study.round_0_steps > 0 and self._ledger.committed_digest(study.name) == ""
         self.leave()
         self._told, self._failures = False, 0
+        self._trouble, self._pause_seconds, self._again = "", _FIRST_PAUSE_SECONDS, 0.0
         if self._given is not None and settings.labelled_only_baseline \
                 and self._ledger.study(study.name).baseline is None and (given := self._given(study)) is not None \
                 and (not first or given.steps == study.round_0_steps):
@@ -85,21 +96,40 @@ class LabelsAloneWork:
         self._study, self._runtime.labels_alone = None, ""
 
     async def wait(self, seconds: float) -> None:
-        """Waits as `RuntimeState.wait`, and works once it has been quiet for a while; a slice longer at most."""
+        """Waits as `RuntimeState.wait`, and works once it has been quiet for a while; a slice longer at most. What the
+        system refuses is said, and the work is tried again later."""
         if self._study is None or not self._beside_rounds:
             await self._runtime.wait(seconds)
             return
         loop = asyncio.get_running_loop()
         end, happened = loop.time() + seconds, self._runtime.happening()
         await self._runtime.wait(min(self._quiet_seconds, seconds))
-        while self._study is not None and not happened.is_set() and loop.time() < end:
-            await self._slice(self._study)
+        while self._study is not None and not happened.is_set() and self._again <= loop.time() < end:
+            try:
+                await self._slice(self._study)
+            except (SystemTrouble, OSError) as error:
+                if (trouble := explained(error)) is None:
+                    raise
+                self._put_off(trouble)
+            else:
+                self._trouble, self._pause_seconds = "", _FIRST_PAUSE_SECONDS
         if not happened.is_set():
             await self._runtime.wait(max(0.0, end - loop.time()))
 
+    def _put_off(self, trouble: SystemTrouble) -> None:
+        line = trouble.line()
+        if self._trouble != line:
+            self._trouble = line
+            _LOG.error("labels alone wait: %s They continue automatically; the rounds do not wait for them.", line)
+        if self._study is not None:  # else nothing is left but a file that is of no more use
+            self._runtime.labels_alone = f"waits: {printable(line, limit=300)}"
+        self._again = asyncio.get_running_loop().time() + self._pause_seconds
+        self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
+
     async def for_round_0(self, study: RunningStudy) -> LabelledOnlyResult | None:
-        """Works as `finish`. What round 0 starts from; None where that is not to be had: the line cannot be trained, or
-        is one that was taken from a study of other steps. None also where the study was stopped."""
+        """Works as `finish`, and raises what it does. What round 0 starts from; None where that is not to be had: the
+        line cannot be trained, or is one that was taken from a study of other steps. None also where the study was
+        stopped."""
         await self.finish(before="round 0: ")
         found = self._ledger.study(study.name).baseline
         if found is not None and found.model_digest and found.steps == study.round_0_steps:
@@ -113,6 +143,7 @@ class LabelsAloneWork:
 
         Args:
             before: stands before what is said of the work.
+        Raises: SystemTrouble: nothing else is to be done meanwhile.
         """
         while (study := self._study) is not None:
             await self._operator.wait_while_paused(study.name)
@@ -163,13 +194,15 @@ class LabelsAloneWork:
                       progress.planned - progress.epochs)
 
     def _end(self, study: RunningStudy, result: LabelledOnlyResult | None) -> None:
-        self.leave()
+        if result is not None:
+            with self._ledger.transaction():
+                if self._ledger.study_state(study.name) is StudyState.QUEUED:
+                    result = None  # it begins again, perhaps with other settings
+                else:
+                    self._ledger.set_study_facts(study.name, baseline=result)
+        self.leave()  # not before: where the ledger cannot be written the work ends once more
         if result is None:
             return
-        with self._ledger.transaction():
-            if self._ledger.study_state(study.name) is StudyState.QUEUED:
-                return  # it begins again, perhaps with other settings
-            self._ledger.set_study_facts(study.name, baseline=result)
         self._remove_file(study.name)
         short, measure = cut_short(result), study.frozen.study_measure
         if (alone := labels_alone_score(self._ledger.study(study.name))) is not None and not study.frozen.num_test:

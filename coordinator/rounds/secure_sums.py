@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from semisilo.common.errors import SecureSumFailed
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings, shares_noise
 from semisilo.common.methods.parts.secure_sum import WORD_BITS, threshold_of
@@ -52,6 +53,10 @@ __all__ = ["STEP_SECONDS", "Ready", "Sums", "elements_of", "masked_layout", "met
 STEP_SECONDS: Mapping[SumStep, float] = {"keys": 60.0, "shares": 60.0, "confirm": 10.0, "unmask": 10.0}
 """How long a step waits beyond its quorum for silos that have not answered it: none of them trains. From step "shares"
 on, a silo that is left out can be done without; one that misses the first two has no part in the round."""
+_DONE: Mapping[SumStep, str] = {
+    "keys": "have sent their keys", "shares": "have shared their secrets", "mask": "have sent an update",
+    "confirm": "have signed the list of survivors"}
+"""What those who have answered a step have done, for the reason of a round."""
 
 
 def with_steps(phases: Iterable[Phase], steps: Sequence[SumStep] = STEPS) -> tuple[Phase, ...]:
@@ -128,10 +133,17 @@ class Sums:
 
     def asked(self, row: RoundRow, phase: Phase) -> list[str]:
         """Whom a step behind the first asks: who has answered the one before, is of a group that goes on, and still is
-        a member."""
+        a member.
+
+        Raises: SecureSumFailed where that is nobody: with groups, each may have lost too many.
+        """
         there = frozenset(self._roster.members())
-        return [silo for group in self._alive(row, phase, row.phase - 1).values() for silo in group
-                if silo in there]
+        asked = [silo for group in self._alive(row, phase, row.phase - 1).values() for silo in group
+                 if silo in there]
+        if not asked:
+            raise SecureSumFailed(f"no group has {self._row(row, phase).threshold} silos that"
+                                  f" {_DONE[row.phases[row.phase - 1].step]}, and a secure sum takes so many")
+        return asked
 
     def fewest(self, row: RoundRow, phase: Phase, num_asked: int | None) -> int:
         """Answers that a step cannot do without.

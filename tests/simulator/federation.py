@@ -594,6 +594,8 @@ class SimulatedFederation:
         done = False
 
         def go_back() -> None:
+            import time
+
             nonlocal done
             ledger, folder = Ledger(_FOLDER / "ledger.sqlite"), _FOLDER / "studies" / "s"
             if ledger.study_state("s") not in (StudyState.PAUSED, StudyState.COMPLETED):
@@ -607,7 +609,7 @@ class SimulatedFederation:
                 operate.rollback(ledger, "s", to_round, study_folder=folder, origin="command")
                 self.trace.append(f"{self.loop.time():.6f} an operator has the study go back to round {to_round}")
             elif ledger.study_state("s") is StudyState.PAUSED:
-                operate.resume(ledger, "s", origin="command")
+                operate.resume(ledger, "s", origin="command", clock=lambda: time.time())
             done = True
 
         self._as_process(COORDINATOR, go_back)

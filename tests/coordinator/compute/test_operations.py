@@ -53,6 +53,7 @@ from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
+from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.compute import downlink, start_work
@@ -881,6 +882,29 @@ def test_labels_alone_that_round_0_starts_from_have_the_same_bits_whenever_the_p
     assert found.result == alone
     operations, _ = of_self_training(federation, first.frozen)
     assert from_labels_alone(operations, alone) == expected
+
+
+@pytest.mark.slow
+def test_labels_alone_whose_model_the_disk_has_no_room_for_are_not_trained_again(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All was lost that had been trained since it was last written down, which nothing was where the disk was full."""
+    few_steps(monkeypatch)
+    operations, first = of_self_training(federation)
+    expected = trained_alone(operations)
+    operations, _ = of_self_training(federation, first.frozen)
+    begun, real = list[object](), operations._begun
+    monkeypatch.setattr(operations, "_begun", lambda study, request: begun.append(study) or real(study, request))
+    with monkeypatch.context() as full:
+        def save(path: Path, content: Any) -> str:
+            raise DiskFull(f"{path}: No space left on device.")
+
+        full.setattr(checkpoint, "save", save)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                trained_alone(operations)
+    assert trained_alone(operations) == expected
+    assert len(begun) == 1
+    assert operations._labels_alone is None, "no longer held in memory"
 
 
 @pytest.mark.slow

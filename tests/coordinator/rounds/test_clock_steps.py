@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from semisilo.common.methods.contract import TaskSpec
-from semisilo.coordinator.federation.operate import pause, resume
+from semisilo.coordinator.federation.operate import extend, pause, resume
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.rounds.clock_steps import ClockSteps
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
@@ -139,19 +141,68 @@ def test_a_phase_opened_while_the_clock_was_ahead_lasts_no_longer_after_a_restar
     asyncio.run(scenario())
 
 
-def test_a_clock_set_during_a_pause_is_counted_once(tmp_path: Path) -> None:
+async def set_while_paused(coordinator: Coordinator, clock: SettableClock, seconds: float) -> None:
+    """Pauses the study, sets the clock and resumes the study at once."""
+    # Of the ledger's own clock, which notes when a study was paused, nothing is simulated here: it stands still.
+    pause(coordinator.ledger, origin="command")
+    paused = coordinator.ledger.paused_since("s")
+    assert paused is not None
+    await is_looked_at(coordinator)
+    clock.now += seconds
+    resume(coordinator.ledger, origin="command", clock=lambda: paused[0] + seconds)
+    await until(coordinator, lambda: coordinator.runtime.text == "")
+    await is_looked_at(coordinator)
+
+
+@pytest.mark.parametrize("paused", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_clock_set_ahead_in_a_phase_holds_it_open_no_longer_after_a_restart_that_set_it_right(
+        tmp_path: Path, paused: bool) -> None:
+    """The deadline had moved with the clock, and when the phase was opened had not: it waited 40 days. What an operator
+    has given it besides is kept."""
+    clock = SettableClock()
+    ahead, opened = 40 * 24 * HOUR, clock.now
+
+    async def scenario() -> None:
+        first = start(tmp_path, clock=clock, steady=clock.steady,
+                      config=study_config(quorum=1, round_timeout="10m", round_limit="20m"))
+        engine, _ = await open_round(first)
+        await is_looked_at(first)
+        clock.passes(60.0)
+        if paused:
+            await set_while_paused(first, clock, ahead)
+        else:
+            clock.now += ahead
+            await is_looked_at(first)
+        extend(first.ledger, 2 * HOUR, origin="command", clock=clock)
+        moved = first.ledger.phase("s", 1, 0)
+        assert moved.deadline_unix == pytest.approx(opened + ahead + 600.0 + 2 * HOUR)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        first.close()
+        clock.now -= ahead
+        clock.passes(60.0)  # of 600, of which 60 were over
+        second = Coordinator(tmp_path, clock=clock, steady=clock.steady)
+        again = asyncio.ensure_future(second.engine.run_next())
+        await until(second, lambda: second.ledger.phase("s", 1, 0).deadline_unix < opened + ahead)
+        phase = second.ledger.phase("s", 1, 0)
+        assert phase.opened_unix <= clock.now
+        for limit in (phase.deadline_unix, phase.limit_unix):
+            assert opened + 600.0 + 2 * HOUR <= limit <= clock.now + 600.0 + 2 * HOUR + 1e-3
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+        second.close()
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hours", [24.0, -24.0])
+def test_a_clock_set_during_a_pause_is_counted_once(tmp_path: Path, hours: float) -> None:
+    """One that was set back was not counted: the phase waited for a silo that was gone until the old time came."""
     async def scenario(coordinator: Coordinator, clock: SettableClock, _: dict[str, TaskSpec]) -> None:
-        # Of the ledger's own clock, which notes when a study was paused, nothing is simulated here: it stands still.
-        pause(coordinator.ledger, origin="cli")
-        paused = coordinator.ledger.paused_since("s")
-        assert paused is not None
-        await is_looked_at(coordinator)
-        clock.now += 24 * HOUR
-        before = coordinator.ledger.phase("s", 1, 0).deadline_unix
-        resume(coordinator.ledger, origin="cli", clock=lambda: paused[0] + 24 * HOUR)
-        await until(coordinator, lambda: coordinator.runtime.text == "")
-        await is_looked_at(coordinator)
-        assert coordinator.ledger.phase("s", 1, 0).deadline_unix == before + 24 * HOUR
+        before = coordinator.ledger.phase("s", 1, 0)
+        await set_while_paused(coordinator, clock, hours * HOUR)
+        after = coordinator.ledger.phase("s", 1, 0)
+        assert after.deadline_unix == pytest.approx(before.deadline_unix + hours * HOUR)
+        assert after.limit_unix == pytest.approx(before.limit_unix + hours * HOUR)
         await closes_after(coordinator, clock, 600.0)
     in_round(tmp_path, scenario)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semisilo.common.errors import ComputeFailed
+from semisilo.common.errors import ComputeFailed, DiskFull
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.text.describe import describe_estimate
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult
-from semisilo.coordinator.ledger.states import StudyState
-from tests.coordinator.federation.test_operate import Operator, until
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+from semisilo.coordinator.rounds import engine, labels_alone
+from tests.coordinator.federation.test_operate import Operator, events, until
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
-from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start, until_killed
+from tests.coordinator.rounds.test_engine import SILOS, Clock, final_digest, open_round, run, start, until_killed
 
 FOREVER = 10**9
 
@@ -173,6 +175,96 @@ def test_a_study_goes_on_without_the_line_where_that_cannot_be_trained(
     assert coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'labels_alone_failed'")
     assert slices(coordinator) == 3 * every
     assert "The study continues without this baseline" in caplog.text
+
+
+FULL = "/hub/studies/s/labels-alone-model.safetensors: No space left on device."
+
+
+def fill_disk(coordinator: Coordinator) -> list[str]:
+    """There is no room for what labels alone write, until the list is empty."""
+    full = [FULL]
+
+    def fails(operation: str, request: Any) -> None:
+        if operation == "baseline" and full:
+            raise DiskFull(full[0], remedy="Free some space.")
+
+    coordinator.compute.before = fails
+    return full
+
+
+def test_no_round_waits_for_what_the_system_refuses_labels_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The study was opened again every few seconds, its phase got a fresh deadline each time, and it never closed."""
+    monkeypatch.setattr(labels_alone, "_FIRST_PAUSE_SECONDS", 0.01)
+    caplog.set_level(logging.INFO, logger="semisilo.coordinator")
+    clock = Clock()
+    coordinator = begun(tmp_path, slices=FOREVER, quiet_seconds=0.0, clock=clock, config=study_config(quorum=1))
+    full, work = fill_disk(coordinator), coordinator.engine._labels_alone
+
+    async def looked_at(condition: Callable[[], bool]) -> None:
+        await until(lambda: coordinator.runtime.notify() or condition())
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+        await looked_at(lambda: slices(coordinator) >= 4)
+        assert coordinator.runtime.labels_alone == f"waits: {FULL} Free some space."
+        assert coordinator.runtime.trouble == "", "the study does not wait"
+        assert work._pause_seconds >= 0.08
+        clock.now += 5.1
+        await looked_at(lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        assert events(coordinator.ledger, "deadline_moved") == []
+        assert coordinator.compute.calls.count("open_study") == 1
+        assert sum("labels alone wait" in text for text in caplog.messages) == 1, "it is said once"
+        full.clear()
+        await looked_at(lambda: "epochs" in coordinator.runtime.labels_alone)
+        assert (work._pause_seconds, work._trouble) == (0.01, "")
+        await ended(engine)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("round_0_steps", [0, 7])
+def test_where_nothing_else_is_to_be_done_the_study_waits_for_what_the_system_refuses_labels_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, round_0_steps: int) -> None:
+    monkeypatch.setattr(engine, "_FIRST_PAUSE_SECONDS", 0.01)
+    coordinator = begun(tmp_path, slices=3, quiet_seconds=1e9)
+    coordinator.compute.round_0_steps = round_0_steps
+    full = fill_disk(coordinator)
+
+    async def scenario() -> None:
+        study = asyncio.ensure_future(run(coordinator))
+        await until(lambda: coordinator.runtime.trouble == f"{FULL} Free some space.")
+        assert coordinator.ledger.study_state("s") is (StudyState.PREPARING if round_0_steps else StudyState.RUNNING)
+        full.clear()
+        await study
+    asyncio.run(scenario())
+    assert coordinator.ledger.study_state("s") is StudyState.COMPLETED
+    assert coordinator.ledger.study("s").baseline is not None
+
+
+def test_a_line_that_the_ledger_could_not_take_in_a_round_is_not_lost(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels_alone, "_FIRST_PAUSE_SECONDS", 0.01)
+    coordinator = begun(tmp_path, slices=1, quiet_seconds=0.0)
+    ledger, tries = coordinator.ledger, list[Any]()
+    real = ledger.set_study_facts
+
+    def set_study_facts(name: str, **facts: Any) -> None:
+        if "baseline" in facts:
+            tries.append(facts)
+            if len(tries) == 1:
+                raise DiskFull(FULL)
+        real(name, **facts)
+
+    monkeypatch.setattr(ledger, "set_study_facts", set_study_facts)
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(lambda: bool(tries))
+        await until(lambda: coordinator.runtime.notify() or ledger.study("s").baseline is not None)
+        assert (len(tries), coordinator.runtime.labels_alone) == (2, "")
+        await ended(engine)
+    asyncio.run(scenario())
 
 
 def test_a_line_that_is_in_the_ledger_is_not_trained_again_and_needs_no_file(tmp_path: Path) -> None:

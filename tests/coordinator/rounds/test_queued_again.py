@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.errors import StudyNotOpen, SystemTrouble, TaskClosed
+from semisilo.common.errors import BadPayload, StudyNotOpen, SystemTrouble, TaskClosed
 from semisilo.common.methods.contract import Phase, TaskSpec
 from semisilo.coordinator.compute.messages import Export
 from semisilo.coordinator.federation import operate
@@ -458,3 +458,40 @@ def test_the_open_round_of_a_study_that_failed_goes_on_once_it_is_queued_again(t
         assert coordinator.ledger.task_states("s", 1, 0)[task.silo] is TaskState.OPEN
         coordinator.close()
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("early", "fails_at", "text"), [
+    (False, "export", "study s is complete"), (True, "export", "study s is complete"),
+    (False, "phases", "0 of 2 silos have joined")])
+def test_a_study_without_a_round_left_waits_for_no_silo_to_write_its_model(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool, fails_at: str, text: str) -> None:
+    """It failed when all that was left was to write its model; by the time that it was queued again all had left."""
+    if early:
+        monkeypatch.setattr(engine_module, "stopped_early", lambda ledger, study, *_: (
+            "stopped after round 1 of 3" if ledger.last_round(study).number >= 1 else ""))
+    coordinator = start(tmp_path)
+    ledger, model = coordinator.ledger, tmp_path / "studies" / "s" / "model.safetensors"
+
+    def fails(operation: str, request: Any) -> None:
+        if operation == fails_at:
+            raise BadPayload("a library that is away")
+
+    coordinator.compute.before = fails
+    asyncio.run(run(coordinator))
+    assert (ledger.study_state("s"), model.exists()) == (StudyState.FAILED, False)
+    coordinator.compute.before = lambda operation, request: None
+    for silo in SILOS:
+        coordinator.roster.leave(silo)
+    ledger.requeue_study("s", ledger.study("s").config)
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(coordinator, lambda: coordinator.runtime.text == text)
+        await end(engine)
+    asyncio.run(scenario())
+    over = fails_at == "export"
+    assert (ledger.study_state("s"), model.exists()) == (
+        StudyState.COMPLETED if over else StudyState.WAITING, over)
+    last = ledger.last_round("s")
+    assert last is not None
+    assert last.number == (1 if early else 3 if over else 0)

@@ -12,9 +12,10 @@ import pytest
 
 from semisilo.common.errors import BadData, ComputeFailed, SystemTrouble
 from semisilo.coordinator.federation import operate
-from semisilo.coordinator.ledger.states import StudyState
-from tests.coordinator.federation_in_memory import Coordinator, study_config
-from tests.coordinator.rounds.test_engine import SILOS, run, start, until
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+from semisilo.coordinator.rounds import engine as engine_module
+from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
+from tests.coordinator.rounds.test_engine import SILOS, Clock, open_round, run, start, until
 from tests.coordinator.rounds.test_queued_again import life
 
 FULL = "/hub/states: No space left on device."
@@ -176,6 +177,78 @@ def test_what_the_system_refused_is_no_longer_said_while_a_round_waits_for_its_q
         disk.is_full = False
         await until(coordinator, lambda: "are away by their own policy" in coordinator.runtime.text)
         assert coordinator.runtime.trouble == ""
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("extended", [0.0, 3600.0])
+def test_while_the_system_refuses_something_an_open_phase_stands_still_and_gets_no_new_deadline(
+        tmp_path: Path, extended: float) -> None:
+    """It got one at every try, so an error that came again and again held the phase open for good."""
+    clock = Clock()
+    coordinator = start(tmp_path, clock=clock, config=study_config(quorum=1, round_timeout="10m", round_limit="20m"))
+    ledger, refused = coordinator.ledger, list[int]()
+    real, phase = ledger.open_tasks, lambda: ledger.phase("s", 1, 0)
+
+    def open_tasks(*args: Any) -> list[str]:
+        if refused:
+            refused.append(1)
+            raise SystemTrouble(FULL, remedy="Free some space.")
+        return real(*args)
+
+    ledger.open_tasks = open_tasks  # type: ignore[method-assign]
+
+    async def tries(count: int) -> None:
+        refused.append(1)
+        coordinator.engine._pause_seconds = 0.01
+        await until(coordinator, lambda: len(refused) > count)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+        for _ in range(2):
+            clock.now += 100.0
+            await until(coordinator, lambda: coordinator.engine._seen == (phase(), clock.now))
+            await tries(2)
+            clock.now += 5000.0
+            if extended:
+                given = operate.extend(ledger, extended, origin="command", clock=clock)
+            refused.clear()
+            await until(coordinator, lambda: coordinator.runtime.trouble == "")
+            assert not extended or phase() == given, "what an operator gives meanwhile is counted once"
+        if not extended:
+            assert phase().deadline_unix == pytest.approx(clock.now + 400.0), "after two times 100 s"
+            assert phase().limit_unix == pytest.approx(clock.now + 1000.0)
+            clock.now += 401.0
+            await until(coordinator, lambda: ledger.round("s", 1).state is RoundState.COMPLETED)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_pauses_grow_while_a_phase_cannot_be_closed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What goes well up to that point is no sign that the system works again."""
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    coordinator = start(tmp_path)
+    tries: list[int] = []
+
+    def close_phase(phase: Any) -> None:
+        tries.append(1)
+        raise SystemTrouble(FULL, remedy="Free some space.")
+
+    coordinator.ledger.close_phase = close_phase  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        for task in tasks.values():
+            await coordinator.deliver(task, content_of(task))
+        await until(coordinator, lambda: len(tries) >= 4)
+        assert coordinator.engine._pause_seconds >= 0.08
+        assert sum("waits:" in text for text in caplog.messages) == 1, "it is said once"
         engine.cancel()
         await asyncio.gather(engine, return_exceptions=True)
         coordinator.close()
