@@ -28,6 +28,7 @@ from semisilo.api.setup import (
 from semisilo.common.config import canonical_json
 from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.models.own.code_stamp import code_of_tables
 from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
@@ -110,7 +111,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
             source = Path(study)
             loaded = load_simulated_study(source)
             label = loaded.name
-            tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation}
+            tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation,
+                         **code_of_tables(loaded.tables)}
     else:
         setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                        split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
@@ -120,7 +122,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         label = chosen.name
         source = tables_of = setup.study(chosen, seed=1 if seed is None else seed, labelled_only=labelled_only)
         seed = None
-    folder = Path(out) if out is not None else Path("runs") / folder_name(label, {**tables_of, "with seed": seed})
+    folder = Path(out) if out is not None else Path("runs") / folder_name(
+        label, {**tables_of, "with seed": seed, **code_of_tables(tables_of)})
     with _progress(progress) as shown:
         return _run(source, folder, label=label, seed=seed, engine=engine, device=device,
                     watching=Watching(shown, label, index=0, total=1))
@@ -167,8 +170,8 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         for seed in seeds:
             study = setup.study(method, seed=seed, labelled_only=labelled_only, seen=seen)
             plans.append(_Plan(label=label, seed=seed, study=study,
-                               folder=home / folder_name(f"{label}-seed-{seed}", study),
-                               images=_images_of(_check(study, label), setup)))
+                               images=_images_of(_check(study, label), setup),
+                               folder=home / folder_name(f"{label}-seed-{seed}", {**study, **code_of_tables(study)})))
     runs: dict[tuple[str, int], Run] = {}
     trained: dict[str, Path] = {}
     with _progress(progress) as shown:
