@@ -37,6 +37,8 @@ class DatasetArrays:
     """(N,), indices from 0; None where items have no label."""
     classes: tuple[str, ...]
     """Their names, where the data set has them; () otherwise."""
+    by_name: bool = False
+    """Whether the items say the names themselves."""
 
 
 def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = True) -> DatasetArrays:
@@ -86,7 +88,8 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
     if missing is not None:
         raise BadData(f"{where}: item {missing} has no label; others have one.",
                       remedy="Give all of them labels, or none.")
-    return DatasetArrays(pixels, *_numbered([label for label in labels if label is not None], _names(dataset), where))
+    known = [label for label in labels if label is not None]
+    return DatasetArrays(pixels, *_numbered(known, _names(dataset), where), isinstance(known[0], str))
 
 
 def _names(dataset: Any) -> tuple[str, ...]:

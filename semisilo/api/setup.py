@@ -29,8 +29,8 @@ from semisilo.common.models.own.given import Network, give
 from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
-__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "folder_name",
-           "labelled_methods", "named_method", "plain", "stored"]
+__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "Stored",
+           "check_labels_alike", "folder_name", "labelled_methods", "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
@@ -276,7 +276,17 @@ def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[s
     return found
 
 
-def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: bool = True) -> str:
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the images of an argument are, and how their labels were given."""
+
+    source: str
+    labels: Literal["names", "numbers", ""] = ""
+    """Empty where it is no matter of this call: of a path, of rows, of a data set that numbers classes and names them,
+    and where there are none."""
+
+
+def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: bool = True) -> Stored:
     """The source of some images; arrays and data sets become a file of a folder, called by what is in it.
 
     Args:
@@ -286,16 +296,18 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
     """
     if isinstance(data, (str, Path)):
         path, part = parse_source(str(data))
-        return str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}"
+        return Stored(str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}")
     classes: tuple[str, ...] = ()
     labels: NDArray[Any] | None
+    by_name = False
     if isinstance(data, np.ndarray) and not labelled:
         images, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2:
         images, labels = np.asarray(data[0]), np.asarray(data[1])
+        by_name = labels.dtype.kind in "US"
     elif isinstance(data, SizedDataset) and not isinstance(data, (tuple, list, dict, np.ndarray)):
         found = arrays_of_dataset(data, where=where, labelled=labelled)
-        images, labels, classes = found.images, found.labels, found.classes
+        images, labels, classes, by_name = found.images, found.labels, found.classes, found.by_name
     else:
         raise BadData(f"{where}: is neither a path nor (images, labels) nor a torch.utils.data.Dataset.",
                       remedy='Give a folder, an .npz file, "digits", a pair of arrays, or a data set.')
@@ -303,9 +315,26 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
         raise BadData(f"{where}: the images are {images.dtype} of the shape {images.shape}.",
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
     arrays: dict[str, NDArray[Any]] = {"images": images}
-    if labels is not None:
-        arrays |= _label_arrays(labels, classes, len(images), where)
-    return _written(arrays, folder)
+    if labels is None:
+        return Stored(_written(arrays, folder))
+    arrays |= _label_arrays(labels, classes, len(images), where)
+    by_number = arrays["labels"].ndim == 1 and not classes
+    return Stored(_written(arrays, folder), "names" if by_name else "numbers" if by_number else "")
+
+
+def check_labels_alike(given: Mapping[str, Stored]) -> None:
+    """Whether all arguments of a call say classes in one way. Names get numbers in their own order, so numbers of
+    another argument would be other classes.
+
+    Args:
+        given: by argument.
+    Raises: BadData, naming two that differ.
+    """
+    first = {kind: next((where for where, each in given.items() if each.labels == kind), "")
+             for kind in ("names", "numbers")}
+    if all(first.values()):
+        raise BadData(f"{first['names']} has names of classes, {first['numbers']} has numbers: which number is which"
+                      " class is not said.", remedy="Give names in both, or numbers in both.")
 
 
 def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, where: str) -> dict[str, NDArray[Any]]:

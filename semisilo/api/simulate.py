@@ -19,6 +19,8 @@ from semisilo.api.setup import (
     DataSources,
     Method,
     Setup,
+    Stored,
+    check_labels_alike,
     folder_name,
     labelled_methods,
     named_method,
@@ -217,7 +219,8 @@ def _setup(kept: Path, *, data: DataSources | None, labelled: DataSource | None,
            tables: Mapping[str, Mapping[str, Any]] | None) -> Setup:
     """What a simulation is made of; arrays and data sets become files of the folder `kept`.
 
-    Raises: UsageError where it is not said which images there are, or said twice.
+    Raises: UsageError where it is not said which images there are, or said twice; BadData for arguments of which some
+        name classes and some number them.
     """
     if data is not None and (labelled is not None or unlabelled is not None):
         raise UsageError("data has no effect beside labelled and unlabelled.",
@@ -233,12 +236,19 @@ def _setup(kept: Path, *, data: DataSources | None, labelled: DataSource | None,
     where, with_labels = ("data", True) if labelled is None else ("unlabelled", False)
     if isinstance(dealt, list) and not dealt:
         raise UsageError(f"{where} is empty.", remedy="Give a source for each site.")
-    sites = tuple(stored(site, kept, where=f"{where}[{number}]", labelled=with_labels)
-                  for number, site in enumerate(dealt)) if isinstance(dealt, list) else ()
+    given: dict[str, Stored] = {}
+    sources = {f"{where}[{number}]": site for number, site in enumerate(dealt)} if isinstance(dealt, list) else \
+        {where: cast(DataSource, dealt)}
+    for name, source in sources.items():
+        given[name] = stored(source, kept, where=name, labelled=with_labels)
+    for name, own in (("labelled", labelled), ("test", test)):
+        if own is not None:
+            given[name] = stored(own, kept, where=name)
+    check_labels_alike(given)
+    found = {name: each.source for name, each in given.items()}
     return Setup(
-        data="" if sites else stored(cast(DataSource, dealt), kept, where=where, labelled=with_labels), sites=sites,
-        labelled="" if labelled is None else stored(labelled, kept, where="labelled"),
-        test="" if test is None else stored(test, kept, where="test"), silos=silos, split=split,
+        data=found.get(where, ""), sites=tuple(found[name] for name in sources) if isinstance(dealt, list) else (),
+        labelled=found.get("labelled", ""), test=found.get("test", ""), silos=silos, split=split,
         num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
         num_validation=num_validation, rounds=rounds, model=model, image_size=image_size,
         tables={} if tables is None else tables)

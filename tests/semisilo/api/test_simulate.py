@@ -268,6 +268,51 @@ def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], erro
     assert caught.value.remedy
 
 
+class Named(torch.utils.data.Dataset[Any]):
+    """Numbers, or the names themselves, and perhaps what the numbers are called."""
+
+    def __init__(self, labels: list[Any], classes: list[str] | None = None) -> None:
+        self.labels = labels
+        if classes is not None:
+            self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((8, 8), index, np.uint8), self.labels[index]
+
+
+FOUR = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ({"labelled": (FOUR, ["b", "a", "b", "a"]), "unlabelled": FOUR, "test": (FOUR, [1, 0, 1, 0])},
+     "labelled has names of classes, test has numbers"),
+    ({"data": (FOUR, [1, 0, 1, 0]), "test": Named(["b", "a"])}, "test has names of classes, data has numbers"),
+    ({"labelled": (FOUR, [0, 1, 0, 1]), "unlabelled": [FOUR, (FOUR, ["a", "b", "a", "b"])]},
+     r"unlabelled\[1\] has names of classes, labelled has numbers"),
+    ({"data": [(FOUR, ["a", "b", "a", "b"]), (FOUR, [0, 1, 0, 1])]},
+     r"data\[0\] has names of classes, data\[1\] has numbers"),
+    ({"labelled": (FOUR, ["b", "a", "b", "a"]), "unlabelled": FOUR, "test": Named([0, 1], ["a", "b"])}, ""),
+    ({"labelled": Named([0, 1], ["a", "b"]), "unlabelled": FOUR, "test": (FOUR, [1, 0, 1, 0])}, ""),
+    ({"labelled": (FOUR, [0, 1, 0, 1]), "unlabelled": FOUR, "test": Named([0, 1])}, ""),
+    ({"data": "digits", "test": (FOUR, ["a", "b", "a", "b"])}, "")])
+def test_names_of_classes_in_one_argument_and_numbers_in_another_are_refused(
+        arguments: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """Names get numbers in their own order: the first class that somebody names is not his number 0."""
+    given = {name: arguments.get(name) for name in ("data", "labelled", "unlabelled", "test")}
+    settings: Any = {**given, "silos": 10, "split": "iid", "num_labelled": None, "labelled_per_class": None,
+                     "num_test": None, "num_validation": None, "rounds": 1, "model": "small_cnn", "image_size": None,
+                     "tables": None}
+    if says:
+        with pytest.raises(BadData, match=says) as caught:
+            api_module._setup(tmp_path, **settings)
+        assert caught.value.remedy == "Give names in both, or numbers in both."
+    else:
+        api_module._setup(tmp_path, **settings)
+
+
 def test_numbers_of_numpy_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, Path]] = []
 
@@ -562,6 +607,6 @@ def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
 
 def test_arrays_with_a_row_of_0_and_1_for_each_image_are_stored_as_they_are(tmp_path: Path) -> None:
     rows = np.array([[1, 0, 1], [0, 0, 0]])
-    with np.load(stored((np.zeros((2, 8, 8), dtype=np.uint8), rows), tmp_path)) as arrays:
+    with np.load(stored((np.zeros((2, 8, 8), dtype=np.uint8), rows), tmp_path).source) as arrays:
         assert arrays["labels"].tolist() == rows.tolist()
         assert "classes" not in arrays.files
