@@ -30,7 +30,7 @@ from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
 __all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "Stored",
-           "check_labels_alike", "folder_name", "labelled_methods", "named_method", "plain", "stored"]
+           "check_labels_alike", "check_tables", "folder_name", "labelled_methods", "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
@@ -212,6 +212,21 @@ def _with_file(model: Mapping[str, object]) -> dict[str, object]:
     file = file_of(str(model.get("factory", model.get("name", ""))))
     return {**model, "factory_sha256": digest_of_file(Path(file))} if file and "factory_sha256" not in model \
         else dict(model)
+
+
+def check_tables(tables: object, *, seed: str, method: str) -> None:
+    """Whether the tables of a call leave alone what its own arguments say: they go before these, so every seed and
+    every method would be the same one under another name.
+
+    Args:
+        seed, method: how the call's own arguments are written, for errors.
+    Raises: UsageError for [study] seed or [method] name.
+    """
+    for table, key, remedy in (("study", "seed", seed), ("method", "name", method)):
+        keys = tables.get(table) if isinstance(tables, Mapping) else None
+        if isinstance(keys, Mapping) and key in keys:
+            raise UsageError(f"tables: [{table}] {key} would take the place of an argument of this call.",
+                             remedy=f"Leave it out, and write {remedy}.")
 
 
 def plain(value: Any, where: str) -> Any:

@@ -21,6 +21,7 @@ from semisilo.api.setup import (
     Setup,
     Stored,
     check_labels_alike,
+    check_tables,
     folder_name,
     labelled_methods,
     named_method,
@@ -116,6 +117,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
             tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation,
                          **code_of_tables(loaded.tables)}
     else:
+        check_tables(tables, seed="seed=7", method='method="semifl"')
         setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                        split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
                        num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
@@ -163,6 +165,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     seeds = plain(seeds, "seeds")
     if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) != len(seeds):
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
+    check_tables(tables, seed="seeds=[7]", method='methods=["semifl"]')
     home = Path(out)
     setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                    split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,

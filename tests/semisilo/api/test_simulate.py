@@ -268,6 +268,22 @@ def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], erro
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(("tables", "says", "remedies"), [
+    ({"study": {"seed": 7}}, r"\[study\] seed would take the place", ("seed=7", "seeds=[7]")),
+    ({"method": {"name": "fedavg"}}, r"\[method\] name would take the place",
+     ('method="semifl"', 'methods=["semifl"]'))])
+def test_tables_do_not_make_one_seed_or_method_of_all(tables: dict[str, Any], says: str,
+                                                      remedies: tuple[str, str]) -> None:
+    """Three seeds that are one would be reported as three, with no spread."""
+    calls: tuple[Any, ...] = (lambda **given: semisilo.simulate(method=QUICK, **given),
+                              lambda **given: semisilo.compare([QUICK], seeds=[1, 2, 3], **given))
+    for call, remedy in zip(calls, remedies, strict=True):
+        with pytest.raises(UsageError, match=says) as caught:
+            call(data="digits", **{**SMALL, "tables": tables})
+        assert remedy in caught.value.remedy
+    assert not Path("runs").exists()
+
+
 class Named(torch.utils.data.Dataset[Any]):
     """Numbers, or the names themselves, and perhaps what the numbers are called."""
 
