@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.api.datasets import SizedDataset, arrays_of_dataset
 from semisilo.common.config import canonical_json
+from semisilo.common.data.datasets import SizedDataset, arrays_of_dataset
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError

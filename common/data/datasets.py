@@ -2,7 +2,7 @@
 
 Shapes: N images, H and W pixels, C channels (1 or 3).
 
-Tests: tests/semisilo/api/test_datasets.py.
+Tests: tests/common/data/test_datasets.py.
 """
 
 from __future__ import annotations
