@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import to_dict
+from semisilo.common.data.datasets import SizedDataset
 from semisilo.common.data.form import Selection
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
@@ -48,7 +49,7 @@ _SHOWN = 20
 """Rows of a table in a notebook."""
 
 Device = Literal["auto", "cpu", "cuda"]
-Arrays = tuple[NDArray[Any], NDArray[Any]]
+Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 Cell = str | int | float | None
 """Of a row that becomes a line of a CSV file or of a table."""
 
@@ -256,8 +257,8 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
-            batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
+def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays | SizedDataset, *,
+            device: Device = "auto", batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
             operating_point: bool = True, prevalence: str = "", network: Network | None = None,
             selection: Selection | None = None) -> Predictions:
@@ -266,8 +267,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     Args:
         model: an export's folder, its model.safetensors or its model.onnx, or an opened predictor.
         source: whatever a study reads (a folder, an .npz file, "digits", ...); or images uint8 (N, H, W) or
-            (N, H, W, 3); or (images, labels), labels being indices into the model's classes, or where an image may show
-            several (N, K) of 1, 0 and -1 for what is not known.
+            (N, H, W, 3); or (images, labels), labels being names of the model's classes or indices into them, or where
+            an image may show several (N, K) of 1, 0 and -1 for what is not known; or a torch.utils.data.Dataset.
         device: "auto" takes an accelerator where there is one.
         batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
