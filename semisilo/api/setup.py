@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import canonical_json
-from semisilo.common.data.datasets import SizedDataset, arrays_of_dataset
+from semisilo.common.data.datasets import SizedDataset, arrays_of_dataset, plain_labels
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError
@@ -318,7 +318,7 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
     if isinstance(data, np.ndarray) and not labelled:
         images, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2:
-        images, labels = np.asarray(data[0]), np.asarray(data[1])
+        images, labels = np.asarray(data[0]), plain_labels(np.asarray(data[1]))
         by_name = labels.dtype.kind in "US"
     elif isinstance(data, SizedDataset) and not isinstance(data, (tuple, list, dict, np.ndarray)):
         found = arrays_of_dataset(data, where=where, labelled=labelled)

@@ -284,6 +284,20 @@ def test_tables_do_not_make_one_seed_or_method_of_all(tables: dict[str, Any], sa
     assert not Path("runs").exists()
 
 
+FOUR = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+
+
+@pytest.mark.parametrize(("labels", "kind"), [
+    (np.array(["b", "a", "b", "a"]), "names"), (np.array([1, 0, 1, 0]), "numbers")])
+def test_a_column_of_a_table_is_the_labels_that_it_holds(labels: Any, kind: str, tmp_path: Path) -> None:
+    """pandas hands over the texts of a column as Python objects."""
+    found = [stored((FOUR, each), tmp_path) for each in (labels, labels.astype(object), labels.tolist())]
+    assert found[0] == found[1] == found[2]
+    assert found[0].labels == kind
+    with pytest.raises(BadData, match="labels have the type object"):
+        stored((FOUR, np.array(["b", None, "b", "a"], dtype=object)), tmp_path)
+
+
 class Named(torch.utils.data.Dataset[Any]):
     """Numbers, or the names themselves, and perhaps what the numbers are called."""
 
@@ -297,9 +311,6 @@ class Named(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return np.full((8, 8), index, np.uint8), self.labels[index]
-
-
-FOUR = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
