@@ -29,7 +29,7 @@ from semisilo.common.models.own.given import Network, give
 from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
-__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "Stored",
+__all__ = ["ARRAYS_FOLDER", "DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "Stored",
            "check_labels_alike", "check_tables", "folder_name", "labelled_methods", "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
@@ -43,6 +43,10 @@ DataSources = DataSource | list[DataSource]
 Method = str | Mapping[str, object]
 """A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
 
+ARRAYS_FOLDER = "semisilo-arrays"
+"""Beside a simulation, for what is handed over as arrays: a name that no folder of images has."""
+_ARRAYS_FOLDER_BEFORE = "data"
+"""That of earlier versions."""
 _SILOS, _SPLIT = 10, "iid"
 """Where nothing is said."""
 _NATURAL = "natural"
@@ -373,12 +377,16 @@ def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, wh
 
 
 def _written(arrays: Mapping[str, NDArray[Any]], folder: Path) -> str:
-    """The path of a file of these arrays, called by what is in it."""
+    """The path of a file of these arrays, called by what is in it; where an earlier version has written it, that one,
+    so that its run goes on."""
     stream = io.BytesIO()
     np.savez(stream, **arrays)  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(stream.getvalue()).hexdigest()[:16]}.npz"
+    name = f"{hashlib.sha256(stream.getvalue()).hexdigest()[:16]}.npz"
+    path, before = folder / name, folder.with_name(_ARRAYS_FOLDER_BEFORE) / name
+    if before.exists():
+        return str(before.absolute())
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         write_durably(path, stream.getvalue())
     return str(path.absolute())
 

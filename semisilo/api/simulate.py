@@ -15,6 +15,7 @@ from typing import Any, cast
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
 from semisilo.api.setup import (
+    ARRAYS_FOLDER,
     DataSource,
     DataSources,
     Method,
@@ -82,7 +83,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         tables: further settings of a study file, which go before all others: {"method": {"lr": 0.01}}.
         seed: of the split and of the study; left out: 1, or the study file's.
         labelled_only: whether the same network is trained on the coordinator's labels alone, as the baseline.
-        out: folder of this simulation; left out: one of its own below `runs`, called by all these settings.
+        out: folder of this simulation; left out: one of its own below `runs`, called by all these settings. Arrays and
+            data sets are kept in `semisilo-arrays` beside it.
         engine: where silos train, with the same bits: "processes" of this machine (on an accelerator one), this one
             "process", or "ray" for a cluster.
         device: "auto" takes an accelerator where there is one.
@@ -118,8 +120,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
                          **code_of_tables(loaded.tables)}
     else:
         check_tables(tables, seed="seed=7", method='method="semifl"')
-        setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
-                       split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
+        setup = _setup(_home(out) / ARRAYS_FOLDER, data=data, labelled=labelled, unlabelled=unlabelled, test=test,
+                       silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
                        num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
                        image_size=image_size, tables=tables)
         chosen = named_method(method)
@@ -154,7 +156,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
             this line, and may hand it over; a run that starts from labels alone has its own where it takes other steps.
             With a method more that looks at more of them, the runs that are over keep theirs to hand over, and all are
             compared with the new one.
-        out: where the folders of the runs go, one for each.
+        out: where the folders of the runs go, one for each, and `semisilo-arrays` for arrays and data sets.
         data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
             rounds, model, image_size,
             tables, engine, device, progress: as of `simulate`.
@@ -167,7 +169,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
     check_tables(tables, seed="seeds=[7]", method='methods=["semifl"]')
     home = Path(out)
-    setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
+    setup = _setup(home / ARRAYS_FOLDER, data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                    split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
                    num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables)
     seen, plans = setup.seen(), []

@@ -198,6 +198,28 @@ def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(t
 
 
 @pytest.mark.slow
+def test_arrays_are_kept_in_a_folder_of_our_own_and_found_where_an_earlier_version_kept_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = own_images()
+    (tmp_path / "data").mkdir()  # somebody's images
+    call: dict[str, Any] = {"data": (images, labels), "method": QUICK, "engine": "process", **SMALL, "tables": None}
+    semisilo.simulate(**call, out=tmp_path / "mine")
+    assert list((tmp_path / "data").iterdir()) == []
+    kept, = (tmp_path / "semisilo-arrays").iterdir()
+    assert kept.suffix == ".npz"
+
+    monkeypatch.setattr(api_module, "ARRAYS_FOLDER", "data")  # as an earlier version did
+    earlier = semisilo.simulate(**call)
+    earlier_out = semisilo.simulate(**call, out=tmp_path / "runs" / "chosen")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("semisilo.simulation.simulate.simulate", None)  # nothing is run again
+    assert semisilo.simulate(**call).folder == earlier.folder
+    assert semisilo.simulate(**call, out=earlier_out.folder).digest == earlier_out.digest
+    assert not (tmp_path / "runs" / "semisilo-arrays").exists()
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None:
     first = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     states = sorted(first.folder.rglob("states/*"))
