@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import canonical_json
-from semisilo.common.data.datasets import SizedDataset, arrays_of_dataset, plain_labels
+from semisilo.common.data.datasets import SizedDataset, array_of, arrays_of_dataset, plain_labels
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError
@@ -103,6 +103,9 @@ class Setup:
         for name in ("silos", "num_labelled", "labelled_per_class", "num_test", "num_validation", "rounds",
                      "image_size"):
             object.__setattr__(self, name, plain(getattr(self, name), name))
+        if isinstance(self.image_size, (int, float)) and self.image_size < 1:
+            raise UsageError(f"image_size = {self.image_size}: must be at least 1.",
+                             remedy="Leave it out for the images' own size, at most 64.")
         if not isinstance(self.split, str):
             object.__setattr__(self, "split", _table(self.split, "split", 'Write split="iid", or {"name": "iid"}.'))
         if self.sites:
@@ -130,7 +133,7 @@ class Setup:
     def seen(self) -> SeenImages:
         """What is found of the images. Raises: BadData when they cannot be read."""
         found = [survey(source) for source in self.sites or (self.data,)]
-        size = self.image_size or _automatic_size(_together(each.sizes for each in found))
+        size = _automatic_size(_together(each.sizes for each in found)) if self.image_size is None else self.image_size
         channels = max(each.channels for each in found)
         return SeenImages(size, channels)
 
@@ -322,7 +325,8 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
     if isinstance(data, np.ndarray) and not labelled:
         images, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2:
-        images, labels = np.asarray(data[0]), plain_labels(np.asarray(data[1]))
+        images = array_of(data[0], what=f"{where}: the images")
+        labels = plain_labels(array_of(data[1], what=f"{where}: the labels"))
         by_name = labels.dtype.kind in "US"
     elif isinstance(data, SizedDataset) and not isinstance(data, (tuple, list, dict, np.ndarray)):
         found = arrays_of_dataset(data, where=where, labelled=labelled)

@@ -29,7 +29,7 @@ from semisilo.common.data.multi_hot import to_rows
 from semisilo.common.data.readers import kind_of, listing_of, parse_source, patient_of
 from semisilo.common.errors import BadData
 
-__all__ = ["Batch", "Source", "open_source"]
+__all__ = ["Batch", "OnError", "Source", "open_source"]
 
 OnError = Literal["skip", "stop"]
 _MOST_UNKNOWN = 5

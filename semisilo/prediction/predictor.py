@@ -16,7 +16,7 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.installing import how_to_install
 from semisilo.common.text.spreadsheet import no_formula
-from semisilo.prediction.images import Source, open_source
+from semisilo.prediction.images import OnError, Source, open_source
 from semisilo.prediction.prevalence import Prevalence, at_prevalence
 
 __all__ = ["Cell", "Predictions", "Predictor", "open_predictor", "predict"]
@@ -258,7 +258,7 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
 
 
 def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays | SizedDataset, *,
-            device: Device = "auto", batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
+            device: Device = "auto", batch_size: int = 250, on_error: OnError = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
             operating_point: bool = True, prevalence: str = "", network: Network | None = None,
             selection: Selection | None = None) -> Predictions:
@@ -288,6 +288,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size}: must be at least 1.")
+    if on_error not in (choices := get_args(OnError)):
+        raise UsageError(f"There is no on_error '{on_error}'.", remedy=f"Choose one of: {', '.join(choices)}.")
     opened = open_predictor(model, device=device, allow_factories=allow_factories, network=network) \
         if isinstance(model, (str, Path)) else model
     facts = opened.facts

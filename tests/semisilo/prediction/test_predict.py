@@ -132,6 +132,12 @@ def test_labels_that_would_be_others_are_refused_in_one_line(source: Any, says: 
     assert remedy in caught.value.remedy
 
 
+def test_what_to_do_with_broken_files_is_one_of_two_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no on_error 'stpo'") as caught:
+        predict(tmp_path, tmp_path, on_error="stpo")  # type: ignore[arg-type]
+    assert caught.value.remedy == "Choose one of: skip, stop."
+
+
 def test_where_images_may_have_several_labels_those_of_a_data_set_are_no_rows() -> None:
     assert given_batch(GivenSet(None), multi_label=True).rows_BK is not None
     with pytest.raises(BadData, match=r"The labels have the shape \(4,\)"):
