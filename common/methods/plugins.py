@@ -20,7 +20,7 @@ from semisilo.common.methods.builtin import BUILT_IN
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "find_plugin", "load_half", "plugin_names"]
+__all__ = ["GROUP", "find_plugin", "load_half", "modules_of", "plugin_names"]
 
 GROUP = "semisilo.methods"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -70,6 +70,19 @@ def _plugin(name: str, path: tuple[str, ...]) -> MethodPlugin:
         raise BadConfiguration(f"The method '{name}' is offered by more than one package: {packages}.",
                                remedy="Uninstall all but one of them.")
     return _loaded(found[0])
+
+
+def modules_of(name: str) -> tuple[str, ...]:
+    """The modules that a plug-in is described and its halves are written in, each once; () of a built-in method.
+
+    Raises: as `find_plugin`.
+    """
+    if name in BUILT_IN:
+        return ()
+    plugin = find_plugin(name)
+    entry = _installed(tuple(sys.path))[name][0]
+    return tuple(dict.fromkeys((entry.module, plugin.spec.settings.__module__,
+                                *(half.partition(":")[0] for half in (plugin.strategy, plugin.trainer)))))
 
 
 def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:

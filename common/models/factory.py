@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,8 @@ from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.wide_resnet import WideResNet28
 from semisilo.common.numerics.numerics import at_work
 
-__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "check_name", "initial_model", "model_builder",
-           "model_file_content", "model_names"]
+__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "check_name", "check_what_is_kept",
+           "initial_model", "model_builder", "model_file_content", "model_names"]
 
 
 class WrongSize(BadConfiguration):
@@ -158,21 +158,33 @@ def initial_model(builder: ModelBuilder, seed: int) -> dict[str, Tensor]:
 
 
 def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int:
-    """Sends two black images through a fresh network, so that a bad fit shows before a study starts.
+    """Sends two black images through a fresh network, so that a bad fit shows before a study starts; and two that are
+    not black where it keeps tensors besides its parameters, since an average of black ones may move nothing.
 
     Returns: the number of trainable parameters.
-    Raises: BadConfiguration when the network cannot take the images or does not give (2, num_classes) finite logits.
+    Raises: BadConfiguration when the network cannot take the images or does not give (2, num_classes) finite logits, or
+        changes while it trains what never travels.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = builder().train()
+        black_BCHW = torch.zeros(2, form.channels, form.size, form.size)
+        kept = _copies(model.named_buffers())
         try:
             with torch.no_grad():
-                logits_BK = model(torch.zeros(2, form.channels, form.size, form.size))
+                logits_BK = model(black_BCHW)
+                kept = _in_place_of_placeholders(kept, _copies(model.named_buffers()))
+                if kept:
+                    model(torch.linspace(-1, 1, black_BCHW.numel()).reshape(black_BCHW.shape))
         except Exception as error:
             raise WrongSize(
                 f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
                 remedy="Choose another [model] name, or a larger image size in [data] image.") from error
+    if changed := _other(kept, dict(model.named_buffers())):
+        raise BadConfiguration(f"The model changes '{changed}' while it trains, and only its parameters travel: every"
+                               " silo would change its own, and each round begin with another network.",
+                               remedy="Leave out the layer that changes it (a moving average, spectral_norm). What need"
+                                      " not change can be a torch.nn.Parameter(..., requires_grad=False).")
     if not isinstance(logits_BK, Tensor) or tuple(logits_BK.shape) != (2, num_classes):
         found = tuple(logits_BK.shape) if isinstance(logits_BK, Tensor) else type(logits_BK).__name__
         raise BadConfiguration(f"The model answers two images with {found}; expected logits (2, {num_classes}).")
@@ -182,6 +194,56 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
     if count == 0:
         raise BadConfiguration("The model has no trainable parameters.")
     return count
+
+
+def check_what_is_kept(model: nn.Module, builder: ModelBuilder) -> None:
+    """Whether a network is the same at every place but for its parameters, which alone travel. A network that keeps
+    nothing besides is not built again.
+
+    Args:
+        model: one that `builder` has made.
+    Raises: BadConfiguration, naming a tensor that the next network of the builder has with other values.
+    """
+    kept = _kept(model)
+    if not kept:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        again = _kept(builder())
+    if drawn := _other(kept, again):
+        raise BadConfiguration(f"The model keeps '{drawn}' besides its parameters, with other values each time that it"
+                               " is built: every silo would have another network.",
+                               remedy="Make it a parameter that nobody trains, torch.nn.Parameter(...,"
+                                      " requires_grad=False), which travels; or give it values that are not drawn.")
+
+
+def _kept(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a network, and the tensors that its modules merely hold; without those that follow from
+    parameters."""
+    held = {f"{path}.{name}".lstrip("."): value for path, module in model.named_modules()
+            for name, value in vars(module).items() if isinstance(value, Tensor) and not value.requires_grad}
+    return {**held, **dict(model.named_buffers())}
+
+
+def _in_place_of_placeholders(before: Mapping[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors from before the first images; those from after it where they were not there or had another shape, as
+    what is worked out when the size of an image is known."""
+    return after | {name: tensor for name, tensor in before.items()
+                    if name not in after or after[name].shape == tensor.shape}
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def _other(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str:
+    """The first tensor that is not as before; empty where all are. NaN equals NaN."""
+    for name, tensor in before.items():
+        now = after.get(name)
+        if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype \
+                or not bool(((now == tensor) | ((now != now) & (tensor != tensor))).all()):
+            return name
+    return ""
 
 
 def _unknown(name: str) -> UnknownName:

@@ -17,7 +17,7 @@ from semisilo.common.errors import BadConfiguration
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods.contract import ModelBuilder, ModelSettings
-from semisilo.common.models.factory import build_model, model_builder, model_file_content
+from semisilo.common.models.factory import build_model, check_what_is_kept, model_builder, model_file_content
 from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
 from semisilo.common.models.libraries.transformers_models import TRANSFORMERS_PREFIX, read_transformers_weights
 from semisilo.common.models.own.model_file import PermittedCode
@@ -57,12 +57,13 @@ def starting_point(settings: ModelSettings, form: ImageForm, *, seed: int, weigh
         seed: of the study: random weights are those of `initial_model`, frozen or not.
         weights: the file; None for random weights.
     Raises: what `build_model` raises; BadData for a file that cannot be read; BadConfiguration when it does not fit the
-        network, or `settings.freeze` does not.
+        network, or `settings.freeze` does not, or when the network keeps tensors that would differ from silo to silo.
     """
     plain = model_builder(settings, form, allow_factories)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "model_init"))
         model = plain()
+    check_what_is_kept(model, plain)
 
     def head() -> frozenset[str]:
         return head_of(lambda classes: build_model(

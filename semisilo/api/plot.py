@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from semisilo.common.errors import UsageError
@@ -41,6 +41,10 @@ class PlottedRound(Protocol):
     def round(self) -> int:
         """Its number, 0 for the preparation."""
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Its numbers, from 0 to 1 where they are plotted."""
+
 
 class PlottedRun(Protocol):
     """What a plot needs of a run; `semisilo.api.results.Run` has it."""
@@ -53,8 +57,9 @@ class PlottedRun(Protocol):
     def rounds(self) -> Sequence[PlottedRound]:
         """In order."""
 
-    def curve_of(self, metric: str) -> Sequence[tuple[int, float]]:
-        """(round, a number from 0 to 1) of the rounds that have one of this name."""
+    @property
+    def completed(self) -> Sequence[PlottedRound]:
+        """Those of them that count."""
 
     def bytes_so_far(self) -> Sequence[int]:
         """Bytes up to and with each of `rounds`: on the wire, or of payloads in a simulation."""
@@ -140,7 +145,7 @@ def _figure_class() -> type[Figure]:
 def _points(runs: Sequence[PlottedRun], by: str, metric: str) -> list[tuple[float, float, float, float]]:
     """(x, mean, lowest, highest value) of every round that all runs have measured."""
     found = []
-    curves = [run.curve_of(metric) for run in runs]
+    curves = [[(each.round, each.metrics[metric]) for each in run.completed if metric in each.metrics] for run in runs]
     for number in sorted(set.intersection(*({round for round, _ in curve} for curve in curves))):
         values = [value for curve in curves for round, value in curve if round == number]
         spent = [so_far for run in runs for each, so_far in zip(run.rounds, run.bytes_so_far(), strict=True)

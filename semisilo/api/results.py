@@ -5,6 +5,7 @@ Tests: tests/semisilo/api/test_simulate.py.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,7 +165,15 @@ class Run:
         return self.completed[-1].metrics.get(self.choice.metric) if self.completed else None
 
     def curve_of(self, metric: str) -> tuple[tuple[int, float], ...]:
-        """(round, a number of it) of every committed round that has one of this name, such as "balanced_accuracy"."""
+        """(round, a number of it) of every committed round that has one of this name, such as "balanced_accuracy".
+
+        Raises: UsageError for a name that no committed round has, where there is one.
+        """
+        names = sorted({name for each in self.completed for name in each.metrics})
+        if names and metric not in names:
+            near = difflib.get_close_matches(metric, names, n=1, cutoff=0.5)
+            raise UsageError(f"No round has a number called '{metric}'.",
+                             remedy=f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(names)}.")
         return tuple((each.round, each.metrics[metric]) for each in self.completed if metric in each.metrics)
 
     @property
@@ -264,7 +273,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """For notebooks: the main numbers and the curve."""
-        return _html([_summary(self.label, (self,))], self.plot() if self.curve_of(self.choice.metric) else None)
+        return _html([_summary(self.label, (self,))], self.plot() if _measured(self, self.choice.metric) else None)
 
     def __str__(self) -> str:
         table = _text_table([_summary(self.label, (self,))])
@@ -368,7 +377,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         """For notebooks: the summary and the curves."""
         return _html(self.summary(), self.plot() if any(
-            run.curve_of(_measure_of(self.runs).metric) for run in self.runs) else None)
+            _measured(run, _measure_of(self.runs).metric) for run in self.runs) else None)
 
     def __str__(self) -> str:
         return _text_table(self.summary())
@@ -548,6 +557,10 @@ class _Shown:
     """What the picture draws."""
     picture_uri: str
     """Empty where nothing was measured."""
+
+
+def _measured(run: Run, metric: str) -> bool:
+    return any(metric in each.metrics for each in run.completed)
 
 
 def _html(lines: Sequence[Summary], figure: Figure | None) -> str:

@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.api.datasets import SizedDataset, arrays_of_dataset
 from semisilo.common.config import canonical_json
+from semisilo.common.data.datasets import SizedDataset, array_of, arrays_of_dataset, plain_labels
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError
@@ -29,8 +29,8 @@ from semisilo.common.models.own.given import Network, give
 from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
-__all__ = ["DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "folder_name",
-           "labelled_methods", "named_method", "plain", "stored"]
+__all__ = ["ARRAYS_FOLDER", "DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "Stored",
+           "check_labels_alike", "check_tables", "folder_name", "labelled_methods", "named_method", "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
@@ -43,6 +43,10 @@ DataSources = DataSource | list[DataSource]
 Method = str | Mapping[str, object]
 """A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
 
+ARRAYS_FOLDER = "semisilo-arrays"
+"""Beside a simulation, for what is handed over as arrays: a name that no folder of images has."""
+_ARRAYS_FOLDER_BEFORE = "data"
+"""That of earlier versions."""
 _SILOS, _SPLIT = 10, "iid"
 """Where nothing is said."""
 _NATURAL = "natural"
@@ -99,6 +103,9 @@ class Setup:
         for name in ("silos", "num_labelled", "labelled_per_class", "num_test", "num_validation", "rounds",
                      "image_size"):
             object.__setattr__(self, name, plain(getattr(self, name), name))
+        if isinstance(self.image_size, (int, float)) and self.image_size < 1:
+            raise UsageError(f"image_size = {self.image_size}: must be at least 1.",
+                             remedy="Leave it out for the images' own size, at most 64.")
         if not isinstance(self.split, str):
             object.__setattr__(self, "split", _table(self.split, "split", 'Write split="iid", or {"name": "iid"}.'))
         if self.sites:
@@ -126,7 +133,7 @@ class Setup:
     def seen(self) -> SeenImages:
         """What is found of the images. Raises: BadData when they cannot be read."""
         found = [survey(source) for source in self.sites or (self.data,)]
-        size = self.image_size or _automatic_size(_together(each.sizes for each in found))
+        size = _automatic_size(_together(each.sizes for each in found)) if self.image_size is None else self.image_size
         channels = max(each.channels for each in found)
         return SeenImages(size, channels)
 
@@ -214,6 +221,21 @@ def _with_file(model: Mapping[str, object]) -> dict[str, object]:
         else dict(model)
 
 
+def check_tables(tables: object, *, seed: str, method: str) -> None:
+    """Whether the tables of a call leave alone what its own arguments say: they go before these, so every seed and
+    every method would be the same one under another name.
+
+    Args:
+        seed, method: how the call's own arguments are written, for errors.
+    Raises: UsageError for [study] seed or [method] name.
+    """
+    for table, key, remedy in (("study", "seed", seed), ("method", "name", method)):
+        keys = tables.get(table) if isinstance(tables, Mapping) else None
+        if isinstance(keys, Mapping) and key in keys:
+            raise UsageError(f"tables: [{table}] {key} would take the place of an argument of this call.",
+                             remedy=f"Leave it out, and write {remedy}.")
+
+
 def plain(value: Any, where: str) -> Any:
     """A setting in types that a study file has: numbers and lists of NumPy as Python's, paths as text.
 
@@ -276,7 +298,17 @@ def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[s
     return found
 
 
-def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: bool = True) -> str:
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the images of an argument are, and how their labels were given."""
+
+    source: str
+    labels: Literal["names", "numbers", ""] = ""
+    """Empty where it is no matter of this call: of a path, of rows, of a data set that numbers classes and names them,
+    and where there are none."""
+
+
+def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: bool = True) -> Stored:
     """The source of some images; arrays and data sets become a file of a folder, called by what is in it.
 
     Args:
@@ -286,16 +318,19 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
     """
     if isinstance(data, (str, Path)):
         path, part = parse_source(str(data))
-        return str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}"
+        return Stored(str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}")
     classes: tuple[str, ...] = ()
     labels: NDArray[Any] | None
+    by_name = False
     if isinstance(data, np.ndarray) and not labelled:
         images, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2:
-        images, labels = np.asarray(data[0]), np.asarray(data[1])
+        images = array_of(data[0], what=f"{where}: the images")
+        labels = plain_labels(array_of(data[1], what=f"{where}: the labels"))
+        by_name = labels.dtype.kind in "US"
     elif isinstance(data, SizedDataset) and not isinstance(data, (tuple, list, dict, np.ndarray)):
         found = arrays_of_dataset(data, where=where, labelled=labelled)
-        images, labels, classes = found.images, found.labels, found.classes
+        images, labels, classes, by_name = found.images, found.labels, found.classes, found.by_name
     else:
         raise BadData(f"{where}: is neither a path nor (images, labels) nor a torch.utils.data.Dataset.",
                       remedy='Give a folder, an .npz file, "digits", a pair of arrays, or a data set.')
@@ -303,9 +338,26 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
         raise BadData(f"{where}: the images are {images.dtype} of the shape {images.shape}.",
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
     arrays: dict[str, NDArray[Any]] = {"images": images}
-    if labels is not None:
-        arrays |= _label_arrays(labels, classes, len(images), where)
-    return _written(arrays, folder)
+    if labels is None:
+        return Stored(_written(arrays, folder))
+    arrays |= _label_arrays(labels, classes, len(images), where)
+    by_number = arrays["labels"].ndim == 1 and not classes
+    return Stored(_written(arrays, folder), "names" if by_name else "numbers" if by_number else "")
+
+
+def check_labels_alike(given: Mapping[str, Stored]) -> None:
+    """Whether all arguments of a call say classes in one way. Names get numbers in their own order, so numbers of
+    another argument would be other classes.
+
+    Args:
+        given: by argument.
+    Raises: BadData, naming two that differ.
+    """
+    first = {kind: next((where for where, each in given.items() if each.labels == kind), "")
+             for kind in ("names", "numbers")}
+    if all(first.values()):
+        raise BadData(f"{first['names']} has names of classes, {first['numbers']} has numbers: which number is which"
+                      " class is not said.", remedy="Give names in both, or numbers in both.")
 
 
 def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, where: str) -> dict[str, NDArray[Any]]:
@@ -329,12 +381,16 @@ def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, wh
 
 
 def _written(arrays: Mapping[str, NDArray[Any]], folder: Path) -> str:
-    """The path of a file of these arrays, called by what is in it."""
+    """The path of a file of these arrays, called by what is in it; where an earlier version has written it, that one,
+    so that its run goes on."""
     stream = io.BytesIO()
     np.savez(stream, **arrays)  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(stream.getvalue()).hexdigest()[:16]}.npz"
+    name = f"{hashlib.sha256(stream.getvalue()).hexdigest()[:16]}.npz"
+    path, before = folder / name, folder.with_name(_ARRAYS_FOLDER_BEFORE) / name
+    if before.exists():
+        return str(before.absolute())
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         write_durably(path, stream.getvalue())
     return str(path.absolute())
 

@@ -15,10 +15,14 @@ from typing import Any, cast
 from semisilo.api.progress import Shown, Watching, shown_for
 from semisilo.api.results import Comparison, Run, read_run
 from semisilo.api.setup import (
+    ARRAYS_FOLDER,
     DataSource,
     DataSources,
     Method,
     Setup,
+    Stored,
+    check_labels_alike,
+    check_tables,
     folder_name,
     labelled_methods,
     named_method,
@@ -28,6 +32,7 @@ from semisilo.api.setup import (
 from semisilo.common.config import canonical_json
 from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.models.own.code_stamp import code_of_tables
 from semisilo.common.models.own.given import Network
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
@@ -78,7 +83,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         tables: further settings of a study file, which go before all others: {"method": {"lr": 0.01}}.
         seed: of the split and of the study; left out: 1, or the study file's.
         labelled_only: whether the same network is trained on the coordinator's labels alone, as the baseline.
-        out: folder of this simulation; left out: one of its own below `runs`, called by all these settings.
+        out: folder of this simulation; left out: one of its own below `runs`, called by all these settings. Arrays and
+            data sets are kept in `semisilo-arrays` beside it.
         engine: where silos train, with the same bits: "processes" of this machine (on an accelerator one), this one
             "process", or "ray" for a cluster.
         device: "auto" takes an accelerator where there is one.
@@ -110,17 +116,20 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
             source = Path(study)
             loaded = load_simulated_study(source)
             label = loaded.name
-            tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation}
+            tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation,
+                         **code_of_tables(loaded.tables)}
     else:
-        setup = _setup(_home(out) / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
-                       split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
+        check_tables(tables, seed="seed=7", method='method="semifl"')
+        setup = _setup(_home(out) / ARRAYS_FOLDER, data=data, labelled=labelled, unlabelled=unlabelled, test=test,
+                       silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
                        num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
                        image_size=image_size, tables=tables)
         chosen = named_method(method)
         label = chosen.name
         source = tables_of = setup.study(chosen, seed=1 if seed is None else seed, labelled_only=labelled_only)
         seed = None
-    folder = Path(out) if out is not None else Path("runs") / folder_name(label, {**tables_of, "with seed": seed})
+    folder = Path(out) if out is not None else Path("runs") / folder_name(
+        label, {**tables_of, "with seed": seed, **code_of_tables(tables_of)})
     with _progress(progress) as shown:
         return _run(source, folder, label=label, seed=seed, engine=engine, device=device,
                     watching=Watching(shown, label, index=0, total=1))
@@ -147,7 +156,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
             this line, and may hand it over; a run that starts from labels alone has its own where it takes other steps.
             With a method more that looks at more of them, the runs that are over keep theirs to hand over, and all are
             compared with the new one.
-        out: where the folders of the runs go, one for each.
+        out: where the folders of the runs go, one for each, and `semisilo-arrays` for arrays and data sets.
         data, labelled, unlabelled, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation,
             rounds, model, image_size,
             tables, engine, device, progress: as of `simulate`.
@@ -158,8 +167,9 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     seeds = plain(seeds, "seeds")
     if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) != len(seeds):
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
+    check_tables(tables, seed="seeds=[7]", method='methods=["semifl"]')
     home = Path(out)
-    setup = _setup(home / "data", data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
+    setup = _setup(home / ARRAYS_FOLDER, data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                    split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
                    num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables)
     seen, plans = setup.seen(), []
@@ -167,8 +177,8 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
         for seed in seeds:
             study = setup.study(method, seed=seed, labelled_only=labelled_only, seen=seen)
             plans.append(_Plan(label=label, seed=seed, study=study,
-                               folder=home / folder_name(f"{label}-seed-{seed}", study),
-                               images=_images_of(_check(study, label), setup)))
+                               images=_images_of(_check(study, label), setup),
+                               folder=home / folder_name(f"{label}-seed-{seed}", {**study, **code_of_tables(study)})))
     runs: dict[tuple[str, int], Run] = {}
     trained: dict[str, Path] = {}
     with _progress(progress) as shown:
@@ -214,7 +224,8 @@ def _setup(kept: Path, *, data: DataSources | None, labelled: DataSource | None,
            tables: Mapping[str, Mapping[str, Any]] | None) -> Setup:
     """What a simulation is made of; arrays and data sets become files of the folder `kept`.
 
-    Raises: UsageError where it is not said which images there are, or said twice.
+    Raises: UsageError where it is not said which images there are, or said twice; BadData for arguments of which some
+        name classes and some number them.
     """
     if data is not None and (labelled is not None or unlabelled is not None):
         raise UsageError("data has no effect beside labelled and unlabelled.",
@@ -230,12 +241,19 @@ def _setup(kept: Path, *, data: DataSources | None, labelled: DataSource | None,
     where, with_labels = ("data", True) if labelled is None else ("unlabelled", False)
     if isinstance(dealt, list) and not dealt:
         raise UsageError(f"{where} is empty.", remedy="Give a source for each site.")
-    sites = tuple(stored(site, kept, where=f"{where}[{number}]", labelled=with_labels)
-                  for number, site in enumerate(dealt)) if isinstance(dealt, list) else ()
+    given: dict[str, Stored] = {}
+    sources = {f"{where}[{number}]": site for number, site in enumerate(dealt)} if isinstance(dealt, list) else \
+        {where: cast(DataSource, dealt)}
+    for name, source in sources.items():
+        given[name] = stored(source, kept, where=name, labelled=with_labels)
+    for name, own in (("labelled", labelled), ("test", test)):
+        if own is not None:
+            given[name] = stored(own, kept, where=name)
+    check_labels_alike(given)
+    found = {name: each.source for name, each in given.items()}
     return Setup(
-        data="" if sites else stored(cast(DataSource, dealt), kept, where=where, labelled=with_labels), sites=sites,
-        labelled="" if labelled is None else stored(labelled, kept, where="labelled"),
-        test="" if test is None else stored(test, kept, where="test"), silos=silos, split=split,
+        data=found.get(where, ""), sites=tuple(found[name] for name in sources) if isinstance(dealt, list) else (),
+        labelled=found.get("labelled", ""), test=found.get("test", ""), silos=silos, split=split,
         num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
         num_validation=num_validation, rounds=rounds, model=model, image_size=image_size,
         tables={} if tables is None else tables)

@@ -19,9 +19,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.data.datasets import SizedDataset, array_of, arrays_of_dataset, plain_labels
 from semisilo.common.data.form import ImageForm, Selection
 from semisilo.common.data.formats import archive, decoding, parquet, pixels
-from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.folder import ImageFile, class_name_of, study_spelling
 from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import to_rows
@@ -29,7 +30,7 @@ from semisilo.common.data.readers import kind_of, listing_of, parse_source, pati
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
 
-__all__ = ["Batch", "Source", "open_source"]
+__all__ = ["Batch", "OnError", "Source", "open_source"]
 
 OnError = Literal["skip", "stop"]
 _MOST_UNKNOWN = 5
@@ -100,7 +101,7 @@ def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_er
     Args:
         selection: which DICOM files count, and which plug-ins read files of other formats.
         least: what deep values are divided by at least, as the model's study did.
-        source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
+        source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); (images, labels); or a data set.
         multi_label: whether the model's images may have several labels or none.
     Raises: BadData, naming the source or file.
     """
@@ -267,8 +268,15 @@ def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...]
 
 def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], ranges: _Ranges, *, multi_label: bool
             ) -> Iterator[Batch]:
-    images, labels = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
-    images = np.asarray(images)
+    names: tuple[str, ...] = ()
+    if isinstance(source, SizedDataset) and not isinstance(source, (tuple, list, dict, np.ndarray)) \
+            and not hasattr(source, "__array__"):
+        found = arrays_of_dataset(source, where="The data set", labelled=False)
+        images, labels, names = found.images, found.labels, found.classes
+    else:
+        given, labels = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
+        images = array_of(given, what="The images")
+        labels = None if labels is None else plain_labels(array_of(labels, what="The labels"))
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)) or not len(images):
         raise BadData(f"The images have the shape {images.shape}.", remedy="Give N x H x W, or N x H x W x 3.")
     if multi_label:
@@ -280,11 +288,35 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], ranges: _Ran
         yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], [-1] * len(images),
                             "The images", ranges, rows_NK=rows_NK.astype(np.int8))
         return
-    known = [-1] * len(images) if labels is None else [int(label) for label in np.asarray(labels).ravel()]
+    known = [-1] * len(images) if labels is None else _indices(labels, names, classes)
     if len(known) != len(images) or max(known) >= len(classes) or min(known) < -1:
         raise BadData(f"The labels are not one per image, from 0 to {len(classes) - 1}.",
-                      remedy="Give the place of each image's class among the model's classes.")
+                      remedy="Give the place of each image's class among the model's classes, or its name.")
     yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], known, "The images", ranges)
+
+
+def _indices(labels: NDArray[Any], names: tuple[str, ...], classes: tuple[str, ...]) -> list[int]:
+    """Labels as indices of the model's classes; -1 for one that is not known.
+
+    Args:
+        names: what numbers are called, where a data set says so; () otherwise.
+    Raises: BadData for a name that the model does not know, and for what is neither names nor whole numbers.
+    """
+    found: list[Any] = labels.ravel().tolist()
+    if labels.dtype.kind in "US" or names:
+        spelling = study_spelling(classes)
+        texts = [class_name_of(str(label)) for label in (labels.astype(str).ravel().tolist() if not names else
+                                                         [names[label] for label in found])]
+        found = [spelling.get(text, text) for text in texts]
+        unknown = next((text for text in found if text not in classes), None)
+        if unknown is not None:
+            raise BadData(f"The label '{unknown}' is none of the model's classes.",
+                          remedy=f"They are {', '.join(classes)}.")
+        return [classes.index(text) for text in found]
+    if labels.dtype.kind not in "iub":
+        raise BadData(f"The labels have the type {labels.dtype}.",
+                      remedy="Give whole numbers, the place of each image's class among the model's classes, or names.")
+    return [int(label) for label in found]
 
 
 def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str,

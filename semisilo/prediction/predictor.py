@@ -16,12 +16,13 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import to_dict
+from semisilo.common.data.datasets import SizedDataset
 from semisilo.common.data.form import Selection
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
@@ -39,7 +40,7 @@ from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.installing import how_to_install
 from semisilo.common.text.spreadsheet import no_formula
-from semisilo.prediction.images import Source, open_source
+from semisilo.prediction.images import OnError, Source, open_source
 from semisilo.prediction.prevalence import Prevalence, at_prevalence
 
 __all__ = ["Cell", "Predictions", "Predictor", "open_predictor", "predict"]
@@ -50,7 +51,7 @@ _MOST_PIXELS = 2**24
 """Of a batch: a model's file says how large its images are. 250 images may have 256 x 256."""
 
 Device = Literal["auto", "cpu", "cuda"]
-Arrays = tuple[NDArray[Any], NDArray[Any]]
+Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 Cell = str | int | float | None
 """Of a row that becomes a line of a CSV file or of a table."""
 
@@ -258,8 +259,8 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
-            batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
+def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays | SizedDataset, *,
+            device: Device = "auto", batch_size: int = 250, on_error: OnError = "skip",
             allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
             operating_point: bool = True, prevalence: str = "", network: Network | None = None,
             selection: Selection | None = None) -> Predictions:
@@ -268,8 +269,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     Args:
         model: an export's folder, its model.safetensors or its model.onnx, or an opened predictor.
         source: whatever a study reads (a folder, an .npz file, "digits", ...); or images uint8 (N, H, W) or
-            (N, H, W, 3); or (images, labels), labels being indices into the model's classes, or where an image may show
-            several (N, K) of 1, 0 and -1 for what is not known.
+            (N, H, W, 3); or (images, labels), labels being names of the model's classes or indices into them, or where
+            an image may show several (N, K) of 1, 0 and -1 for what is not known; or a torch.utils.data.Dataset.
         device: "auto" takes an accelerator where there is one.
         batch_size: images at a time, fewer where they would have more than 16.8 million pixels together. With 250, the
             bits are those of the coordinator's own evaluation.
@@ -290,6 +291,8 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size}: must be at least 1.")
+    if on_error not in (choices := get_args(OnError)):
+        raise UsageError(f"There is no on_error '{on_error}'.", remedy=f"Choose one of: {', '.join(choices)}.")
     opened = open_predictor(model, device=device, allow_factories=allow_factories, network=network) \
         if isinstance(model, (str, Path)) else model
     facts = opened.facts

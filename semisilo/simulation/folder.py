@@ -16,6 +16,7 @@ from pathlib import Path
 
 from semisilo.common.config import ABSENT_AT_DEFAULT, Tables, canonical_json, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.models.own.code_stamp import code_stamp
 from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import CoordinatorFolder
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -28,6 +29,8 @@ from semisilo.simulation.splits.splits import WholePatients
 __all__ = ["RecordSource", "SimulationFolder", "SimulationRecord", "begin", "holds"]
 
 _RECORD = "simulation.json"
+_CALLED = {"code": "code of the method or network"}
+"""What a part of the record is called where its name does not say it."""
 _DIAGNOSTICS = ("stationarity_gap", "forgetting")
 """Settings of [simulation] that change no bits: they may be turned on and off between two calls."""
 _FORMAT = 1
@@ -65,6 +68,9 @@ class SimulationRecord:
     """None in a folder of an earlier version."""
     patients: WholePatients | None = field(default=None, metadata=ABSENT_AT_DEFAULT)
     """What it took that no patient is in two parts; None where that took nothing."""
+    code: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """Of a method plug-in and the package that builds the network: `semisilo.common.models.own.code_stamp.code_stamp`.
+    Empty where both are built in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,8 @@ def holds(folder: SimulationFolder, study: SimulatedStudy) -> bool:
     except UsageError:
         return False
     now = _source(study, stamp=source_stamp(study))
-    return bool(now.stamp) and before.study == study.name and canonical_json(before.source) == canonical_json(now)
+    return (bool(now.stamp) and before.study == study.name and before.code == _code_of(study)
+            and canonical_json(before.source) == canonical_json(now))
 
 
 def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
@@ -147,14 +154,15 @@ def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
     now = SimulationRecord(
         format=_FORMAT, study=study.name, config=to_dict(dealt.config),
         simulation=_without_diagnostics(to_dict(study.simulation)), digest=dealt.digest(),
-        source=_source(study, stamp=stamp), patients=dealt.split.patients)
+        source=_source(study, stamp=stamp), patients=dealt.split.patients, code=_code_of(study))
     if folder.record.exists():
         before = json.loads(folder.record.read_bytes())
         before["simulation"] = _without_diagnostics(before.get("simulation", {}))
         wanted = {key: value for key, value in to_dict(now).items() if key != "source"}
         changed = [key for key in wanted if canonical_json(before.get(key)) != canonical_json(wanted[key])]
         if changed and _has_begun(folder, str(before.get("study", ""))):
-            raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
+            parts = " and another ".join(_CALLED.get(key, key) for key in changed)
+            raise UsageError(f"{folder.folder} holds a simulation with another {parts}.",
                              remedy="Choose another folder (--out; from Python out=), or remove that one.")
         if changed:
             _clear(folder, str(before.get("study", "")))
@@ -194,6 +202,10 @@ def _clear(folder: SimulationFolder, study: str) -> None:
 def _source(study: SimulatedStudy, *, stamp: str) -> RecordSource:
     return RecordSource(folder=str(study.folder), tables=to_dict(study.tables), simulation=to_dict(study.simulation),
                         stamp=stamp)
+
+
+def _code_of(study: SimulatedStudy) -> str:
+    return code_stamp(study.draft.method.name, study.draft.model.name)
 
 
 def _without_diagnostics(simulation: Tables) -> Tables:

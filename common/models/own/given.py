@@ -1,8 +1,9 @@
 """Networks that somebody hands over from Python: `semisilo.simulate(model=my_network)`.
 
-A study names such a network by a digest of what it is: its classes and functions as they are written, its layers, the
-names, shapes and types of its tensors, and the values of one that is handed over built. So another network is another
-study, and the same one goes on. The network itself stays in memory: nothing of it is written, or read back, as code.
+A study names such a network by a digest of what it is: its classes and functions as they are written and with the
+values around them, its layers and their attributes, the names, shapes and types of its tensors, the values of its
+buffers, and those of all tensors of one that is handed over built. So another network is another study, and the same
+one goes on. The network itself stays in memory: nothing of it is written, or read back, as code.
 
 Processes that train beside this one get it pickled (`packed`). torch is imported only where a network is looked at.
 
@@ -13,18 +14,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import pickle
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import UsageError
+from semisilo.common.models.own.identity import LIBRARIES, Telling, bytes_of, written
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = ["GIVEN", "CannotBePacked", "GivenNetwork", "Network", "give", "given_factory", "packed", "unpack"]
 
@@ -38,8 +38,6 @@ Network = Any  # torch is not imported for a type
 
 _GIVEN: dict[str, Factory] = {}
 """The networks that this process was handed, by digest."""
-_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "monai")
-"""Their layers are told apart by how they print."""
 
 
 class CannotBePacked(Exception):
@@ -80,19 +78,22 @@ def give(network: Network, *, num_classes: int, channels: int, size: int, sha256
         _check_whole(network)
         kept = copy.deepcopy(network).cpu().train()
         factory: Factory = _Copies(kept)
-        built, title, parts = kept, type(network).__name__, []
+        built, title = kept, type(network).__name__
+        parts: list[Any] = []
     elif callable(network):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             built = _called(network, num_classes=num_classes, channels=channels, size=size)
         _check_whole(built)
-        factory, title, parts = network, getattr(network, "__name__", type(network).__name__), [_written(network)]
+        factory, title = network, getattr(network, "__name__", type(network).__name__)
+        parts = [written(network), network]
     else:
         raise UsageError(f"model = {str(network)[:80]!r} is neither a network's name nor a network.",
                          remedy="Give a name, a torch.nn.Module, or a function of num_classes, channels and size that"
                                 " makes one.")
     digest = _digest(built, parts, with_values=isinstance(network, nn.Module))
-    if sha256 and not isinstance(network, nn.Module) and digest != sha256:
+    if sha256 and not isinstance(network, nn.Module) and sha256 not in (
+            digest, _digest_of_earlier_versions(built, network)):
         raise UsageError(f"{title} is another network than the one that was trained.",
                          remedy="Hand over the class or function as it was, or a network built as it was.")
     _GIVEN[sha256 or digest] = factory
@@ -157,49 +158,37 @@ def _check_whole(network: nn.Module) -> None:
 # What a network is ----------------------------------------------------------------------------------------------------
 
 
-def _digest(built: nn.Module, parts: list[str], *, with_values: bool) -> str:
+def _digest(built: nn.Module, parts: list[Any], *, with_values: bool) -> str:
     """SHA-256, hex, of what tells a network from others."""
-    import torch
-
-    total = hashlib.sha256(b"semisilo network v1\0")
-    tensors = built.state_dict()
+    total, telling = hashlib.sha256(b"semisilo network v2\0"), Telling()
+    buffers = dict(built.named_buffers())  # of which some are not in the state
+    tensors = {**built.state_dict(), **buffers}
     total.update(canonical_json([
-        *parts, str(built), *_classes_of(built),
-        {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()},
-        [name for name, parameter in built.named_parameters() if parameter.requires_grad]]).encode())
+        [telling.value(part) for part in parts], *_description(built, tensors),
+        [telling.value(cls) for cls in _own_classes(built)], telling.attributes(built)]).encode())
     if with_values:
-        for tensor in tensors.values():
-            total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        buffers = tensors
+    for tensor in buffers.values():
+        total.update(bytes_of(tensor))
     return total.hexdigest()
 
 
-def _classes_of(network: nn.Module) -> Iterator[str]:
-    """How the classes of a network's own layers are written, each once."""
-    seen = {type(module) for module in network.modules()}
-    for cls in sorted({base for each in seen for base in each.__mro__}, key=lambda each: each.__qualname__):
-        if cls.__module__.partition(".")[0] not in (*_LIBRARIES, "builtins", "typing", "abc"):
-            yield _written(cls)
+def _digest_of_earlier_versions(built: nn.Module, network: object) -> str:
+    """Of what makes a network, as models were named that it was trained as before version 2 of the digest."""
+    return hashlib.sha256(b"semisilo network v1\0" + canonical_json(
+        [written(network), *_description(built, built.state_dict())]).encode()).hexdigest()
 
 
-def _written(thing: object) -> str:
-    """A class or function as it is written; of what has no source its instructions, names and constants."""
-    if isinstance(thing, type):
-        members = [_written(value) for _, value in sorted(vars(thing).items())
-                   if isinstance(value, (types.FunctionType, staticmethod, classmethod, property))]
-        return "\n".join([f"class {thing.__qualname__}", *members])
-    if isinstance(thing, (staticmethod, classmethod)):
-        thing = thing.__func__
-    if isinstance(thing, property):
-        thing = thing.fget
-    code = getattr(thing, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        return f"a {type(thing).__qualname__}"  # what it makes is looked at all the same
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError, IndexError):
-        return _instructions(code)
+def _description(built: nn.Module, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Its layers, how the classes of its own layers are written, its tensors, and which are trained."""
+    return [str(built), *map(written, _own_classes(built)),
+            {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()},
+            [name for name, parameter in built.named_parameters() if parameter.requires_grad]]
 
 
-def _instructions(code: types.CodeType) -> str:
-    constants = [_instructions(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+def _own_classes(network: nn.Module) -> Iterator[type]:
+    """The classes of a network's own layers, each once."""
+    found = dict.fromkeys(base for module in network.modules() for base in type(module).__mro__)
+    for cls in sorted(found, key=lambda each: each.__qualname__):  # of one name in the order of the layers
+        if cls.__module__.partition(".")[0] not in (*LIBRARIES, "builtins", "typing", "abc"):
+            yield cls

@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from semisilo.common.data.form import ImageForm
@@ -18,9 +18,16 @@ from semisilo.common.learning.batch_norm import Normalisation, StaticBatchNorm
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.alexnet_like import AlexNetLike
 from semisilo.common.models.cnn13 import CNN13
-from semisilo.common.models.factory import build_model, check_model, initial_model, model_builder
+from semisilo.common.models.factory import (
+    build_model,
+    check_model,
+    check_what_is_kept,
+    initial_model,
+    model_builder,
+)
 from semisilo.common.models.mlp_5000 import MLP5000
 from semisilo.common.models.resnet9 import ResNet9
+from semisilo.common.models.starting_point import starting_point
 from semisilo.common.models.wide_resnet import WideResNet28
 from tests.each_of import each_of
 
@@ -410,6 +417,95 @@ def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, functi
     with pytest.raises(BadConfiguration, match=says) as caught:
         check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form, [name]), form, 10)
     assert "\n" not in caught.value.line()
+
+
+class Keeps(nn.Module):
+    """A network that keeps a tensor besides what it learns, as `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.head = how, nn.Linear(64, 10)
+        fixed = torch.eye(64)
+        fixed[0, 1] = torch.nan
+        drawn = torch.randn(64, 64)
+        self.made: Tensor | None
+        if how == "drawn buffer":
+            self.register_buffer("basis", drawn)
+        elif how == "drawn tensor":
+            self.basis = drawn
+        elif how == "drawn parameter":
+            self.basis = nn.Parameter(drawn, requires_grad=False)
+        else:
+            self.register_buffer("basis", fixed)
+        self.register_buffer("mean_of_all", torch.zeros(()))
+        self.register_buffer("made", None)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        features_BF = images_BCHW.flatten(1)
+        if self.how == "average":
+            self.mean_of_all = 0.9 * self.mean_of_all + 0.1 * features_BF.mean().abs() + 0.1 * features_BF.var()
+        if self.how == "made by the first images":
+            self.made = torch.ones(2) if self.made is None else self.made
+            if self.basis.shape[1] != 3:
+                self.basis = torch.ones(64, 3)
+        if self.how == "set by the first images":
+            self.mean_of_all = torch.ones(())
+        if self.how == "average made by the first images":
+            self.made = features_BF.var() if self.made is None else 0.5 * (self.made + features_BF.var())
+        found: Tensor = self.head(features_BF)
+        return found
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ("drawn buffer", "keeps 'basis' besides its parameters, with other values each time"),
+    ("drawn tensor", "keeps 'basis' besides its parameters, with other values each time"),
+    ("average", "changes 'mean_of_all' while it trains"), ("set by the first images", "changes 'mean_of_all' while"),
+    ("average made by the first images", "changes 'made' while"),
+    ("drawn parameter", ""), ("fixed buffer", ""), ("made by the first images", "")])
+def test_a_network_that_would_be_another_one_at_every_silo_is_refused_by_the_tensors_name(
+        monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:
+    """Only parameters travel; a network that is drawn anew, or moves, in anything else answers otherwise."""
+    module, form = types.ModuleType("keeping_nets"), ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    module.build = lambda **_: Keeps(how)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keeping_nets", module)
+    settings, allowed = ModelSettings(name="keeping_nets:build", classes=CLASSES), ("keeping_nets:build",)
+
+    def looked_at() -> int:
+        start = starting_point(settings, form, seed=3, allow_factories=allowed)
+        return check_model(start.builder, form, 10)
+
+    if says:
+        with pytest.raises(BadConfiguration, match=says) as caught:
+            looked_at()
+        assert "requires_grad=False" in caught.value.remedy
+    else:
+        assert looked_at() == 650
+
+
+def test_the_constant_scale_of_spectral_norm_moves_while_it_trains() -> None:
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 10)))
+
+    with pytest.raises(BadConfiguration, match=r"changes '1\.parametrizations\.weight\.0\._[uv]' while it trains"):
+        check_model(build, form, 10)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "wide_resnet_28_2", "resnet18"])
+def test_a_built_in_network_keeps_nothing_and_is_neither_built_nor_asked_a_second_time(name: str) -> None:
+    form, again, passes = ImageForm(size=32, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3), [], []
+    model = model_builder(ModelSettings(name=name, classes=CLASSES), form)()
+    model.register_forward_pre_hook(lambda module, _: passes.append(module))
+
+    def build() -> nn.Module:
+        again.append(name)
+        return model
+
+    check_what_is_kept(model, build)
+    assert again == []
+    check_model(build, form, 10)
+    assert len(passes) == 1
 
 
 @each_of("name", ["os.system:", ":x", "a b:c", "../x:y", "a:b:c"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.api.results import Comparison, Round, Run
+from semisilo.common.errors import UsageError
 from semisilo.common.measures.gain import ImageCounts
 from semisilo.common.measures.independent_images import IndependentImages
 from semisilo.common.text.describe import describe_percentage
@@ -50,6 +51,20 @@ def test_runs_are_compared_by_their_studies_measure_with_the_accuracy_beside() -
     for words in ("recall of b", "accuracy", "75.00 %".removesuffix(" %"), "+45.00 points", "the silos have helped",
                   "labels alone: recall of b 30.00 %", describe_percentage(0.85, decimals=2).removesuffix(" %")):
         assert words in text, words
+
+
+def test_a_curve_of_what_no_round_has_is_refused_with_the_nearest_name() -> None:
+    assert run(1, 0.7).curve_of("balanced_accuracy") == ((1, pytest.approx(0.8)),)
+    with pytest.raises(UsageError, match="No round has a number called 'balanced'") as caught:
+        run(1, 0.7).curve_of("balanced")
+    assert caught.value.remedy == "Did you mean 'balanced_accuracy'?"
+    with pytest.raises(UsageError) as caught:
+        run(1, 0.7).curve_of("seconds")
+    assert caught.value.remedy == "There are: accuracy, balanced_accuracy, recall/a, recall/b."
+    assert replace(run(1, 0.7), rounds=()).curve_of("balanced") == ()
+    untested = replace(run(1, 0.7), rounds=tuple(replace(each, metrics={"loss": 1.0}) for each in run(1, 0.7).rounds))
+    assert "<img" in run(1, 0.7)._repr_html_()
+    assert "<img" not in untested._repr_html_(), "there is nothing to plot"
 
 
 def test_a_difference_that_chance_explains_is_not_shown() -> None:

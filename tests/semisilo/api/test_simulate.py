@@ -198,6 +198,28 @@ def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(t
 
 
 @pytest.mark.slow
+def test_arrays_are_kept_in_a_folder_of_our_own_and_found_where_an_earlier_version_kept_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = own_images()
+    (tmp_path / "data").mkdir()  # somebody's images
+    call: dict[str, Any] = {"data": (images, labels), "method": QUICK, "engine": "process", **SMALL, "tables": None}
+    semisilo.simulate(**call, out=tmp_path / "mine")
+    assert list((tmp_path / "data").iterdir()) == []
+    kept, = (tmp_path / "semisilo-arrays").iterdir()
+    assert kept.suffix == ".npz"
+
+    monkeypatch.setattr(api_module, "ARRAYS_FOLDER", "data")  # as an earlier version did
+    earlier = semisilo.simulate(**call)
+    earlier_out = semisilo.simulate(**call, out=tmp_path / "runs" / "chosen")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("semisilo.simulation.simulate.simulate", None)  # nothing is run again
+    assert semisilo.simulate(**call).folder == earlier.folder
+    assert semisilo.simulate(**call, out=earlier_out.folder).digest == earlier_out.digest
+    assert not (tmp_path / "runs" / "semisilo-arrays").exists()
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None:
     first = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     states = sorted(first.folder.rglob("states/*"))
@@ -250,6 +272,11 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": "no such folder", "num_labelled": 20}, BadData, "no such folder"),
     ({"data": (np.zeros((4, 8, 8)), [0, 1, 0, 1]), "num_labelled": 2}, BadData, "float64"),
     ({"data": (np.zeros((4, 8, 8), np.uint8), [0, 1]), "num_labelled": 2}, BadData, "4 images, and labels"),
+    ({"data": ([np.zeros((8, 8), np.uint8), np.zeros((4, 8), np.uint8)], [0, 1]), "num_labelled": 2}, BadData,
+     r"data: the images have several shapes: \(8, 8\), \(4, 8\)"),
+    ({"data": (np.zeros((2, 8, 8), np.uint8), [[0], [0, 1]]), "num_labelled": 2}, BadData, "the labels are no array"),
+    ({"data": "digits", "num_labelled": 20, "image_size": 0}, UsageError, "image_size = 0: must be at least 1"),
+    ({"data": "digits", "num_labelled": 20, "image_size": -3}, UsageError, "image_size = -3: must be at least 1"),
     ({"study": study("semifl"), "rounds": 3}, UsageError, "rounds has no effect beside a study"),
     ({"study": 3}, UsageError, "study = 3: is neither"),
     ({"study": {**study("semifl"), "method": "semifl"}}, BadConfiguration, r"\[method\]"),
@@ -266,6 +293,78 @@ def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], erro
         semisilo.simulate(progress=False, **arguments)
     assert "\n" not in caught.value.line()
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("tables", "says", "remedies"), [
+    ({"study": {"seed": 7}}, r"\[study\] seed would take the place", ("seed=7", "seeds=[7]")),
+    ({"method": {"name": "fedavg"}}, r"\[method\] name would take the place",
+     ('method="semifl"', 'methods=["semifl"]'))])
+def test_tables_do_not_make_one_seed_or_method_of_all(tables: dict[str, Any], says: str,
+                                                      remedies: tuple[str, str]) -> None:
+    """Three seeds that are one would be reported as three, with no spread."""
+    calls: tuple[Any, ...] = (lambda **given: semisilo.simulate(method=QUICK, **given),
+                              lambda **given: semisilo.compare([QUICK], seeds=[1, 2, 3], **given))
+    for call, remedy in zip(calls, remedies, strict=True):
+        with pytest.raises(UsageError, match=says) as caught:
+            call(data="digits", **{**SMALL, "tables": tables})
+        assert remedy in caught.value.remedy
+    assert not Path("runs").exists()
+
+
+FOUR = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+
+
+@pytest.mark.parametrize(("labels", "kind"), [
+    (np.array(["b", "a", "b", "a"]), "names"), (np.array([1, 0, 1, 0]), "numbers")])
+def test_a_column_of_a_table_is_the_labels_that_it_holds(labels: Any, kind: str, tmp_path: Path) -> None:
+    """pandas hands over the texts of a column as Python objects."""
+    found = [stored((FOUR, each), tmp_path) for each in (labels, labels.astype(object), labels.tolist())]
+    assert found[0] == found[1] == found[2]
+    assert found[0].labels == kind
+    with pytest.raises(BadData, match="labels have the type object"):
+        stored((FOUR, np.array(["b", None, "b", "a"], dtype=object)), tmp_path)
+
+
+class Named(torch.utils.data.Dataset[Any]):
+    """Numbers, or the names themselves, and perhaps what the numbers are called."""
+
+    def __init__(self, labels: list[Any], classes: list[str] | None = None) -> None:
+        self.labels = labels
+        if classes is not None:
+            self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((8, 8), index, np.uint8), self.labels[index]
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ({"labelled": (FOUR, ["b", "a", "b", "a"]), "unlabelled": FOUR, "test": (FOUR, [1, 0, 1, 0])},
+     "labelled has names of classes, test has numbers"),
+    ({"data": (FOUR, [1, 0, 1, 0]), "test": Named(["b", "a"])}, "test has names of classes, data has numbers"),
+    ({"labelled": (FOUR, [0, 1, 0, 1]), "unlabelled": [FOUR, (FOUR, ["a", "b", "a", "b"])]},
+     r"unlabelled\[1\] has names of classes, labelled has numbers"),
+    ({"data": [(FOUR, ["a", "b", "a", "b"]), (FOUR, [0, 1, 0, 1])]},
+     r"data\[0\] has names of classes, data\[1\] has numbers"),
+    ({"labelled": (FOUR, ["b", "a", "b", "a"]), "unlabelled": FOUR, "test": Named([0, 1], ["a", "b"])}, ""),
+    ({"labelled": Named([0, 1], ["a", "b"]), "unlabelled": FOUR, "test": (FOUR, [1, 0, 1, 0])}, ""),
+    ({"labelled": (FOUR, [0, 1, 0, 1]), "unlabelled": FOUR, "test": Named([0, 1])}, ""),
+    ({"data": "digits", "test": (FOUR, ["a", "b", "a", "b"])}, "")])
+def test_names_of_classes_in_one_argument_and_numbers_in_another_are_refused(
+        arguments: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """Names get numbers in their own order: the first class that somebody names is not his number 0."""
+    given = {name: arguments.get(name) for name in ("data", "labelled", "unlabelled", "test")}
+    settings: Any = {**given, "silos": 10, "split": "iid", "num_labelled": None, "labelled_per_class": None,
+                     "num_test": None, "num_validation": None, "rounds": 1, "model": "small_cnn", "image_size": None,
+                     "tables": None}
+    if says:
+        with pytest.raises(BadData, match=says) as caught:
+            api_module._setup(tmp_path, **settings)
+        assert caught.value.remedy == "Give names in both, or numbers in both."
+    else:
+        api_module._setup(tmp_path, **settings)
 
 
 def test_numbers_of_numpy_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,6 +661,6 @@ def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
 
 def test_arrays_with_a_row_of_0_and_1_for_each_image_are_stored_as_they_are(tmp_path: Path) -> None:
     rows = np.array([[1, 0, 1], [0, 0, 0]])
-    with np.load(stored((np.zeros((2, 8, 8), dtype=np.uint8), rows), tmp_path)) as arrays:
+    with np.load(stored((np.zeros((2, 8, 8), dtype=np.uint8), rows), tmp_path).source) as arrays:
         assert arrays["labels"].tolist() == rows.tolist()
         assert "classes" not in arrays.files

@@ -20,12 +20,14 @@ from PIL import Image
 import semisilo
 from semisilo.cli.main import app
 from semisilo.common.data import room
+from semisilo.common.data.form import ImageForm
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.measures.calibration import probabilities
 from semisilo.common.models.exported import METADATA_KEY, OperatingPoint, logits_of, read_model
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.prediction import predictor
+from semisilo.prediction.images import Batch, open_source
 from semisilo.prediction.predictor import Predictions, open_predictor, predict
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.output import export_run
@@ -70,6 +72,78 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / str(label)).mkdir(exist_ok=True)
         Image.fromarray(pixels).save(folder / str(label) / f"{index:03d}.png")
     return folder
+
+
+GIVEN = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+
+
+class GivenSet:
+    """A torch.utils.data.Dataset without torch; `classes` is what it calls its numbers."""
+
+    def __init__(self, labels: list[Any] | None, classes: tuple[str, ...] = ()) -> None:
+        self.labels, self.classes = labels, classes
+
+    def __len__(self) -> int:
+        return len(GIVEN)
+
+    def __getitem__(self, index: int) -> Any:
+        return GIVEN[index] if self.labels is None else (GIVEN[index], self.labels[index])
+
+
+def given_batch(source: Any, *, multi_label: bool = False) -> Batch:
+    batch, = open_source(source, form=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), on_error="stop",
+                         classes=("no", "yes", "été"), batch_size=10, multi_label=multi_label)
+    return batch
+
+
+@pytest.mark.parametrize(("labels", "known"), [
+    (["yes", "no", "no", "yes"], [1, 0, 0, 1]), (np.array(["yes", "no", "no", "yes"], dtype=object), [1, 0, 0, 1]),
+    (["e\u0301te\u0301", "no", "no", "no"], [2, 0, 0, 0]), ([1, 0, -1, 2], [1, 0, -1, 2]),
+    (np.array([1, 0, -1, 2], dtype=object), [1, 0, -1, 2]), ([[1], [0], [0], [1]], [1, 0, 0, 1]),
+    (None, [-1, -1, -1, -1])])
+def test_labels_from_python_are_names_or_places_among_the_models_classes(labels: Any, known: list[int]) -> None:
+    batch = given_batch(GIVEN if labels is None else (GIVEN, labels))
+    assert batch.labels == known
+    assert np.array_equal(batch.images_BCHW[:, 0], GIVEN)
+
+
+@pytest.mark.parametrize(("data", "known"), [
+    (GivenSet(["yes", "no", "no", "yes"]), [1, 0, 0, 1]), (GivenSet([1, 0, 0, 2]), [1, 0, 0, 2]),
+    (GivenSet([0, 1, 1, 1], ("yes", "no", "else")), [1, 0, 0, 0]), (GivenSet(None), [-1] * 4)])
+def test_a_data_set_is_predicted_as_simulate_reads_it(data: Any, known: list[int]) -> None:
+    batch = given_batch(data)
+    assert batch.labels == known
+    assert np.array_equal(batch.images_BCHW[:, 0], GIVEN)
+
+
+@pytest.mark.parametrize(("source", "says", "remedy"), [
+    ((GIVEN, ["yes", "maybe", "no", "no"]), "label 'maybe' is none of the model's classes", "They are no, yes"),
+    (GivenSet([0, 1, 1, 2], ("yes", "no", "maybe")), "label 'maybe' is none of the model's classes", "They are no"),
+    ((GIVEN, [0.7, 1.7, 0.7, 1.7]), "labels have the type float64", "whole numbers"),
+    ((GIVEN, [np.nan] * 4), "labels have the type float64", "whole numbers"),
+    ((GIVEN, np.array(["yes", None, "no", "no"], dtype=object)), "labels have the type object", "whole numbers"),
+    ((GIVEN, [0, 1, 3, 0]), "not one per image, from 0 to 2", "or its name"),
+    ((GIVEN, [0, 1]), "not one per image, from 0 to 2", "or its name"),
+    (([GIVEN[0], GIVEN[1, :4]], [0, 1]), r"The images have several shapes: \(8, 8\), \(4, 8\)", "of one shape"),
+    ((GIVEN, [[0], [0, 1], [1], [2]]), "The labels are no array", "of one shape"),
+    (GivenSet([0.5, 1, 1, 1]), "The data set: item 0: its label is '0.5'", "number")])
+def test_labels_that_would_be_others_are_refused_in_one_line(source: Any, says: str, remedy: str) -> None:
+    with pytest.raises(BadData, match=says) as caught:
+        given_batch(source)
+    assert "\n" not in caught.value.line()
+    assert remedy in caught.value.remedy
+
+
+def test_what_to_do_with_broken_files_is_one_of_two_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no on_error 'stpo'") as caught:
+        predict(tmp_path, tmp_path, on_error="stpo")  # type: ignore[arg-type]
+    assert caught.value.remedy == "Choose one of: skip, stop."
+
+
+def test_where_images_may_have_several_labels_those_of_a_data_set_are_no_rows() -> None:
+    assert given_batch(GivenSet(None), multi_label=True).rows_BK is not None
+    with pytest.raises(BadData, match=r"The labels have the shape \(4,\)"):
+        given_batch(GivenSet([0, 1, 1, 1]), multi_label=True)
 
 
 @pytest.mark.slow

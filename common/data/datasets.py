@@ -1,8 +1,9 @@
-"""A torch.utils.data.Dataset as arrays of images and labels. torch is imported by whoever hands one over, not here.
+"""What is handed over from Python as arrays of images and labels: a torch.utils.data.Dataset, or lists and arrays.
+torch is imported by whoever hands a data set over, not here.
 
 Shapes: N images, H and W pixels, C channels (1 or 3).
 
-Tests: tests/semisilo/api/test_datasets.py.
+Tests: tests/common/data/test_datasets.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from semisilo.common.errors import BadData
 
-__all__ = ["DatasetArrays", "SizedDataset", "arrays_of_dataset"]
+__all__ = ["DatasetArrays", "SizedDataset", "array_of", "arrays_of_dataset", "plain_labels"]
 
 
 @runtime_checkable
@@ -37,6 +38,31 @@ class DatasetArrays:
     """(N,), indices from 0; None where items have no label."""
     classes: tuple[str, ...]
     """Their names, where the data set has them; () otherwise."""
+    by_name: bool = False
+    """Whether the items say the names themselves."""
+
+
+def array_of(values: Any, *, what: str) -> NDArray[Any]:
+    """What somebody gave, as an array. Raises: BadData, saying `what` it is, where its items differ in shape."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        shapes = list(dict.fromkeys(str(np.shape(item)) for item in values)) if isinstance(values, (list, tuple)) \
+            and all(isinstance(item, np.ndarray) for item in values) else []
+        said = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        reason = f"have several shapes: {', '.join(shapes[:5])}" if len(shapes) > 1 else f"are no array: {said}"
+        raise BadData(f"{what} {reason}.", remedy="Give items of one shape; images of several sizes as a folder of"
+                                                  " files.") from None
+
+
+def plain_labels(labels: NDArray[Any]) -> NDArray[Any]:
+    """Labels as texts or whole numbers, where a column of a table (pandas) holds them as Python objects; others as they
+    are. Same shape."""
+    if labels.dtype.kind == "T" or (labels.dtype.hasobject and all(isinstance(each, str) for each in labels.flat)):
+        return labels.astype(str)
+    if labels.dtype.hasobject and all(isinstance(each, (int, np.integer)) for each in labels.flat):
+        return labels.astype(np.int64)
+    return labels
 
 
 def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = True) -> DatasetArrays:
@@ -86,7 +112,8 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
     if missing is not None:
         raise BadData(f"{where}: item {missing} has no label; others have one.",
                       remedy="Give all of them labels, or none.")
-    return DatasetArrays(pixels, *_numbered([label for label in labels if label is not None], _names(dataset), where))
+    known = [label for label in labels if label is not None]
+    return DatasetArrays(pixels, *_numbered(known, _names(dataset), where), isinstance(known[0], str))
 
 
 def _names(dataset: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from semisilo.api.datasets import arrays_of_dataset
+from semisilo.common.data.datasets import arrays_of_dataset
 from semisilo.common.errors import BadData
 from tests.each_of import each_of
 
