@@ -45,7 +45,7 @@ def studies(home: HomeOption = None,
 
     from semisilo.common.errors import UsageError
     from semisilo.common.text.wrapped import terminal_width
-    from semisilo.silo.site.home import SiloHome
+    from semisilo.silo.site.home import SiloHome, StatusFile
     from semisilo.silo.study_cards.book import CardBook
     from semisilo.silo.study_cards.decision import find_card
     from semisilo.silo.study_cards.table import facts_of, lines_of, whole_card
@@ -53,13 +53,14 @@ def studies(home: HomeOption = None,
     folder = home_of(home)
     if not folder.is_dir():
         raise UsageError(f"{folder} holds no silo.", remedy="Say which one: silo studies --home DIR")
-    book = CardBook(SiloHome(folder).cards)
+    book, works_on = CardBook(SiloHome(folder).cards), StatusFile.load(SiloHome(folder).status).works_on
     entries = [find_card(book, show)] if show else book.entries()
     if json_:
-        typer.echo(json.dumps([facts_of(entry) for entry in entries], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([facts_of(entry, works_on=works_on) for entry in entries], indent=2, ensure_ascii=False))
         return
     width = terminal_width()
-    for line in whole_card(entries[0], width=width) if show else lines_of(entries, width=width):
+    for line in (whole_card(entries[0], works_on=works_on, width=width) if show
+                 else lines_of(entries, works_on=works_on, width=width)):
         typer.echo(line)
 
 

@@ -396,6 +396,11 @@ class AgentStatus:
     final_from_unix: float = 0.0
     """Not before this."""
 
+    @property
+    def works_on(self) -> str | None:
+        """`study`; None where nothing was ever written, so that nobody knows."""
+        return self.study if self.updated_unix else None
+
 
 _LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))
 

@@ -389,8 +389,8 @@ def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path)
 
 @pytest.mark.parametrize(("source", "resolved"), [
     ("digits", "digits"), ("digits#1/3", "digits#1/3"), ("here", "{base}/here"), ("here#train", "{base}/here#train"),
-    ("missing/folder", "{base}/missing/folder"), ("missing", "{base}/missing"), ("missing#train", "{base}/missing#train"),
-    ("set.npz#train", "{base}/set.npz#train"), ("/abs", "/abs"),
+    ("missing/folder", "{base}/missing/folder"), ("missing", "{base}/missing"),
+    ("missing#train", "{base}/missing#train"), ("set.npz#train", "{base}/set.npz#train"), ("/abs", "/abs"),
 ])
 def test_relative_paths_become_absolute_and_the_digits_stay(tmp_path: Path, source: str, resolved: str) -> None:
     (tmp_path / "here").mkdir()

@@ -289,6 +289,16 @@ def test_a_decision_is_kept_as_by_the_command_with_who_gave_it(home: SiloHome, a
     assert f"s: {state} by {account()} (page)" in out
 
 
+def test_a_study_that_is_over_waits_for_nobody(home: SiloHome) -> None:
+    StatusFile(home.status).update(now_unix=time.time(), study="")
+
+    async def work(page: Page) -> None:
+        assert (await page.get("/api/silo"))["waiting"] == []
+        (card,) = (await page.get("/api/studies"))["studies"]
+        assert (card["state"], card["over"]) == ("waiting", True)
+    asking(home, work)
+
+
 def test_a_card_that_nobody_has_looked_at_is_not_approved(home: SiloHome) -> None:
     async def work(page: Page) -> None:
         answer = await page.decide("approve", {"study": "s", "digest": "00" * 32})
