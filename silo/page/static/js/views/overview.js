@@ -7,6 +7,7 @@ import * as format from "../format.js";
 import { ago, card, empty, figure, head, table, tile, tiles, trouble, until } from "../parts.js";
 import { api, to } from "../routes.js";
 import { data, now, store } from "../store.js";
+import { KINDS } from "./left.js";
 
 const DAY = 86_400;
 /** Without a word for so long, the agent is not called connected: it calls every 25 seconds. */
@@ -128,7 +129,7 @@ function identity(here) {
 function lately(here) {
   const last = here.last_disclosure;
   return card("Last to leave", { id: "last" }, last ? [h("dl", { class: "facts wide" },
-    fact("What", format.words(last.kind)),
+    fact("What", KINDS[last.kind] ?? format.words(last.kind)),
     last.study ? fact("For", h("a", { href: to.study(last.study) }, last.study), last.round ? `, round ${last.round}` : "") : null,
     fact("When", last.unix === null ? last.time : ago(last.unix)),
     fact("Bytes", format.bytes(last.bytes)),
