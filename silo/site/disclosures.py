@@ -26,8 +26,8 @@ from typing import Literal, TypeVar, get_args
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.storage.durable import naming, sync_file, sync_folder, sync_found
 
-__all__ = ["KINDS", "KINDS_IN_WORDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line",
-           "message", "read_line", "read_lines"]
+__all__ = ["KINDS", "KINDS_IN_WORDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement",
+           "last_line", "message", "read_line", "read_lines"]
 
 T = TypeVar("T")
 

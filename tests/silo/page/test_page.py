@@ -294,8 +294,8 @@ def test_a_decision_is_kept_as_by_the_command_with_who_gave_it(home: SiloHome, a
 
 def test_the_last_to_leave_has_the_words_of_the_page_and_no_round_where_there_is_none(home: SiloHome) -> None:
     """ "last to leave: model of s, round 0" read as if a model had left the hospital."""
-    DisclosureLog(home.disclosures).record(Disclosure(kind="model", study="s", update_id="m", bytes=40, digest="ab" * 32,
-                                                      text="asks for the model"))
+    DisclosureLog(home.disclosures).record(Disclosure(kind="model", study="s", update_id="m", bytes=40,
+                                                      digest="ab" * 32, text="asks for the model"))
     _, out, _ = run_command("semisilo.silo.cli.main", "status", "--home", str(home.folder))
     (line,) = [line for line in out.splitlines() if "last to leave" in line]
     assert "question for a model of s, 40 B" in line
