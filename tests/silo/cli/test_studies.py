@@ -88,8 +88,9 @@ def test_a_study_that_nobody_knows_is_named_with_those_that_are_known(home: Path
 def test_without_cards_it_says_when_they_come(tmp_path: Path) -> None:
     status, out, _ = run_command(MODULE, "studies", "--home", str(tmp_path))
     assert (status, "No study card has come yet" in out) == (0, True)
-    status, _, err = run_command(MODULE, "studies", "--home", str(tmp_path / "nowhere"))
-    assert (status, "nowhere holds no silo" in err) == (2, True)
+    for command, *words in (["studies"], ["approve", "first"], ["decline", "first"]):
+        status, _, err = run_command(MODULE, command, *words, "--home", str(tmp_path / "nowhere"))
+        assert (status, "nowhere holds no silo" in err) == (2, True)
 
 
 @pytest.mark.parametrize("columns", [40, 60])
