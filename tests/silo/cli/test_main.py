@@ -382,6 +382,15 @@ def test_the_line_is_asked_for_at_a_terminal_and_read_from_a_pipe(
         assert ("Paste the line" in capsys.readouterr().err) == asked
 
 
+def test_a_file_with_the_line_is_told_how_to_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "an invitation.txt").write_text("semisilo-invite-v1.x\n")
+    words = ["enroll", str(tmp_path / "an invitation.txt"), "--home", str(tmp_path / "home")]
+    assert silo(*words) == 2
+    assert f"silo enroll --home {tmp_path / 'home'} - < '{tmp_path / 'an invitation.txt'}'" in capsys.readouterr().err
+    assert silo("enroll", "semisilo-invite-v1." + "A" * 5000, "--home", str(tmp_path / "home")) == 1
+    assert "damaged or cut" in capsys.readouterr().err
+
+
 def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path) -> None:
     (tmp_path / "join.json").write_text('{"source": "/scans", "on_error": "skip"}')
     assert JoinChoice.load(tmp_path / "join.json") == JoinChoice(source="/scans", on_error="skip")
