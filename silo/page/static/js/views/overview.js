@@ -172,7 +172,7 @@ function atHome(here) {
       series: [{ name: words, tone: "first", points }],
       level: alone && estimateOf(alone) ? { y: estimateOf(alone).value, name: "labels alone" } : null,
       x: { name: "round", text: String, whole: true, low: 0, high: Math.max(points.at(-1)[0], 1), tip: (value) => `round ${value}` },
-      y: { text: (value, exact) => (measure === "accuracy" ? format.percentage(value, exact ? 1 : 0) : score(value)), least: 0.05 }, height: 200 } } }),
+      y: { text: (value, exact) => (measure === "accuracy" ? format.percentage(value, exact ? 1 : 0) : score(value)), least: 0.05, share: true }, height: 200 } } }),
     { id: "accuracy", note: `${format.plural(facts.newest.count, "test image")}, never trained on; intervals ${facts.newest.intervals_by}. ${{ true: "The coordinator is told, as counts by class.", false: "The numbers stay here: silo.toml does not permit telling the coordinator." }[facts.told] ?? ""}`,
       columns: [{ name: "Round", cell: ({ round }) => round }, { name: sentence(words), class: "digits", cell: (each) => score(estimateOf(each)?.value) }, { name: "Interval (95 %)", class: "digits", cell: (each) => interval(estimateOf(each), measure) }, ...(measure === "accuracy" ? [{ name: "Balanced", class: "digits", cell: ({ balanced_accuracy: balanced }) => format.percentage(balanced?.value) }] : []), { name: "Images", class: "digits", cell: ({ count }) => format.count(count) }],
       rows: [...scores].reverse() }) : null,
