@@ -78,7 +78,8 @@ def load_toml(path: Path) -> Tables:
     except UnicodeDecodeError:
         raise BadConfiguration(f"{path}: cannot be read: it is not UTF-8.", remedy="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
-        raise BadConfiguration(f"{path}: not valid TOML: {error}.", remedy="Fix that line.") from None
+        raise BadConfiguration(f"{path}: not valid TOML: {error}.", remedy="Fix that line: text in double quotes;"
+                               " true or false in small letters.") from None
 
 
 def to_dict(value: Any) -> Any:

@@ -39,19 +39,20 @@ split = {{ name = "iid", silos = 3, num_labelled = {labels}{fraction} }}
 """
 
 
-def run(command: str, **options: object) -> str:
+def run(program: str, *words: object, **options: object) -> str:
     """Runs a command to its end; what it prints."""
-    print(f"$ {command}", flush=True)
-    program, *words = shlex.split(command)
-    return subprocess.run([BIN / program, *words], check=True, text=True, stdout=subprocess.PIPE, **options).stdout
+    command = [program, *map(str, words)]
+    print(f"$ {shlex.join(command)}", flush=True)
+    return subprocess.run([BIN / program, *command[1:]], check=True, text=True, stdout=subprocess.PIPE,
+                          **options).stdout
 
 
-def start(stack: ExitStack, log: Path, command: str) -> subprocess.Popen:
+def start(stack: ExitStack, log: Path, program: str, *words: object) -> subprocess.Popen:
     """Starts a command that stays; it is ended with the script."""
-    print(f"$ {command} &", flush=True)
-    program, *words = shlex.split(command)
+    command = [program, *map(str, words)]
+    print(f"$ {shlex.join(command)} &", flush=True)
     output = stack.enter_context(log.open("wb"))
-    process = subprocess.Popen([BIN / program, *words], stdout=output, stderr=output)
+    process = subprocess.Popen([BIN / program, *command[1:]], stdout=output, stderr=output)
     stack.callback(process.wait, 60)
     stack.callback(process.terminate)
     return process
@@ -77,6 +78,10 @@ def main() -> None:
     parser.add_argument("--no-baseline", action="store_true", help="do not train on the labels alone")
     chosen = parser.parse_args()
     folder = chosen.folder.absolute()
+    if not chosen.images.is_file():
+        parser.error(f"{chosen.images}: no such file")
+    if folder.exists():
+        parser.error(f"{folder} exists already: remove it, or name another one with --folder")
     folder.mkdir(parents=True)
 
     # The images: a part for the hub, one for each hospital. `semisilo simulate study.toml` would run the same here.
@@ -84,12 +89,12 @@ def main() -> None:
         rounds=chosen.rounds, baseline=str(not chosen.no_baseline).lower(), size=chosen.size, channels=chosen.channels,
         settings=chosen.settings + "\n", images=chosen.images.absolute(), labels=chosen.labels,
         fraction=f", fraction = {chosen.fraction}" if chosen.fraction < 1 else ""))
-    run(f"semisilo split {folder}/study.toml --out {folder}/parts")
+    run("semisilo", "split", folder / "study.toml", "--out", folder / "parts")
 
     with ExitStack() as stack:
         # The hub.
         hub = folder / "hub"
-        run(f"coordinator init blood-cells --address localhost:{chosen.port} --folder {hub}")
+        run("coordinator", "init", "blood-cells", "--address", f"localhost:{chosen.port}", "--folder", hub)
         study = hub / "studies" / "first"
         study.mkdir(parents=True, exist_ok=True)
         for path in (folder / "parts" / "coordinator").rglob("*"):
@@ -98,35 +103,38 @@ def main() -> None:
                 target.mkdir(exist_ok=True)
             else:
                 target.write_bytes(path.read_bytes())
-        coordinator = start(stack, folder / "hub.log", f"coordinator serve --exit-when-finished --folder {hub}")
+        coordinator = start(stack, folder / "hub.log", "coordinator", "serve", "--exit-when-finished", "--folder", hub)
 
         # Each hospital: the line from the hub, a check, and then it waits for work. It only ever dials out.
         silos = []
         for name in HOSPITALS:
-            line = run(f"coordinator invite {name} --folder {hub}")
+            line = run("coordinator", "invite", name, "--folder", hub)
             home = folder / name
             for attempt in range(60):  # the hub may still be starting
                 try:
-                    run(f"silo enroll --home {home} -", input=line, stderr=subprocess.PIPE)
+                    run("silo", "enroll", "--home", home, "-", input=line, stderr=subprocess.PIPE)
                     break
                 except subprocess.CalledProcessError as error:
                     if attempt == 59:
                         raise SystemExit(error.stderr) from None
                     time.sleep(2)
             silos.append((folder / f"{name}.log", start(
-                stack, folder / f"{name}.log",
-                f"silo join --exit-when-finished --home {home} --data {folder}/parts/silos/{name}.npz")))
+                stack, folder / f"{name}.log", "silo", "join", "--exit-when-finished", "--home", home,
+                "--data", folder / "parts" / "silos" / f"{name}.npz")))
         wait_for(coordinator, folder / "hub.log")
         for log, silo in silos:
             wait_for(silo, log)
 
     # What came out, at the hub and at a hospital.
-    print(run(f"coordinator status --folder {hub}"))
-    run(f"coordinator report first --folder {hub}")
-    print(run(f"silo disclosures --home {folder / HOSPITALS[0]}"))
-    run(f"coordinator export first --folder {hub} --out {folder}/model")
+    print(run("coordinator", "status", "--folder", hub))
+    run("coordinator", "report", "first", "--folder", hub)
+    print(run("silo", "disclosures", "--home", folder / HOSPITALS[0]))
+    run("coordinator", "export", "first", "--folder", hub, "--out", folder / "model")
     print(f"The report: {study}/report/index.html\nThe model, with its card: {folder}/model")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError as failed:  # the command has said what is wrong
+        raise SystemExit(failed.returncode) from None

@@ -113,6 +113,32 @@ def test_privacy(tmp_path: Path) -> None:
     assert "epsilon 1: 73.1 %" in out  # e / (1 + e)
 
 
+def blood_cells(folder: Path, *words: str) -> tuple[int, str]:
+    """Runs the example with these words; its exit status and its errors."""
+    done = subprocess.run([sys.executable, "-P", EXAMPLES / "blood_cells.py", *words], cwd=folder, capture_output=True,
+                          text=True, timeout=600, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return done.returncode, done.stderr
+
+
+def test_blood_cells_says_in_a_line_what_is_wrong_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "images.npz").write_bytes(b"")
+    (tmp_path / "taken").mkdir()
+    for words, line in ((("nosuch.npz",), "nosuch.npz: no such file"),
+                        (("images.npz", "--folder", "taken"), f"{tmp_path / 'taken'} exists already: remove it")):
+        status, said = blood_cells(tmp_path, *words)
+        assert (status, "Traceback" in said) == (2, False)
+        assert line in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npz", "taken"]
+
+
+@pytest.mark.slow
+def test_blood_cells_ends_with_the_status_of_a_command_that_failed_and_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "images.npz").write_bytes(b"no archive")
+    status, said = blood_cells(tmp_path, "images.npz", "--folder", "work here")
+    assert (status, "Traceback" in said) == (1, False)
+    assert "images.npz" in said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_blood_cells_with_three_real_silos_here_of_digits(tmp_path: Path) -> None:
@@ -124,11 +150,11 @@ def test_blood_cells_with_three_real_silos_here_of_digits(tmp_path: Path) -> Non
     np.savez(tmp_path / "images.npz", train_images=pixels[:1400], train_labels=digits.target[:1400],
              test_images=pixels[1400:], test_labels=digits.target[1400:])
     done = subprocess.run(
-        [sys.executable, "-P", EXAMPLES / "blood_cells.py", "images.npz", "--folder", "work", "--rounds", "1",
+        [sys.executable, "-P", EXAMPLES / "blood_cells.py", "images.npz", "--folder", "work here", "--rounds", "1",
          "--labels", "20", "--size", "8", "--channels", "1", "--fraction", "0.2", "--port",
          str(free_ports()), "--no-baseline", "--settings", "local_epochs = 1"],
         cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert (tmp_path / "work" / "hub" / "studies" / "first" / "report" / "index.html").is_file()
-    assert (tmp_path / "work" / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "work here" / "hub" / "studies" / "first" / "report" / "index.html").is_file()
+    assert (tmp_path / "work here" / "model" / "model.safetensors").is_file()
     assert "ran on 3 of 3 silos" in done.stdout

@@ -250,6 +250,15 @@ def test_what_a_signal_cuts_short_ends_with_128_and_its_number(number: int, stat
     process.stdout.close()
 
 
+def test_predictions_that_could_not_be_written_are_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from semisilo.cli.main import app as semisilo_app
+
+    (tmp_path / "images").mkdir()
+    words = ["predict", str(tmp_path / "model"), str(tmp_path / "images"), "--out", str(tmp_path / "none" / "p.csv")]
+    assert run_cli(semisilo_app, words, name="semisilo") == 2
+    assert f"p.csv: there is no folder {tmp_path / 'none'}. Make it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [("demo",), ("simulate", "study.toml"), ("probe", "study.toml")])
 def test_a_file_that_could_not_be_written_is_said_before_anything_runs(
         words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -54,7 +54,7 @@ from semisilo.common.data.layout import refuse_parts
 from semisilo.common.data.multi_hot import findings_of, is_said, to_rows
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
-from semisilo.common.text.describe import describe_bytes
+from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.logs import printable
 
 __all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "check_labelled",
@@ -480,8 +480,8 @@ def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, m
                                                      ' column of 0 and 1 for each class, or cells such as "A|B".')
     if not any(file.has_label for file in listing.images):
         of_table = has_suffix(source.partition("#")[0], TABLE)
-        raise BadData(f"{source}: names {len(listing.images)} images and no label." if of_table
-                      else f"{source}: holds {len(listing.images)} images but no class folders.",
+        raise BadData(f"{source}: names {counted(len(listing.images), 'image')} and no label." if of_table
+                      else f"{source}: holds {counted(len(listing.images), 'image')} but no class folders.",
                       remedy="Say which column holds the labels: add #label=COLUMN." if of_table else
                       "Put the images of each class into a folder with its name, or use them as unlabelled.")
     if not has_suffix(source.partition("#")[0], TABLE):

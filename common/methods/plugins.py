@@ -7,6 +7,7 @@ A silo runs a plug-in only when its silo.toml lists it by name (silo/site/policy
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import re
@@ -63,8 +64,11 @@ def _plugin(name: str, path: tuple[str, ...]) -> MethodPlugin:
     """Looked up once: every task and every update asks for its method. What cannot be used is tried again."""
     found = _installed(path).get(name, ())
     if not found:
+        names = {_plain(each): each for each in (*plugin_names(), *METHODS)}
+        near = difflib.get_close_matches(_plain(name), names, n=1, cutoff=0.8)
+        perhaps = f"Did you mean '{names[near[0]]}'? " if near else ""
         raise UnknownName(f"There is no method '{name}'.",
-                          remedy=f"Methods: {', '.join((*sorted(METHODS), *plugin_names()))}.")
+                          remedy=f"{perhaps}Methods: {', '.join((*sorted(METHODS), *plugin_names()))}.")
     if len({(entry.value, _package(entry)) for entry in found}) > 1:
         packages = ", ".join(sorted({_package(entry) for entry in found}))
         raise BadConfiguration(f"The method '{name}' is offered by more than one package: {packages}.",
@@ -106,6 +110,10 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' is not a class.",
                                remedy="Fix or reinstall the plug-in.")
     return loaded
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -14,7 +16,7 @@ from semisilo.common.config import parse_duration
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.text.logs import printable
 
-__all__ = ["JsonOption", "LogFormatOption", "json_lines", "show_version", "since_unix", "tell"]
+__all__ = ["JsonOption", "LogFormatOption", "check_out_file", "json_lines", "show_version", "since_unix", "tell"]
 
 _DURATION = re.compile(r"\d+(\.\d+)?(s|m|h|d)")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
@@ -37,6 +39,20 @@ def tell(as_json: bool, facts: Mapping[str, object], text: str) -> None:
 
         text = json.dumps(dict(facts), ensure_ascii=False, indent=2)
     typer.echo(text)
+
+
+def check_out_file(path: Path, option: str) -> None:
+    """Whether a file can be written, before it is worked for.
+
+    Args:
+        option: that names it, for the error.
+    Raises: UsageError where there is no such folder, or this user may not write there.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}.",
+                         remedy="Make it, or choose another FILE.")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UsageError(f"{option} {path}: cannot be written.", remedy="Choose another FILE.")
 
 
 def json_lines(facts: Mapping[str, object]) -> str:

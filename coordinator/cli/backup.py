@@ -47,7 +47,11 @@ def backup(destination: Annotated[Path, typer.Argument(metavar="DEST", help="Fol
     from semisilo.coordinator.federation.backup import back_up
     from semisilo.coordinator.federation.folder import open_federation
 
-    facts = back_up(open_federation(folder), destination, now=time.time(), keep=keep, with_data=with_data)
+    federation = open_federation(folder)
+    facts = back_up(federation, destination, now=time.time(), keep=keep, with_data=with_data)
+    if destination.resolve().is_relative_to(federation.folder.resolve()):
+        typer.echo(f"WARNING: {destination} is inside the federation's own folder: whatever destroys that destroys the"
+                   " archive too. Name a folder on another disk.", err=True)
     if as_json:
         _print_json(facts)
         return

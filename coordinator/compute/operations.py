@@ -47,6 +47,7 @@ from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
+from semisilo.common.process.child import ComputeAborted
 from semisilo.common.process.compute_process import unusable_after
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
@@ -171,6 +172,8 @@ def _guarded(*, before_end: bool = True) -> Iterator[None]:
     """
     try:
         yield
+    except ComputeAborted:  # from outside, as by Ctrl-C in a simulation: it says nothing of what silos have sent
+        raise
     except (ComputeFailed, BadPayload) as error:
         raise _NotFinite(error, before_end=before_end) from error
     except (RuntimeError, OverflowError, ZeroDivisionError) as error:

@@ -118,7 +118,11 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
     """
     if destination.exists() and not destination.is_dir():
         raise UsageError(f"{destination} is not a folder.", remedy="Name a folder for the archives.")
-    destination.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        destination.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except FileNotFoundError:  # as in /proc
+        raise UsageError(f"{destination}: this folder cannot be made here.",
+                         remedy="Make the folder, or name another one for the archives.") from None
     with _alone(federation) as staging:
         for rest in destination.glob(f".{federation.name}-*{_ENDING}.part"):
             rest.unlink(missing_ok=True)  # of a backup that was killed

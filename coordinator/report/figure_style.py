@@ -16,8 +16,8 @@ from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds", "percent",
-           "scored_rounds", "style_of", "unit_of", "whole_numbers", "wide_enough"]
+__all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds",
+           "no_tick_above", "percent", "scored_rounds", "style_of", "unit_of", "whole_numbers", "wide_enough"]
 
 MAX_LINES = 8
 """More silos than this become a mean and a range."""
@@ -69,6 +69,13 @@ def legend(axes: Axes) -> None:
     longest = max((len(label) for label in labels), default=1)
     columns = max(1, min(4, _LEGEND_CHARACTERS // (longest + 6)))
     axes.figure.legend(loc="outside upper center", ncols=columns, fontsize=9)
+
+
+def no_tick_above(axes: Axes, full: float) -> None:
+    """Leaves room above the largest value that there can be, and writes no larger one there."""
+    low, high = axes.get_ylim()
+    axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= full * (1 + 1e-9)])
+    axes.set_ylim(low, high)
 
 
 def wide_enough(axes: Axes, percents: float = 5.0) -> None:

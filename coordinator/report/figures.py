@@ -25,6 +25,7 @@ from semisilo.coordinator.report.figure_style import (
     legend,
     marker_of,
     measured_rounds,
+    no_tick_above,
     percent,
     scored_rounds,
     style_of,
@@ -162,6 +163,7 @@ def _score_line(axes: Axes, xs: list[float] | list[int], scored: list[tuple[Roun
         low, high = min(low, full * alone), max(high, full * alone)
     room = max(0.01 * full, 0.08 * (high - low))
     axes.set_ylim(max(0.0, low - room), min(1.005 * full, high + 1.6 * room))
+    no_tick_above(axes, full)
     # Beside the axes, where no line goes; its place is made by the layout.
     axes.annotate(describe_metric(measure.metric, scored[-1][1]), (1, values[-1]), xycoords=("axes fraction", "data"),
                   xytext=(6, 0), textcoords="offset points", ha="left", va="center", color=theme.accent,

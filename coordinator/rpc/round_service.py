@@ -221,6 +221,7 @@ class RoundServicer:
                           held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32),
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
                           away_until_unix=_unix(request.away.until_time),
+                          awaits_approval=request.away.reason == pb.Away.REASON_AWAITING_APPROVAL,
                           evaluations=tuple(
                               evaluation_from_proto(each) for each in request.evaluations
                               if may_hear_of(silo, each.study, num_classes=len(each.classes))),

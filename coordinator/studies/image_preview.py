@@ -18,6 +18,7 @@ from semisilo.common.data.readers import survey
 from semisilo.common.errors import BadData, UsageError
 from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import open_federation
+from semisilo.coordinator.studies.held_out import MOST_HELD_OUT, held_out_share
 from semisilo.coordinator.studies.study_file import DataSettings, load_study
 
 __all__ = ["Chosen", "choose", "look", "write_sheet"]
@@ -70,6 +71,9 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
     if not named:
         raise UsageError(f"Study {study} names no images.", remedy="Say where they are: coordinator data FOLDER.")
     if named in _SETS and not getattr(data, named):
+        if named == "validation" and (share := _held_out(data, study_folder)):
+            raise UsageError(f"Study {study} names no validation images: {share} are held out of its labelled ones when"
+                             " it starts.", remedy=f"They are among these: coordinator data labelled --study {study}")
         raise UsageError(f"Study {study} has no {named} images.", remedy=f"Add {named} to [data] of its file.")
     image = data.image
     found = located(getattr(data, named), study_folder) if named in _SETS else named
@@ -78,6 +82,21 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
                   selection=data.selection, sheet=study_folder / _sheet_name(named),
                   multi_label=config.study.task == "multi_label",
                   on_error=data.on_error if named in _SETS else None)
+
+
+def _held_out(data: DataSettings, study_folder: Path) -> str:
+    """How many of the labelled images become validation images, in words; empty where none do. Which ones follows from
+    their pixels, and by a few their number as well."""
+    if not data.labelled or data.stated_share == 0.0:
+        return ""
+    try:
+        found = survey(located(data.labelled, study_folder), data.selection)
+    except BadData:  # what is wrong there shows when one looks there
+        return "some" if data.stated_share else ""
+    number = sum(found.class_counts.values()) or found.num_images
+    share = held_out_share(data.stated_share, number)
+    wanted = max(1, round(min(share * number, MOST_HELD_OUT)))
+    return f"about {wanted} of {number}" if share else ""
 
 
 def _sheet_name(named: str) -> str:

@@ -9,7 +9,8 @@ import hashlib
 import importlib.metadata
 import logging
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from semisilo.common.data.image_set import part_of
 from semisilo.common.data.multi_hot import class_counts, num_strata, strata_of
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
-from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, SystemTrouble
+from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, SystemTrouble, UnknownName
 from semisilo.common.learning.averaged_training import log_prior
 from semisilo.common.learning.tensors import digest
 from semisilo.common.measures.independent_images import IndependentImages, independent_images
@@ -101,8 +102,27 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
             and not refused: by whoever trains nothing with them. Test images of which one stands in another set now are
             left out as a whole.
     Raises: BadData, naming the file, for images in two sets, and for sets that have changed; BadConfiguration when the
-        settings do not fit the images or what is frozen.
+        settings do not fit the images or what is frozen; UnknownName.
     """
+    with _naming(folder / "study.toml"):
+        return _read(config, folder=folder, frozen=frozen, progress=progress, disk=disk,
+                     may_have_changed=may_have_changed)
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Errors name the study's file, unless they name something beside it, or it is in no file."""
+    try:
+        yield
+    except (BadConfiguration, BadData, UnknownName) as error:
+        if file.is_file() and str(file.parent) not in error.text:
+            error.text = f"{file}: {error.text}"
+            error.args = (error.text,)
+        raise
+
+
+def _read(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
+          progress: Callable[[float, str], None] | None, disk: Path | None, may_have_changed: bool) -> StudyData:
     data, image = config.data, config.data.image
     check_settings(config.augmentation.decided(()))
     if frozen is not None:

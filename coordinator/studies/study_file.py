@@ -422,11 +422,13 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     """
     tables = dict(data)
     method = tables.pop("method", None)
+    names = {"study", "model", "data", "participation", "augmentation", "wire", "robust", "privacy", "numerics"}
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+        if method is None and (near := difflib.get_close_matches("method", tables.keys() - names, n=1)):
+            from_dict(_Tables, {near[0]: 0}, where=where)
         raise BadConfiguration(f"{where}: table [method] with a name is missing.",
                                remedy='Add [method] name = "semifl".')
     kinds = tables_of(StudyConfig) | ({"method": METHODS[method["name"]].settings} if method["name"] in METHODS else {})
-    names = {"study", "model", "data", "participation", "augmentation", "wire", "robust", "privacy", "numerics"}
     for name in tables:
         if name not in names:
             from_dict(_Tables, {name: 0}, where=where, others=kinds)

@@ -85,6 +85,8 @@ class Hello:
     away_reason: str = ""
     """Why it takes no task, by its own policy; empty when it takes tasks."""
     away_until_unix: float = 0.0
+    awaits_approval: bool = False
+    """Whether that is because a person there must approve the study."""
     evaluations: tuple[SiteEvaluation, ...] = ()
     """What global models are worth on its own test images."""
     process: bytes = b""
@@ -162,7 +164,8 @@ class TaskService:
             self._roster.joined(silo, version=hello.version, methods=hello.methods,
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round, now_unix=now)
-            self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
+            if not (hello.awaits_approval and self._runtime.reason is StandbyReason.NO_STUDY):
+                self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
             if hello.identity:
                 self._note_identity(silo, hello.identity, now)
         self.warnings.called(silo, hello.process, address=hello.address, memory_study=hello.memory_study,
@@ -202,6 +205,9 @@ class TaskService:
             if time.monotonic() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
                 if reason is StandbyReason.NO_STUDY:
                     self.dismissed[silo] = time.monotonic()
+                    if hello.awaits_approval:  # it may never call again, and the study needs nobody's approval any more
+                        with self._ledger.transaction(lasting=False):
+                            self._roster.away(silo, reason="", until_unix=0.0)
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - time.monotonic())

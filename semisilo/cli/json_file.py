@@ -5,12 +5,11 @@ Tests: tests/test_keyboard.py.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import typer
 
-from semisilo.common.errors import UsageError
+from semisilo.common.text.command_line import check_out_file
 
 __all__ = ["STANDARD_OUTPUT", "check_json_file", "write_json_file"]
 
@@ -22,12 +21,8 @@ def check_json_file(path: Path | None) -> None:
 
     Raises: UsageError where there is no such folder, or this user may not write there.
     """
-    if path is None or path == STANDARD_OUTPUT:
-        return
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {path.parent}.", remedy="Make it, or choose another FILE.")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise UsageError(f"--json {path}: cannot be written.", remedy="Choose another FILE.")
+    if path is not None and path != STANDARD_OUTPUT:
+        check_out_file(path, "--json")
 
 
 def write_json_file(text: str, path: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from semisilo.common.text.command_line import JsonOption
+from semisilo.common.text.command_line import JsonOption, check_out_file
 from semisilo.common.text.describe import describe_percentage
 
 __all__ = ["add_to"]
@@ -149,6 +149,8 @@ def predict(
     from semisilo.prediction.predictor import predict as run
     from semisilo.prediction.terminal import show_measures
 
+    if out is not None:
+        check_out_file(out, "--out")
     console = Console(stderr=True, highlight=False)
     with interrupt_on_termination(), progress_bar(console) as progress:
         found = run(model, source, device=device, batch_size=batch_size, on_error=on_error,

@@ -56,6 +56,11 @@ def wanted_prevalence(text: str, classes: Sequence[str], trained: Sequence[float
     while rest:
         name = next((each for each in sorted(classes, key=len, reverse=True) if rest.startswith(f"{each}=")), None)
         if name is None:
+            # Of a class alone there is no share; with blanks before the sign it is not found either.
+            alone = next((each for each in sorted(classes, key=len, reverse=True)
+                          if rest.startswith(each) and rest[len(each):].lstrip()[:1] in ("", ",", "=")), None)
+            if alone is not None:
+                raise UsageError(f"--prevalence: '{alone}' has no share.", remedy=f"Write {alone}=0.02.")
             given = rest.split("=")[0]
             near = difflib.get_close_matches(given, classes, n=1)
             raise UsageError(f"--prevalence: there is no class '{given}'.",

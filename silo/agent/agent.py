@@ -484,18 +484,19 @@ class Agent:
         all."""
         text = printable(standby.text)
         study = printable(standby.study, limit=128)
+        over = standby.reason == pb.Standby.REASON_NO_STUDY
         if self._agreement is not None:
-            self._agreement.heard_of(study)
+            self._agreement.heard_of("" if over else study)
         line = _REASONS.get(standby.reason, "waiting for the coordinator")
         if (away := self._away()) is not None:
             line = f"connected, but takes no task: {away.error.text}"
             if away.reason == pb.Away.REASON_AWAITING_APPROVAL and self._agreement is not None:
                 line = f"waits for a person: silo approve {printable(self._agreement.waiting, limit=128)}"
-        if standby.round_count and standby.reason != pb.Standby.REASON_NO_STUDY:
+        if standby.round_count and not over:
             line = f"{study}, round {standby.round}/{standby.round_count}: {line}"
         if text and text not in line:
             line = f"{line} ({text})"
-        if standby.reason != pb.Standby.REASON_NO_STUDY:
+        if not over:
             self.has_worked = True
             self._display.state(self._greeting(line, first=first))
             self._save(state=line, study=study or self._status.now.study, round=standby.round,

@@ -63,7 +63,7 @@ def disclosures(
     import time
 
     from semisilo.common.errors import UsageError
-    from semisilo.common.text.command_line import since_unix
+    from semisilo.common.text.command_line import check_out_file, since_unix
     from semisilo.common.text.describe import counted
     from semisilo.common.text.logs import printable
     from semisilo.silo.site.disclosure_table import as_csv, as_json, as_text, choose
@@ -82,6 +82,7 @@ def disclosures(
     chosen = choose(read_lines(path), study=study, kinds=tuple(kind or ()),
                     since=None if since is None else since_unix(since, time.time()))
     if csv_ is not None and str(csv_) != "-":
+        check_out_file(csv_, "--csv")
         csv_.write_text(as_csv(chosen), encoding="utf-8")
         if not json_:
             typer.echo(f"{counted(len(chosen.lines), 'line')} {'is' if len(chosen.lines) == 1 else 'are'} in {csv_}.")

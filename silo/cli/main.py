@@ -73,8 +73,11 @@ def enroll(
       silo enroll semisilo-invite-v1.eyJhIjoi... --home /var/lib/semisilo
     """
     import asyncio
+    import os
+    import shlex
     import time
 
+    from semisilo.common.errors import UsageError
     from semisilo.common.identity.certificates import utc_text
     from semisilo.common.storage.durable import write_durably
     from semisilo.silo.membership.enrollment import enroll as enroll_at
@@ -83,6 +86,9 @@ def enroll(
 
     folder = home_of(home)
     words = _typed_line() if line == ["-"] else " ".join(line)
+    if line != ["-"] and os.path.isfile(words):  # False also for a line that is too long for a name
+        raise UsageError(f"{words} is a file, and no invitation line.",
+                         remedy=f"Have it read: silo enroll{home_option(folder)} - < {shlex.quote(words)}")
     identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force,
                                      on_trouble=lambda error: typer.echo(error.line(), err=True)))
     policy = SiloHome(folder).policy

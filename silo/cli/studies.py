@@ -43,23 +43,21 @@ def studies(home: HomeOption = None,
     """
     import json
 
-    from semisilo.common.errors import UsageError
     from semisilo.common.text.wrapped import terminal_width
-    from semisilo.silo.site.home import SiloHome
+    from semisilo.silo.site.home import SiloHome, StatusFile
     from semisilo.silo.study_cards.book import CardBook
     from semisilo.silo.study_cards.decision import find_card
     from semisilo.silo.study_cards.table import facts_of, lines_of, whole_card
 
-    folder = home_of(home)
-    if not folder.is_dir():
-        raise UsageError(f"{folder} holds no silo.", remedy="Say which one: silo studies --home DIR")
-    book = CardBook(SiloHome(folder).cards)
+    folder = _folder_of(home, "studies")
+    book, works_on = CardBook(SiloHome(folder).cards), StatusFile.load(SiloHome(folder).status).works_on
     entries = [find_card(book, show)] if show else book.entries()
     if json_:
-        typer.echo(json.dumps([facts_of(entry) for entry in entries], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([facts_of(entry, works_on=works_on) for entry in entries], indent=2, ensure_ascii=False))
         return
     width = terminal_width()
-    for line in whole_card(entries[0], width=width) if show else lines_of(entries, width=width):
+    for line in (whole_card(entries[0], works_on=works_on, width=width) if show
+                 else lines_of(entries, works_on=works_on, width=width)):
         typer.echo(line)
 
 
@@ -72,7 +70,7 @@ def approve(study: _StudyArgument, home: HomeOption = None, json_: JsonOption = 
     Example:
       silo approve blood-cells
     """
-    _decide(study, home_of(home), approved=True, json_=json_)
+    _decide(study, _folder_of(home, f"approve {study}"), approved=True, json_=json_)
 
 
 def decline(study: _StudyArgument, home: HomeOption = None, json_: JsonOption = False) -> None:
@@ -84,7 +82,17 @@ def decline(study: _StudyArgument, home: HomeOption = None, json_: JsonOption = 
     Example:
       silo decline blood-cells
     """
-    _decide(study, home_of(home), approved=False, json_=json_)
+    _decide(study, _folder_of(home, f"decline {study}"), approved=False, json_=json_)
+
+
+def _folder_of(home: Path | None, command: str) -> Path:
+    """Raises: UsageError where there is none."""
+    from semisilo.common.errors import UsageError
+
+    folder = home_of(home)
+    if not folder.is_dir():
+        raise UsageError(f"{folder} holds no silo.", remedy=f"Say which one: silo {command} --home DIR")
+    return folder
 
 
 def _decide(study: str, home: Path, *, approved: bool, json_: bool) -> None:

@@ -18,7 +18,7 @@ from semisilo.common.text.describe import counted, describe_bytes, describe_prog
 from semisilo.common.text.logs import printable
 from semisilo.common.text.wrapped import wrapped
 from semisilo.silo.agent.daily_budget import read_day
-from semisilo.silo.site.disclosures import last_line
+from semisilo.silo.site.disclosures import KINDS_IN_WORDS, last_line
 from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations, scores_text
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
@@ -321,9 +321,11 @@ def lines(found: SiloFacts, *, now: float, width: int | None = None) -> list[str
         rows.append(("privacy", found.privacy.text if found.privacy is not None else found.privacy_error))
     if found.last_disclosure is not None:
         last = found.last_disclosure
-        of = f" of {printable(last.study, limit=128)}, round {last.round}" if last.study else ""
+        of = f" of {printable(last.study, limit=128)}{f', round {last.round}' if last.round else ''}" \
+            if last.study else ""
         when = printable(last.time, limit=40) if last.unix is None else _ago(last.unix, now)
-        what = f"{printable(last.kind, limit=40)}{of}, {describe_bytes(last.bytes)}"
+        kind = KINDS_IN_WORDS.get(last.kind, printable(last.kind, limit=40))
+        what = f"{kind}{of}, {describe_bytes(last.bytes)}"
         rows.append(("last to leave", f"{what}, {when} (silo disclosures)"))
     if found.audit_trail is not None:
         rows.append(("audit trail", _trail_text(found.audit_trail)))

@@ -119,6 +119,8 @@ class CardFacts:
     study: str
     state: str
     """"waiting", "approved", "signed" or "declined"."""
+    over: bool
+    """Whether it waits in vain: the study is over."""
     by: str
     by_policy: bool
     """Whether silo.toml has signed, not a person."""

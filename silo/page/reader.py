@@ -55,7 +55,7 @@ from semisilo.silo.page.facts import (
 )
 from semisilo.silo.page.policy_words import rules_of, week_of
 from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations
-from semisilo.silo.site.home import AgentStatus, SiloHome, home_option
+from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 from semisilo.silo.site.peers import peers_of
 from semisilo.silo.site.policy import Policy
@@ -136,9 +136,13 @@ class SiloReader:
 
     def _waiting(self) -> tuple[tuple[str, ...], str]:
         try:
-            return tuple(entry.study for entry in CardBook(self._home.cards).entries() if entry.state == "waiting"), ""
+            return tuple(entry.study for entry in CardBook(self._home.cards).entries()
+                         if entry.state == "waiting" and not entry.is_over(self._works_on())), ""
         except SemisiloError as error:
             return (), error.line()
+
+    def _works_on(self) -> str | None:
+        return StatusFile.load(self._home.status).works_on
 
     # Studies ----------------------------------------------------------------------------------------------------------
 
@@ -166,9 +170,10 @@ class SiloReader:
         left = next((each for each in self.book.left().studies if each.name == entry.study),
                     LeftOf(name=entry.study, lines=0, bytes=0, last=""))
         return CardFacts(
-            study=entry.study, state=entry.state, by=entry.by, by_policy=entry.by == BY_POLICY, unix=entry.unix,
-            digest=entry.digest, told=entry.told, changed=entry.changed, earlier=len(entry.earlier), method=card.method,
-            rounds=card.rounds, model=card.model.name, secure_aggregation=card.privacy.secure_aggregation,
+            study=entry.study, state=entry.state, over=entry.is_over(self._works_on()), by=entry.by,
+            by_policy=entry.by == BY_POLICY, unix=entry.unix, digest=entry.digest, told=entry.told,
+            changed=entry.changed, earlier=len(entry.earlier), method=card.method, rounds=card.rounds,
+            model=card.model.name, secure_aggregation=card.privacy.secure_aggregation,
             dp_unit="" if card.privacy.dp is None else card.privacy.dp.unit, sends=card.sends, numbers=card.numbers,
             discloses=card.discloses, epsilon=self._spent_by_study().get(entry.study), lines=left.lines,
             bytes=left.bytes)

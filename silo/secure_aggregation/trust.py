@@ -164,6 +164,11 @@ def parse_fingerprint(text: str, *, where: str) -> bytes:
         identity = bytes.fromhex(text.removeprefix(_FINGERPRINT)) if text.startswith(_FINGERPRINT) else b""
     except ValueError:
         identity = b""
+    digits = "".join(text.split())
+    if len(digits) == _GROUPS * _DIGITS and digits.isascii() and digits.isdigit():
+        raise BadConfiguration(f"{where}: '{text[:100]}' is not an identity, but the number to be read to each other.",
+                               remedy=f'When it has been compared, put the line of \'silo peers\' there:'
+                                      f' "{_FINGERPRINT}" and 64 hex digits.')
     if len(identity) != IDENTITY_BYTES or fingerprint(identity) != text:
         raise BadConfiguration(f"{where}: {text[:100]!r} is not an identity.",
                                remedy=f'Write "{_FINGERPRINT}" and 64 hex digits, as \'silo peers\' shows them.')

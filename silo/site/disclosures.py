@@ -26,14 +26,17 @@ from typing import Literal, TypeVar, get_args
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.storage.durable import naming, sync_file, sync_folder, sync_found
 
-__all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
-           "read_line", "read_lines"]
+__all__ = ["KINDS", "KINDS_IN_WORDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement",
+           "last_line", "message", "read_line", "read_lines"]
 
 T = TypeVar("T")
 
 Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving",
                "evaluation", "model", "secure_step", "study_card"]
 KINDS: tuple[str, ...] = get_args(Kind)
+KINDS_IN_WORDS = {"check": "silo check", "renewal": "renewal of the certificate", "model": "question for a model",
+                  "secure_step": "step of a secure sum", "study_card": "signature of a card"}
+"""For a person, where the name is not what left: no model leaves. The page has the same words (`left.js`)."""
 _ANSWERS = ("update", "abstention", "refusal", "secure_step")
 """Kinds of answers to tasks. What other messages say is named by their update_id: a second attempt differs by its clock
 or signature alone."""

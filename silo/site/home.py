@@ -36,7 +36,7 @@ from typing import Any
 
 from semisilo.common.config import ABSENT_AT_DEFAULT, from_dict, to_dict
 from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
-from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
+from semisilo.common.data.formats.registry import DIGITS, NPZ, has_suffix
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.lock_file import is_locked, lock_soon
@@ -317,15 +317,15 @@ class JoinChoice:
 def resolve_source(source: str, *, base: Path) -> str:
     """The source with a relative path made absolute, so that it means the same from another folder.
 
+    Also of what is not there: left relative, it would be looked for in the folder in which a command is given.
+
     Args:
-        source: a path, perhaps followed by `#part`, or a named set such as "digits#1/3".
+        source: a path, perhaps followed by `#part`, or the digits, perhaps a part of them: "digits#1/3".
         base: folder that a relative path starts at.
     """
     name, mark, part = source.partition("#")
-    path = Path(name).expanduser()
-    is_file = source_named(name) is not None
-    is_path = path.is_absolute() or (base / path).exists() or "/" in name or is_file
-    return f"{(base / path).resolve()}{mark}{part}" if is_path else source
+    path = base / Path(name).expanduser()
+    return source if name == DIGITS and not path.exists() else f"{path.resolve()}{mark}{part}"
 
 
 def check_apart(choice: JoinChoice) -> None:
@@ -401,6 +401,11 @@ class AgentStatus:
     """The study that is over and whose model is still to be fetched, to evaluate it here; empty: none."""
     final_from_unix: float = 0.0
     """Not before this."""
+
+    @property
+    def works_on(self) -> str | None:
+        """`study`; None where nothing was ever written, so that nobody knows."""
+        return self.study if self.updated_unix else None
 
 
 _LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))

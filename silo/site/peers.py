@@ -5,6 +5,7 @@ Tests: tests/silo/cli/test_peers.py.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ from semisilo.common.errors import UsageError
 from semisilo.common.text.wrapped import fitted
 from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import fingerprint, parse_fingerprint, short_number
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import SiloHome, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import load_policy
 
@@ -87,10 +88,10 @@ def peer_lines(peers: Sequence[Peer], *, width: int | None = None) -> list[str]:
 
 
 def forget_peer(home: SiloHome, silo: str) -> str:
-    """Drops the key that a silo was first seen with. Returns: a line for a person. Raises: UsageError, also before this
-    silo is enrolled: nothing is made in another folder."""
+    """Drops the key that a silo was first seen with. Returns: a line for a person. Raises: AlreadyRunning; UsageError,
+    also before this silo is enrolled: nothing is made in another folder."""
     load_identity(home.folder)
-    with home.lock():
+    with home.stopped(f"silo peers --forget {shlex.quote(silo)}{home_option(home.folder)}"):
         if not SecureStore(home.secure).forget(silo):
             raise UsageError(f"No silo '{silo}' was seen here.", remedy="`silo peers` lists those that were.")
     return f"forgotten: the key of {silo} that is seen next counts as its own"

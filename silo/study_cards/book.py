@@ -82,6 +82,14 @@ class CardEntry:
         """What is otherwise than in the card that was signed before; empty where there was none."""
         return changes(card_from_text(self.signed_text), self.card) if self.signed_text else ""
 
+    def is_over(self, works_on: str | None) -> bool:
+        """Whether it waits for a person in vain: its coordinator works on another study by now, or on none.
+
+        Args:
+            works_on: the study that this silo takes part in, "" for none; None where that is not known.
+        """
+        return self.state == "waiting" and works_on not in (None, self.study)
+
 
 class CardBook:
     """Of one site. The agent and `silo approve` may both write, a whole file each time, and each looks again under a

@@ -164,8 +164,9 @@ def test_a_toml_file_is_read_or_refused_by_name_and_line(tmp_path: Path) -> None
     path.write_text("[t]\nx = 1\n", encoding="utf-8")
     assert load_toml(path) == {"t": {"x": 1}}
     path.write_text("[t]\nx = \n", encoding="utf-8")
-    with pytest.raises(BadConfiguration, match=r"not valid TOML: .*line 2"):
+    with pytest.raises(BadConfiguration, match=r"not valid TOML: .*line 2") as caught:
         load_toml(path)
+    assert "text in double quotes" in caught.value.remedy
     path.write_bytes(b"x = '\xff'")
     with pytest.raises(BadConfiguration, match="cannot be read"):
         load_toml(path)

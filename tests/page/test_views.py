@@ -254,6 +254,26 @@ def test_charts_are_large_enough_and_say_unit_last_value_and_interval(browser: A
 
 
 @pytest.mark.slow
+def test_where_every_image_is_right_no_axis_goes_above_100_percent_and_no_class_is_the_lowest(
+        browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.coordinator.ledger_fixture.accuracy_after", lambda number: 1.0)
+    filled = fill_study(tmp_path / "hub", rounds=10, labels_at_silo=True)
+    with live_page(filled.federation) as page, tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("round 10: 100.0 %")
+        written = shown.page.locator("line-chart .tick-labels text").all_text_contents()
+        percents = [float(text.removesuffix(" %")) for text in written if text.endswith(" %")]
+        assert max(percents) == 100
+        assert min(percents) <= 95, "a difference of nothing does not fill the picture"
+        assert "Share of the images of a class that the model finds" in shown.text()
+        assert "Lowest" not in shown.text()
+        shown.go("#/study/first/round/99", title="Round 99")
+        shown.wait_for_text("This study has 10 rounds.")
+        assert all("404" in problem for problem in shown.problems), shown.problems
+        shown.problems.clear()
+
+
+@pytest.mark.slow
 def test_heat_strips_have_a_scale(drifted: Tab) -> None:
     drifted.go("#/silo/hospital-a", title="hospital-a")
     assert drifted.text(".heat .scale").split("\n") == ["share of the round's pseudo-labels", "0 %", "77.5 %"]
@@ -391,8 +411,10 @@ def test_what_does_not_exist_is_said_and_not_shown_as_loading(shown: Tab) -> Non
     shown.wait_for_text("No silo nobody")
     shown.go("#/study/none", title="none")
     shown.wait_for_text("There is no study none")
-    shown.go("#/study/first/round/99", title="Round 99")
+    shown.go("#/study/first/round/15", title="Round 15")
     shown.wait_for_text("There is no such round yet")
+    shown.go("#/study/first/round/99", title="Round 99")
+    shown.wait_for_text("This study has 20 rounds.")
     assert all("404" in problem for problem in shown.problems), shown.problems
     shown.problems.clear()
 

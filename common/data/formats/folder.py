@@ -110,7 +110,9 @@ def list_images(folder: Path) -> Listing:
             skipped.append(Skipped(name, "not an image"))
     if not images:
         if not skipped:
-            raise BadData(f"{folder}: the folder is empty.", remedy="Put images into it.")
+            empty = "there is no image in its folders" if any(map(_is_folder, _entries(folder))) \
+                else "the folder is empty"
+            raise BadData(f"{folder}: {empty}.", remedy="Put images into it.")
         raise BadData(f"{folder}: found {len(skipped)} file{'s' * (len(skipped) > 1)}, none is an image: "
                       f"first is {skipped[0].name} ({skipped[0].reason}).",
                       remedy=f"Images are {names_of_images()} files.")

@@ -45,6 +45,7 @@ from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
+from semisilo.common.text.describe import counted
 from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["is_table", "list_table"]
@@ -63,6 +64,7 @@ _BETWEEN = "|"
 """What no name of a class holds, and data sets of chest films put between the labels of an image."""
 _PERHAPS_BETWEEN = (";", ",", "/", "+", "&")
 """What a name may hold, and what stands between labels where each of them occurs alone, too."""
+_NOT_THERE = "named in the table, but there is no such image"
 _LARGEST = 2**27
 """Bytes of a table: some three million rows with a path, a label and a patient."""
 _TIMES, _ROW, _CELL = 4, 400, 80
@@ -153,7 +155,11 @@ def _listed(labels: list[str], findings: Sequence[tuple[str, ...] | None], names
     found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, findings, patients, lines,
                               _FilesByName(list_images(folder)), unsure or [()] * len(rows))
     if not found:
-        raise BadData(f"{source}: names {len(rows)} images, none of them is in {folder}.",
+        if other := next((each for each in (*skipped, *left_out) if each.reason != _NOT_THERE), None):
+            number = counted(len(rows) + len(left_out), "row")
+            raise BadData(f"{source}: has {number}, and none can be used; the first: {other.name} ({other.reason}).",
+                          remedy="Correct these rows of the table.")
+        raise BadData(f"{source}: names {counted(len(rows), 'image')}, none of them is in {folder.absolute()}.",
                       remedy="Name the folder: add #folder=images, from the table's own folder on.")
     return Listing(tuple(found), names, (*left_out, *skipped), question)
 
@@ -413,7 +419,7 @@ class _FilesByName:
                      or f"/{path}".endswith(f"/{file.name}") or f"/{file.name}".endswith(f"/{path}")]
             candidates = whole if len(whole) == 1 else candidates
         if not candidates:
-            return "named in the table, but there is no such image"
+            return _NOT_THERE
         return candidates[0] if len(candidates) == 1 else f"the name fits {len(candidates)} images in the folder"
 
 

@@ -121,7 +121,7 @@ def test_files_that_are_left_out_are_told_once_wherever_they_lie(tmp_path: Path)
     (("dogs/a.png",), "scans: folder 'dogs' is not a class", "Did you mean 'dog'?"),
     (("labeled/dog/a.png",), "folder 'labeled' is not a class", "Call it 'labelled'"),
     (("labelled/dog/a.png", "2024/b.png"), "not clear what the folder '2024' beside 'labelled' is", "'unlabelled'"),
-    (("labelled/a.png",), "labelled: holds 1 images but no class folders", "folder with its name"),
+    (("labelled/a.png",), "labelled: holds 1 image but no class folders", "folder with its name"),
 ])
 def test_a_folder_whose_labels_cannot_be_told_is_refused_by_name(
         names: tuple[str, ...], text: str, remedy: str, tmp_path: Path) -> None:

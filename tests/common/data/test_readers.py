@@ -132,13 +132,16 @@ def test_an_image_without_a_telling_suffix_is_found_by_its_first_bytes(tmp_path)
     assert read_images(str(tmp_path), size=8, channels=1, labelled=False).images.names == ("IM0001",)
 
 
-@pytest.mark.parametrize("prepare", ["missing", "empty", "text", "flat"])
+@pytest.mark.parametrize("prepare", ["missing", "empty", "hollow", "text", "flat"])
 def test_a_folder_without_usable_images_is_refused_by_name(tmp_path, prepare):
     folder = tmp_path / "scans"
     said = {"missing": "no such folder", "empty": "the folder is empty",
+            "hollow": "there is no image in its folders",
             "text": "found 12 files, none is an image: first is a.txt", "flat": "no class folders"}[prepare]
     if prepare != "missing":
         folder.mkdir()
+    if prepare == "hollow":
+        (folder / "cat").mkdir()
     if prepare == "text":
         for letter in "abcdefghijkl":
             (folder / f"{letter}.txt").write_text("x")

@@ -165,7 +165,8 @@ CANNOT_START: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
     "one-class": (('labelled = "labelled.npz"\ntest = "digits#test"', 'labelled = "one"'),
                   ("1 class: a", "two class folders")),
     "other-classes": (('labelled = "labelled.npz"', 'labelled = "two"'), ("class '0'", "a, b")),
-    "unknown-model": (("small_cnn", "small_cn"), ("no model 'small_cn'", "small_cnn")),
+    "unknown-model": (("small_cnn", "small_cn"), ("unknown-model/study.toml: There is no model 'small_cn'",
+                                                              "small_cnn")),
     "too-deep": (("small_cnn", "alexnet"), ("cannot take images of 1x8x8", "size = 64")),
     "no-factory": (("small_cnn", "nowhere:network"), ("nowhere:network", "No module named")),
     "no-operation": (("[method]", '[augmentation]\nwithout = ["Invrt"]\n[method]'), ("'Invrt'", "'Invert'")),
@@ -205,7 +206,10 @@ def test_queue_refuses_what_serve_would_refuse_and_queues_nothing(hub: Hub) -> N
         assert all(word in said for word in words), said
     twice = hub.study("twice", GOOD.replace('test = "digits#test"', 'test = "labelled.npz"'))
     status, said = queue(hub, "twice")
-    assert (status, "40 of 40 test images have the pixels of labelled ones" in said) == (1, True), said
+    assert (status, f"{twice}: [data] 40 of 40 test images have the pixels of labelled ones" in said) == (1, True), said
+    too_few = hub.study("too-few", GOOD.replace("[study]", "[study]\npatience = 2"))
+    status, said = queue(hub, "too-few")
+    assert (status, f"{too_few}: [study] patience = 2 looks at validation images" in said) == (2, True), said
     hub.study("no-weights", GOOD.replace('name = "small_cnn"', 'name = "small_cnn"\nweights = "w.safetensors"'))
     status, said = queue(hub, "no-weights")
     assert status in (1, 2)

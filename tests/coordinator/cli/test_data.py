@@ -103,6 +103,21 @@ def test_what_cannot_be_looked_at_is_one_line(lung, capsys, words, status, said)
     assert seen.out == ""
 
 
+@pytest.mark.parametrize(("share", "copies", "said"), [
+    ("50%", 1, "about 1 of 2 are held out of its labelled ones"),
+    ("auto", 1, "Study first has no validation images. Add validation to [data] of its file."),
+    ("auto", 150, "about 60 of 300 are held out of its labelled ones"),
+    ("0%", 150, "Study first has no validation images.")])
+def test_validation_images_that_are_held_out_are_not_denied(lung, capsys, share, copies, said):
+    study = lung / "studies/first"
+    (study / "study.toml").write_text(STUDY.replace("[method]", f'validation_share = "{share}"\n[method]'))
+    for path in list((study / "data/labelled").rglob("*.png")):
+        for number in range(1, copies):
+            shutil.copy(path, path.with_name(f"{path.stem}-{number}.png"))
+    assert run("validation", "--study", "first", "--folder", str(lung)) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_sheet_that_cannot_be_written_is_one_line(lung, capsys):
     assert run("digits", "--sheet", "/proc/none/sheet.png") == 1
     assert "the contact sheet cannot be written" in capsys.readouterr().err

@@ -51,7 +51,7 @@ from semisilo.common.models.factory import build_model
 from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
-from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.process.compute import ComputeAborted, ProcessCompute
 from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
 from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
@@ -1390,9 +1390,10 @@ def test_what_arithmetic_raises_is_laid_to_whose_numbers_it_was(
 @pytest.mark.parametrize("error", [
     RuntimeError("CUDA error: device-side assert triggered"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    RuntimeError("unable to write: No space left on device")], ids=["accelerator", "memory", "disk"])
-def test_what_the_machine_lacks_is_laid_to_no_silo(
-        federation: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
+    RuntimeError("unable to write: No space left on device"),
+    ComputeAborted("'Aggregate' was aborted.")], ids=["accelerator", "memory", "disk", "Ctrl-C of a simulation"])
+def test_what_the_machine_lacks_or_a_person_ends_is_laid_to_no_silo(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     class Particular(SemiFLStrategy):
         def fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader,
                  groups: Mapping[str, TensorGroup], kept: Any) -> tuple[AverageTally, Any]:
@@ -1402,7 +1403,7 @@ def test_what_the_machine_lacks_is_laid_to_no_silo(
     operations, _ = opened(federation, method={"coordinator_epochs": 0})
     state = prepare(operations).state
     model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(type(error)) as caught:
         aggregate(operations, state, 1, [update("a", spool(federation, model, shift=0.01))])
     assert caught.value is error
 

@@ -920,6 +920,19 @@ def test_the_commands_print_facts_for_a_person_and_for_a_program(
     assert "not an empty folder" in capsys.readouterr().err
 
 
+def test_an_archive_inside_the_federation_is_warned_of(
+        federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for destination, warned in ((federation.studies, True), (tmp_path / "safe", False)):
+        assert run_cli(app, ["backup", str(destination), "--folder", str(federation.folder)]) == 0
+        assert ("is inside the federation's own folder" in capsys.readouterr().err) == warned
+
+
+def test_a_destination_that_cannot_be_made_is_told_with_what_to_do(
+        federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(app, ["backup", "/proc/x", "--folder", str(federation.folder)]) == 2
+    assert "/proc/x: this folder cannot be made here. Make the folder, or name another" in capsys.readouterr().err
+
+
 def test_no_destination_and_no_federation_are_told_in_one_line(
         federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _put(tmp_path / "file", "x")

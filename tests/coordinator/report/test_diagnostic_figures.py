@@ -18,7 +18,7 @@ from semisilo.coordinator.report.diagnostic_figures import (
     method_metrics,
     pseudo_label_counts,
 )
-from semisilo.coordinator.report.figure_style import LIGHT, legend, wide_enough
+from semisilo.coordinator.report.figure_style import LIGHT, legend, no_tick_above, wide_enough
 from semisilo.coordinator.report.figures import FIGURES, DrawnFigure, describe_figure, draw_figures
 from semisilo.coordinator.report.page import render_page
 from tests.coordinator.ledger_fixture import SILOS, accuracy_after, fill_study
@@ -219,6 +219,18 @@ def test_a_legend_takes_as_many_columns_as_fit_and_an_axis_of_percents_is_never_
         low, high = axes.get_ylim()
         assert lowest <= low < high <= highest, "no share is above all of them, or below none"
         assert high - low > 5
+
+
+def test_no_tick_says_more_than_there_can_be() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    axes.plot([1, 2], [99.9, 100.0])
+    axes.set_ylim(99, 100.5)
+    assert max(axes.get_yticks()) > 100, "a control"
+    no_tick_above(axes, 100)
+    assert max(axes.get_yticks()) == pytest.approx(100)
+    assert axes.get_ylim() == (99, 100.5)
 
 
 def test_numbers_of_the_method_are_those_that_no_other_plot_shows(study: StudySummary) -> None:

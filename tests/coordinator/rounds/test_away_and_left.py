@@ -245,3 +245,31 @@ def test_status_shows_who_has_left_who_is_away_until_when_and_what_was_refused(t
     ledger.query("INSERT INTO task (task_id, study, round, phase, silo, state, spec_json, opened_unix, closed_unix)"
                  " VALUES ('s/2/0-train/alpha', 's', 2, 0, 'alpha', 'updated', '{}', 3, 4)")
     assert gather(federation, ledger, None).refusals == ()
+
+
+def test_who_waited_for_an_approval_is_not_away_once_the_study_is_over(tmp_path: Path) -> None:
+    """It may have ended with the study, and was away for a week then."""
+    async def scenario() -> None:
+        coordinator = Coordinator(tmp_path)
+        coordinator.enroll("alpha", "beta")
+        until_unix = time.time() + 7 * 86_400
+        waits = replace(HELLO, away_reason="the study awaits approval there", away_until_unix=until_unix,
+                        awaits_approval=True)
+        rests = replace(HELLO, away_reason="outside working hours", away_until_unix=until_unix)
+
+        async def told() -> dict[str, str]:
+            for silo, hello in (("alpha", waits), ("beta", rests)):
+                await coordinator.task_service.await_task(silo, hello, timeout_seconds=0.0)
+            return {row.name: row.away_reason for row in coordinator.roster.silos()}
+
+        try:
+            coordinator.runtime.set(reason=StandbyReason.NOT_SAMPLED, study="s")
+            assert await told() == {"alpha": "the study awaits approval there", "beta": "outside working hours"}
+            coordinator.runtime.set(reason=StandbyReason.NO_STUDY)
+            for _ in range(2):  # an older silo says so with every call
+                assert await told() == {"alpha": "", "beta": "outside working hours"}
+            assert len(events(coordinator, "silo_away")) == 2
+            assert len(events(coordinator, "silo_back")) == 1
+        finally:
+            coordinator.close()
+    asyncio.run(asyncio.wait_for(scenario(), 300))

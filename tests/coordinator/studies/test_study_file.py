@@ -258,6 +258,10 @@ def test_a_method_that_does_not_know_labels_at_both_refuses_them_by_name(tmp_pat
 
 @each_of(("text", "words"), [
     (DATA, ("[method]", "missing", 'name = "semifl"')),
+    (DATA + METHOD.replace("[method]", "[methods]"), ("unknown key 'methods'", "Did you mean 'method'?")),
+    (DATA + '[method]\nname = "selftraining"\n', ("no method 'selftraining'", "Did you mean 'self_training'?")),
+    (DATA + '[method]\nname = "SemiFL"\n', ("There is no method 'SemiFL'", "Did you mean 'semifl'?")),
+    (DATA + '[method]\nname = "x"\n', ("There is no method 'x'. Methods: fed_shvr",)),
     (METHOD, ("[data]", "missing")),
     ('[data]\nlabelled = "x"\n' + METHOD, ("[data]", "'image' is missing")),
     (DATA + '[method]\nname = "semi_fl"\n', ("[method]", "'semi_fl'", "semifl")),

@@ -25,7 +25,9 @@ def test_names_hold_commas_brackets_and_equals_signs_and_shares_may_be_in_percen
 
 @each_of(("text", "says"), [
     ("b=0.1", "no class 'b'"), ("a=x", "no share"), ("a=0.1,a=0.2", "named twice"), ("a=1.2", "more than 1"),
-    ("a=0.1,a=b=0.1,granulocyte (pro-, meta-)=0.1", "not 1"), ("  ", "says nothing"), ("a", "no class"),
+    ("a=0.1,a=b=0.1,granulocyte (pro-, meta-)=0.1", "not 1"), ("  ", "says nothing"), ("a", "'a' has no share"),
+    ("a=0.1, granulocyte (pro-, meta-)", "meta-\\)' has no share"), ("a = 0.1", "'a' has no share"),
+    ("ab", "no class 'ab'"),
     ("a=-0.1", "no share")])
 def test_what_is_no_prevalence_is_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as raised:

@@ -47,12 +47,14 @@ from semisilo.silo.link.retrying_calls import Backoff, waits
 from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
-from semisilo.silo.site.policy import Limits, Permit, Policy
+from semisilo.silo.site.policy import Limits, Permit, Policy, Require
 from semisilo.silo.site.stores import open_cache
+from semisilo.silo.study_cards.book import CardBook
 from tests.audit_kit import audit_key
 from tests.processes import free_ports
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import HOLD_SECONDS, FakeCompute, FakeCoordinator, make_task, random_bytes, serving
+from tests.study_cards import CARD, TASK
 
 SCANS = JoinChoice(source="/scans")
 OVER = pb.Standby(reason=pb.Standby.REASON_NO_STUDY, text="reached 91.2 %")
@@ -601,6 +603,32 @@ def test_images_that_cannot_be_used_are_refused_from_then_on_without_a_download_
     assert "`silo data`" in said
     assert 'on_error = "skip"' in said
     assert "restart `silo join`" in said
+
+
+def test_a_study_that_ends_without_this_sites_approval_is_waited_for_no_longer(tmp_path: Path) -> None:
+    """It said for days that it waits for a person, and was away for the coordinator."""
+    class WithCard(FakeCoordinator):
+        async def DescribeStudyCard(self, request: pb.DescribeStudyCardRequest,
+                                    context: Any) -> pb.DescribeStudyCardResponse:
+            return pb.DescribeStudyCardResponse(card_json=CARD.text())
+
+    async def work() -> None:
+        coordinator = WithCard(tasks=[TASK], standby=pb.Standby(reason=pb.Standby.REASON_NOT_SAMPLED, study="s",
+                                                                round=1, round_count=3))
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=Policy(require=Require(approval=True)),
+                                                          exit_when_finished=False) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: "waits for a person: silo approve s" in bench.text)
+            assert coordinator.hellos[-1].away.reason == pb.Away.REASON_AWAITING_APPROVAL
+            # The coordinator still names the study that is over.
+            coordinator.tasks, coordinator.standby = [], pb.Standby(reason=pb.Standby.REASON_NO_STUDY, study="s",
+                                                                    round=3, round_count=3, text="study s is complete")
+            await until(lambda: "study s is over" in bench.text and not coordinator.hellos[-1].HasField("away"))
+            assert "waits for a person" not in bench.status().state
+            assert [entry.is_over(bench.status().works_on) for entry in CardBook(bench.home.cards).entries()] == [True]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    run(work())
 
 
 def test_images_that_are_broken_for_one_study_are_tried_for_another(tmp_path: Path) -> None:

@@ -357,6 +357,19 @@ def test_a_folder_that_is_not_there_is_named_before_a_process_is_started(
     check_there(JoinChoice(source="digits#1/3"))
 
 
+@pytest.mark.parametrize("command", ["join", "data"])
+def test_a_folder_that_silo_toml_names_is_never_looked_for_in_the_folder_of_the_shell(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    enroll_by_command(tmp_path)
+    (tmp_path / "shell" / "scans").mkdir(parents=True)
+    (tmp_path / "home" / "silo.toml").write_text('[data]\nsource = "scans"\n')
+    monkeypatch.chdir(tmp_path / "shell")
+    monkeypatch.setattr("semisilo.silo.join.ProcessCompute", lambda name: pytest.fail("a process was started"))
+    capsys.readouterr()
+    assert silo(command, "--home", str(tmp_path / "home")) != 0
+    assert f"{tmp_path / 'home' / 'scans'}: no such folder or file" in "".join(capsys.readouterr())
+
+
 def test_the_line_is_asked_for_at_a_terminal_and_read_from_a_pipe(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Terminal(io.StringIO):
@@ -369,6 +382,15 @@ def test_the_line_is_asked_for_at_a_terminal_and_read_from_a_pipe(
         assert ("Paste the line" in capsys.readouterr().err) == asked
 
 
+def test_a_file_with_the_line_is_told_how_to_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "an invitation.txt").write_text("semisilo-invite-v1.x\n")
+    words = ["enroll", str(tmp_path / "an invitation.txt"), "--home", str(tmp_path / "home")]
+    assert silo(*words) == 2
+    assert f"silo enroll --home {tmp_path / 'home'} - < '{tmp_path / 'an invitation.txt'}'" in capsys.readouterr().err
+    assert silo("enroll", "semisilo-invite-v1." + "A" * 5000, "--home", str(tmp_path / "home")) == 1
+    assert "damaged or cut" in capsys.readouterr().err
+
+
 def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path) -> None:
     (tmp_path / "join.json").write_text('{"source": "/scans", "on_error": "skip"}')
     assert JoinChoice.load(tmp_path / "join.json") == JoinChoice(source="/scans", on_error="skip")
@@ -376,9 +398,10 @@ def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path)
 
 @pytest.mark.parametrize(("source", "resolved"), [
     ("digits", "digits"), ("digits#1/3", "digits#1/3"), ("here", "{base}/here"), ("here#train", "{base}/here#train"),
-    ("missing/folder", "{base}/missing/folder"), ("set.npz#train", "{base}/set.npz#train"), ("/abs", "/abs"),
+    ("missing/folder", "{base}/missing/folder"), ("missing", "{base}/missing"),
+    ("missing#train", "{base}/missing#train"), ("set.npz#train", "{base}/set.npz#train"), ("/abs", "/abs"),
 ])
-def test_relative_paths_become_absolute_and_named_sets_stay(tmp_path: Path, source: str, resolved: str) -> None:
+def test_relative_paths_become_absolute_and_the_digits_stay(tmp_path: Path, source: str, resolved: str) -> None:
     (tmp_path / "here").mkdir()
     assert resolve_source(source, base=tmp_path) == resolved.format(base=tmp_path)
 

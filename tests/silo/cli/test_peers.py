@@ -71,6 +71,16 @@ def test_a_program_hears_which_silo_was_forgotten(home: SiloHome) -> None:
     assert (status, json.loads(out)) == (0, {"forgotten": "hospital-b"})
 
 
+def test_while_the_silo_works_nothing_is_forgotten_and_the_command_for_afterwards_is_said(home: SiloHome) -> None:
+    SecureStore(home.secure).know({"hospital-b": b"b" * 32})
+    with home.lock():
+        status, _, err = shown(home, "--forget", "hospital-b")
+    assert status != 0
+    assert f"then: silo peers --forget hospital-b --home {home.folder}" in err
+    assert "--home of its own" not in err
+    assert SecureStore(home.secure).known
+
+
 def test_nothing_is_forgotten_or_made_in_a_folder_that_holds_no_silo(tmp_path: Path) -> None:
     status, _, err = run_command(SILO, "peers", "--home", str(tmp_path / "typo"), "--forget", "hospital-b")
     assert (status, err.count("\n")) == (2, 1)

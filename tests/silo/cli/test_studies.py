@@ -10,7 +10,7 @@ import pytest
 
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.silo.cli.main import app
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.study_cards.book import CardBook
 from tests.processes import run_command
 from tests.study_cards import CARD
@@ -32,6 +32,20 @@ def test_a_study_that_waits_is_listed_with_what_to_type(home: Path) -> None:
     shown = " ".join(out.split())  # where it is wrapped hangs on the terminal
     assert "semifl, 3 rounds, network small_cnn; updates in the clear; no differential privacy" in shown
     assert f"card {CARD.digest()[:16]}" in out
+
+
+@pytest.mark.parametrize("works_on", ["", "another"])
+def test_a_study_that_is_over_is_not_said_to_wait_for_a_person(home: Path, works_on: str) -> None:
+    """With the words of one who waits, a person approved what nothing came of any more."""
+    status = StatusFile(SiloHome(home).status)
+    for study, shown, over in (("s", "s: waits for a person: silo approve s", False),
+                               (works_on, "s: not approved, and the study is over", True)):
+        status.update(now_unix=2.0, study=study)
+        _, out, _ = run_command(MODULE, "studies", "--home", str(home))
+        assert shown in out
+        assert ("silo approve" in out) != over
+        _, out, _ = run_command(MODULE, "studies", "--home", str(home), "--json")
+        assert [(each["state"], each["over"]) for each in json.loads(out)] == [("waiting", over)]
 
 
 def test_the_whole_card_is_shown(home: Path) -> None:
@@ -74,8 +88,9 @@ def test_a_study_that_nobody_knows_is_named_with_those_that_are_known(home: Path
 def test_without_cards_it_says_when_they_come(tmp_path: Path) -> None:
     status, out, _ = run_command(MODULE, "studies", "--home", str(tmp_path))
     assert (status, "No study card has come yet" in out) == (0, True)
-    status, _, err = run_command(MODULE, "studies", "--home", str(tmp_path / "nowhere"))
-    assert (status, "nowhere holds no silo" in err) == (2, True)
+    for command, *words in (["studies"], ["approve", "first"], ["decline", "first"]):
+        status, _, err = run_command(MODULE, command, *words, "--home", str(tmp_path / "nowhere"))
+        assert (status, "nowhere holds no silo" in err) == (2, True)
 
 
 @pytest.mark.parametrize("columns", [40, 60])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ import pytest
 
 from semisilo.common.page.requests import TOKEN_SHOWN
 from semisilo.common.process.account import account
+from semisilo.silo import page
 from semisilo.silo.page.routes import silo_page_app
+from semisilo.silo.site.disclosures import KINDS, KINDS_IN_WORDS, Disclosure, DisclosureLog
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.study_cards.book import CardBook
 from tests.processes import run_command
@@ -290,6 +293,29 @@ def test_a_decision_is_kept_as_by_the_command_with_who_gave_it(home: SiloHome, a
     asking(home, work)
     _, out, _ = run_command("semisilo.silo.cli.main", "studies", "--home", str(home.folder))
     assert f"s: {state} by {account()} (page)" in out
+
+
+def test_the_last_to_leave_has_the_words_of_the_page_and_no_round_where_there_is_none(home: SiloHome) -> None:
+    """ "last to leave: model of s, round 0" read as if a model had left the hospital."""
+    DisclosureLog(home.disclosures).record(Disclosure(kind="model", study="s", update_id="m", bytes=40,
+                                                      digest="ab" * 32, text="asks for the model"))
+    _, out, _ = run_command("semisilo.silo.cli.main", "status", "--home", str(home.folder))
+    (line,) = [line for line in out.splitlines() if "last to leave" in line]
+    assert "question for a model of s, 40 B" in line
+    shown = (Path(page.__file__).parent / "static/js/views/left.js").read_text()
+    words = {kind: re.search(rf'\b{kind}: "([^"]+)"', shown) for kind in KINDS}
+    assert {kind: found and found[1] for kind, found in words.items()} == {
+        kind: KINDS_IN_WORDS.get(kind, kind) for kind in KINDS}
+
+
+def test_a_study_that_is_over_waits_for_nobody(home: SiloHome) -> None:
+    StatusFile(home.status).update(now_unix=time.time(), study="")
+
+    async def work(page: Page) -> None:
+        assert (await page.get("/api/silo"))["waiting"] == []
+        (card,) = (await page.get("/api/studies"))["studies"]
+        assert (card["state"], card["over"]) == ("waiting", True)
+    asking(home, work)
 
 
 def test_a_card_that_nobody_has_looked_at_is_not_approved(home: SiloHome) -> None:

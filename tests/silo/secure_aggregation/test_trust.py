@@ -135,3 +135,13 @@ def test_a_fingerprint_is_read_again_and_nothing_else_is() -> None:
     for wrong in ("", text[:-2], text + "00", text.upper(), text[8:], text.replace("00", "0g"), "ed25519: " + text[8:]):
         with pytest.raises(BadConfiguration, match=r"silo\.toml: .* is not an identity"):
             parse_fingerprint(wrong, where="silo.toml")
+
+
+def test_the_number_that_is_read_aloud_is_no_identity_and_is_called_what_it_is() -> None:
+    number = short_number(bytes(32))
+    for text in (number, number.replace(" ", ""), f" {number}"):
+        with pytest.raises(BadConfiguration, match=r"silo\.toml: .*, but the number to be read to each") as caught:
+            parse_fingerprint(text, where="silo.toml")
+        assert "put the line of 'silo peers' there" in caught.value.remedy
+    with pytest.raises(BadConfiguration, match=r"is not an identity\.$"):
+        parse_fingerprint(number[:-1], where="silo.toml")

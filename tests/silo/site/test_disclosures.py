@@ -207,6 +207,12 @@ def test_a_broken_line_is_named_and_the_status_is_1_whatever_was_asked_for(
     assert "line 2 cannot be read: not JSON" in said.err
 
 
+def test_a_csv_that_has_no_folder_is_said_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "none" / "left.csv"
+    assert silo("disclosures", "--home", str(tmp_path), "--csv", str(target)) == 2
+    assert f"--csv {target}: there is no folder {target.parent}. Make it, or choose" in capsys.readouterr().err
+
+
 def test_the_csv_is_a_table_in_which_no_cell_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = DisclosureLog(tmp_path / "disclosures.jsonl")
     log.record(update(1))

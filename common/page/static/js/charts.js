@@ -21,13 +21,18 @@ export function ticks(low, high, wanted, whole = false) {
   return found;
 }
 
-function bounds(values, { low = null, high = null, least = 0 } = {}) {
+function bounds(values, { low = null, high = null, least = 0, share = false } = {}) {
   let from = low ?? Math.min(...values);
   let to = high ?? Math.max(...values);
   if (to - from < least) {
     const middle = (from + to) / 2;
     from = middle - least / 2;
     to = middle + least / 2;
+    if (share) {
+      const over = Math.max(0, to - 1) - Math.max(0, -from);
+      from -= over;
+      to -= over;
+    }
   }
   return [from, to];
 }
@@ -35,8 +40,9 @@ function bounds(values, { low = null, high = null, least = 0 } = {}) {
 /**
  * <line-chart>, told what to draw by its property `data`:
  * {label, series: [{name, tone, points: [[x, y]], band: [[x, low, high]]}], level: {y, name} | null,
- *  x: {name, text, whole, low}, y: {name, text, low, high, least}, height, pick(x)}. `text` writes a value; `tone` is a
- *  class of the style sheet; a band is the interval of each value. The last value of every line stands beside its end.
+ *  x: {name, text, whole, low}, y: {name, text, low, high, least, share}, height, pick(x)}. `text` writes a value;
+ *  `tone` is a class of the style sheet; a band is the interval of each value; of a `share` no tick
+ *  is below 0 or above 1. The last value of every line stands beside its end.
  */
 class LineChart extends HTMLElement {
   #data = null;

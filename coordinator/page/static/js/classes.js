@@ -19,26 +19,32 @@ export function classesCard(found, { href = null } = {}) {
 
 function recalls({ classes, intervals_by: by }) {
   const known = classes.filter(({ recall }) => recall !== null);
-  const worst = known.reduce((least, each) => (each.recall < least.recall ? each : least));
+  const worst = lowest(known, ({ recall }) => recall);
   const width = Math.min(16, Math.max(...classes.map(({ name }) => name.length))) + 1;
   return h("div", { class: "by-class-part" },
     h("h3", null, "Recall"),
-    h("p", { class: "note" }, `Share of the images of a class that the model finds, with the 95 % interval ${by}. Lowest: `, h("strong", null, worst.name), `, ${format.percentage(worst.recall)}.`),
+    h("p", { class: "note" }, `Share of the images of a class that the model finds, with the 95 % interval ${by}.`, worst ? [" Lowest: ", h("strong", null, worst.name), `, ${format.percentage(worst.recall)}.`] : null),
     h("dl", { class: "recall", style: { "--name": `${width}ch` } }, classes.map((each) => h("div", { key: each.name }, h("dt", { title: each.name }, each.name), h("dd", null,
-      whisker(each, each === worst && known.length > 1), h("span", { class: "digits" }, format.percentage(each.recall)), h("span", { class: "digits note" }, each.interval ? format.interval(each.interval) : each.images === 0 ? "no image" : ""))))));
+      whisker(each, each === worst), h("span", { class: "digits" }, format.percentage(each.recall)), h("span", { class: "digits note" }, each.interval ? format.interval(each.interval) : each.images === 0 ? "no image" : ""))))));
+}
+
+/** The class that is worst, null where all are equal. */
+function lowest(classes, of) {
+  const found = classes.reduce((least, each) => (least === null || of(each) < of(least) ? each : least), null);
+  return classes.every((each) => of(each) === of(found)) ? null : found;
 }
 
 /** Where images may show several classes or none: how well each is told from its absence. */
 function areas({ findings, intervals_by: by }) {
   const known = findings.filter(({ auroc }) => auroc !== null);
-  const worst = known.length ? known.reduce((least, each) => (each.auroc < least.auroc ? each : least)) : null;
+  const worst = lowest(known, ({ auroc }) => auroc);
   const width = Math.min(16, Math.max(...findings.map(({ name }) => name.length))) + 1;
   const score = (value) => format.score(value, "auroc");
   return h("div", { class: "by-class-part whole" },
     h("h3", null, "AUROC"),
     h("p", { class: "note" }, `How often an image that shows the class is ranked above one that does not, with the 95 % interval ${by}; guessing has 0.5.`, worst ? [" Lowest: ", h("strong", null, worst.name), `, ${score(worst.auroc)}.`] : null),
     h("dl", { class: "recall", style: { "--name": `${width}ch` } }, findings.map((each) => h("div", { key: each.name }, h("dt", { title: each.name }, each.name), h("dd", null,
-      whisker({ recall: each.auroc, interval: each.auroc_interval }, each === worst && known.length > 1), h("span", { class: "digits" }, score(each.auroc)), h("span", { class: "digits note" }, each.auroc_interval ? format.interval(each.auroc_interval, "auroc") : each.images === 0 ? "no image" : ""))))));
+      whisker({ recall: each.auroc, interval: each.auroc_interval }, each === worst), h("span", { class: "digits" }, score(each.auroc)), h("span", { class: "digits note" }, each.auroc_interval ? format.interval(each.auroc_interval, "auroc") : each.images === 0 ? "no image" : ""))))));
 }
 
 /** Of each class by itself what is found and missed; null where it was not counted. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_a_folder_and_a_split_can_be_named(scans):
         read(f"{source}#split=val")
     inner = table(scans, "file,label\nd.png,dog\n")
     assert read(f"{inner}#folder=part_2") == {"d.png": 0}
-    with pytest.raises(BadData, match="none of them is in"):
+    with pytest.raises(BadData, match=re.escape(f"names 1 image, none of them is in {scans / 'part_1'}.")):
         read(f"{inner}#folder=part_1")
     with pytest.raises(BadData, match="no folder"):
         read(f"{inner}#folder=part_9")
@@ -114,6 +115,23 @@ def test_a_table_without_labels_is_a_list_of_images(scans):
     assert read_images(source, size=8, channels=1, labelled=False).images.names == ("a.png", "b.png"), "by path"
     with pytest.raises(BadData, match="no label"):
         read(source)
+
+
+@pytest.mark.parametrize(("rows", "settings", "said"), [
+    ("a,cat\na,dog\nb,dog\nb,cat\n", "", "has 4 rows, and none can be used; the first: a.png (listed 2 times, as cat"),
+    (",cat\nzzz,dog\n", "", "has 2 rows, and none can be used; the first: row 2 (names no file)"),
+    ("a,cat|dog\nb,a|b\n", "#several=skip", "has 2 rows, and none can be used; the first: row 2 (has several labels)"),
+])
+def test_rows_that_contradict_each_other_are_not_said_to_name_missing_files(scans, rows, settings, said):
+    with pytest.raises(BadData, match=re.escape(said)):
+        read(table(scans, f"file,label\n{rows}") + settings)
+
+
+def test_the_folder_of_a_table_without_images_is_named_from_the_root(scans, monkeypatch):
+    table(scans, "file,label\nzzz,dog\n")
+    monkeypatch.chdir(scans)
+    with pytest.raises(BadData, match=re.escape(f"t.csv: names 1 image, none of them is in {scans}.")):
+        read("t.csv")
 
 
 def test_missing_files_and_files_listed_twice_follow_on_error(scans):

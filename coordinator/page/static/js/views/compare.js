@@ -47,7 +47,7 @@ function curves(found) {
   const label = `Lines: test ${found.title} by ${over}; ${having.map(({ name: study, points }) => `${study} ends at ${score(points.at(-1).score)}`).join(", ")}.`;
   return h("div", { class: "card", key: "curves" },
     figure(`Test ${found.title}`, h("line-chart", { key: `compare-${over}`, prop: { data: {
-      label, y: { text: (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " ")), least: 0.06, name: `test ${found.title}` }, height: 380,
+      label, y: { text: (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " ")), least: 0.06, share: true, name: `test ${found.title}` }, height: 380,
       series: having.map(({ name: study, points, index }) => ({ name: study, end: study, tone: tone(index), points: points.map((point) => [x(point), point.score]) })),
       x: { name: words, text: (value) => String(Number(value.toPrecision(4))), whole: over === "round", low: 0, tip } } } }),
     { id: "curves", key: having.map(({ name: study, index }) => [study, tone(index)]),

@@ -343,7 +343,7 @@ function charts(study) {
   const alone = study.labels_alone_test_score;
   const level = alone === null ? null : { y: alone, name: `labels alone ${score(alone)}` };
   const written = (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " "));
-  const y = { text: written, least: 0.06, name: `test ${study.choice.title}` };
+  const y = { text: written, least: 0.06, share: true, name: `test ${study.choice.title}` };
   const band = (at) => rounds.filter((round) => round.test_interval).map((round) => [at(round), round.test_interval.low, round.test_interval.high]);
   const key = [["federated", "first"], ...(alone === null ? [] : [["labels alone", "level"]])];
   const last = rounds.at(-1);

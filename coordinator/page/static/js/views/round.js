@@ -20,7 +20,7 @@ export function view(route) {
   const name = route.number === 0 ? "Round 0, preparation" : `Round ${route.number}`;
   if (!round) {
     const error = errorOf(api.round(route.study, route.number));
-    return [head(name, { over }), error?.status === 404 ? empty("There is no such round yet", h("p", null, "It opens when the rounds before it are over.")) : error ? trouble("bad", error.text, h("p", null, error.remedy)) : h("p", { class: "loading" }, "Loading …")];
+    return [head(name, { over }), error?.status === 404 ? noSuchRound(route, study) : error ? trouble("bad", error.text, h("p", null, error.remedy)) : h("p", { class: "loading" }, "Loading …")];
   }
   const line = study?.rounds.find(({ number }) => number === route.number);
   const last = study?.rounds.at(-1)?.number ?? route.number;
@@ -39,6 +39,12 @@ export function view(route) {
     classesCard(round.by_class),
     metrics(round.metrics, round.by_class?.findings.length ? OF_FINDINGS : OF_CLASSES),
   ];
+}
+
+function noSuchRound(route, study) {
+  const all = study?.state === "completed" ? study.rounds_completed : study?.rounds_planned ?? Infinity;
+  return route.number <= all ? empty("There is no such round yet", h("p", null, "It opens when the rounds before it are over."))
+    : empty("There is no such round", h("p", null, `This study has ${format.plural(all, "round")}.`));
 }
 
 /** A study goes back while it is paused or over. */

@@ -77,7 +77,7 @@ function chart(study) {
     series: [{ name: "federated", tone: "first", points: rounds.map((round) => [round.number, round.test_score]), band: rounds.filter((round) => round.test_interval).map((round) => [round.number, round.test_interval.low, round.test_interval.high]) }],
     level: alone === null ? null : { y: alone, name: `labels alone ${score(alone)}` }, height: chartHeight(),
     x: { name: "round", text: String, whole: true, low: 0, high: Math.max(study.rounds_planned, rounds.at(-1).number, 1) },
-    y: { text: (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " ")), least: 0.06, name: `test ${study.choice.title}` } } } }));
+    y: { text: (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " ")), least: 0.06, share: true, name: `test ${study.choice.title}` } } } }));
 }
 
 const URGENT = ["silent", "late", "away", "away by policy"];

@@ -9,8 +9,8 @@ import { changed, data, store } from "../store.js";
 
 const PAGE = 30;
 const DAYS = 14;
-/** Kinds of the record in words; docs/federation.md says more. */
-const KINDS = {
+/** Kinds of the record in words, as `silo status` has them too; docs/federation.md says more. */
+export const KINDS = {
   update: "update", abstention: "abstention", refusal: "refusal", announcement: "announcement", check: "silo check",
   enrolment: "enrolment", renewal: "renewal of the certificate", leaving: "leaving", evaluation: "evaluation", model: "question for a model",
   secure_step: "step of a secure sum", study_card: "signature of a card",

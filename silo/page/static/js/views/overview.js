@@ -7,6 +7,7 @@ import * as format from "../format.js";
 import { ago, card, empty, figure, head, table, tile, tiles, trouble, until } from "../parts.js";
 import { api, to } from "../routes.js";
 import { data, now, store } from "../store.js";
+import { KINDS } from "./left.js";
 
 const DAY = 86_400;
 /** Without a word for so long, the agent is not called connected: it calls every 25 seconds. */
@@ -128,7 +129,7 @@ function identity(here) {
 function lately(here) {
   const last = here.last_disclosure;
   return card("Last to leave", { id: "last" }, last ? [h("dl", { class: "facts wide" },
-    fact("What", format.words(last.kind)),
+    fact("What", KINDS[last.kind] ?? format.words(last.kind)),
     last.study ? fact("For", h("a", { href: to.study(last.study) }, last.study), last.round ? `, round ${last.round}` : "") : null,
     fact("When", last.unix === null ? last.time : ago(last.unix)),
     fact("Bytes", format.bytes(last.bytes)),
@@ -171,7 +172,7 @@ function atHome(here) {
       series: [{ name: words, tone: "first", points }],
       level: alone && estimateOf(alone) ? { y: estimateOf(alone).value, name: "labels alone" } : null,
       x: { name: "round", text: String, whole: true, low: 0, high: Math.max(points.at(-1)[0], 1), tip: (value) => `round ${value}` },
-      y: { text: (value, exact) => (measure === "accuracy" ? format.percentage(value, exact ? 1 : 0) : score(value)), least: 0.05 }, height: 200 } } }),
+      y: { text: (value, exact) => (measure === "accuracy" ? format.percentage(value, exact ? 1 : 0) : score(value)), least: 0.05, share: true }, height: 200 } } }),
     { id: "accuracy", note: `${format.plural(facts.newest.count, "test image")}, never trained on; intervals ${facts.newest.intervals_by}. ${{ true: "The coordinator is told, as counts by class.", false: "The numbers stay here: silo.toml does not permit telling the coordinator." }[facts.told] ?? ""}`,
       columns: [{ name: "Round", cell: ({ round }) => round }, { name: sentence(words), class: "digits", cell: (each) => score(estimateOf(each)?.value) }, { name: "Interval (95 %)", class: "digits", cell: (each) => interval(estimateOf(each), measure) }, ...(measure === "accuracy" ? [{ name: "Balanced", class: "digits", cell: ({ balanced_accuracy: balanced }) => format.percentage(balanced?.value) }] : []), { name: "Images", class: "digits", cell: ({ count }) => format.count(count) }],
       rows: [...scores].reverse() }) : null,

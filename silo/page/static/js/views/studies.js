@@ -15,7 +15,7 @@ export const needs = () => [api.studies()];
 export function view() {
   const facts = data(api.studies());
   if (!facts) return [head("Studies"), h("p", { class: "loading" }, "Loading …")];
-  const waiting = facts.studies.filter(({ state }) => state === "waiting");
+  const waiting = facts.studies.filter(({ state, over }) => state === "waiting" && !over);
   return [
     head("Studies", { below: facts.approval ? "A person approves each study before its first task, and again when it changes: [require] approval in silo.toml." : "This silo signs the cards of studies that silo.toml permits. A person may decline them at any time; with [require] approval in silo.toml a person must approve them first." }),
     facts.error === "" ? null : trouble("bad", "A study card cannot be read", words(facts.error)),
@@ -50,12 +50,14 @@ export function answers(card) {
     card.state === "declined" ? null : button("Decline", { name: "close", tone: "danger", key: "decline", on: () => decline(card) })];
 }
 
-export function stateBadge({ state }) {
+export function stateBadge({ state, over }) {
+  if (over) return badge("left", "not approved; the study is over");
   return state === "waiting" ? badge("waiting", "waits for a decision") : badge(state);
 }
 
 export function saidBy(card) {
   const when = ago(card.unix);
+  if (card.over) return ["came ", when];
   if (card.state === "waiting") return ["for ", since(card.unix)];
   const who = card.by_policy ? "by silo.toml" : `by ${card.by}`;
   if (card.state === "approved") return [`${who}, `, when, "; signed with its next task"];
