@@ -181,6 +181,9 @@ def operator(action: Annotated[Literal["add", "list", "remove"], typer.Argument(
         if action == "add":
             token = add_operator(ledger, name)
             tell(as_json, {"operator": name, "token": token}, token)
+            if not as_json:
+                typer.echo(f"This token of {name} is shown only now. It goes into the page: \"Sign in\", at the top"
+                           " right.", err=True)
         elif action == "remove":
             remove_operator(ledger, name)
             tell(as_json, {"operator": name, "state": "removed"}, f"The token of {name} no longer works.")

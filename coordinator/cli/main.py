@@ -42,11 +42,14 @@ def _common(version: Annotated[bool, typer.Option("--version", callback=show_ver
     """Options of every command."""
 
 
+_THIS_MACHINE = "localhost:8443"
+
+
 @app.command()
 def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the federation: lower-case letters, "
                                                             "digits, hyphens.")],
          address: Annotated[str, typer.Option(help="host:port that silos will connect to; the next port is used for "
-                                                   "enrollment.")] = "localhost:8443",
+                                                   "enrollment.")] = _THIS_MACHINE,
          folder: Annotated[Path | None, typer.Option("--folder", "-C", help="Where to make it; ./NAME by default.")]
          = None, scenario: ScenarioOption = "labels-at-coordinator",
          if_missing: Annotated[bool, typer.Option("--if-missing", help="Do nothing when the folder is this federation "
@@ -83,8 +86,10 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
     enrollment = federation.config.address.enrollment_address
     facts = {"federation": name, "folder": str(federation.folder), "made": True, "address": address,
              "enrollment_address": enrollment, "authority": str(federation.authority), "study": str(study)}
+    here = f"                      only silos on this machine can: for others write [address] public =" \
+           f" \"HOST:PORT\" into {federation.folder / 'federation.toml'}\n" if address == _THIS_MACHINE else ""
     tell(as_json, facts, f"Federation {name} is ready in {federation.folder}\n"
-               f"  silos connect to    {address} (enrollment: {enrollment})\n"
+               f"  silos connect to    {address} (enrollment: {enrollment})\n{here}"
                f"  keep secret         {federation.authority} (anyone who has it can let silos in)\n\n"
                f"Next:\n"
                f"  edit    {study}\n"
@@ -182,6 +187,7 @@ def queue(study: StudyFileName, folder: Folder = Path(),
       coordinator queue second --no-images
       coordinator queue second --check
     """
+    from semisilo.common.text.describe import counted
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.cli.checking import check_images
@@ -195,7 +201,7 @@ def queue(study: StudyFileName, folder: Folder = Path(),
     facts = {"study": study, "state": "checked" if check else "queued", "method": config.method.name,
              "rounds": config.study.rounds, "images_checked": not no_images}
     tell(as_json, facts, f"Study {study} {'can be' if check else 'is'} queued: {config.method.name},"
-                         f" {config.study.rounds} rounds.")
+                         f" {counted(config.study.rounds, 'round')}.")
 
 
 @app.command()

@@ -257,8 +257,10 @@ class Agent:
         finally:
             await self._sites.close()
             self._display.done()
-            if self._status.now.pid:
-                self._save(state="stopped", pid=0)
+            if self._status.now.pid:  # a person or the system has stopped it
+                why = "" if self._troubled_by is None else "; it could not reach the coordinator" \
+                    if isinstance(self._troubled_by, Unreachable) else "; it was in trouble"
+                self._save(state=f"stopped{why}", pid=0)
 
     async def _next_answer(self, since_seconds: float) -> pb.AwaitTaskResponse | None:
         """What the coordinator answers, or None when there was nothing to do for too long.

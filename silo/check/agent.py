@@ -32,6 +32,7 @@ def look_at_tasks(home: SiloHome) -> list[Finding]:
                         text=f"{'The' if running else 'Before `silo join` ended, the'} last {tasks} refused: "
                              f"{status.refusal_code}: {status.last_refusal}")]
     if status.last_error:
+        stopped = status.state if status.state.startswith("stopped; ") else "ended in trouble"
         return [Finding(what="tasks", state="warning", facts=facts,
-                        text=f"`silo join` {'is in trouble' if running else 'ended in trouble'}: {status.last_error}")]
+                        text=f"`silo join` {'is in trouble' if running else stopped}: {status.last_error}")]
     return []

@@ -192,7 +192,8 @@ def agent_status(home: SiloHome) -> tuple[bool, AgentStatus]:
     running = home.is_running()
     agent = StatusFile.load(home.status)
     if not running and agent.state != "not started":
-        agent = replace(agent, state="stopped", stage="", stage_fraction=0.0, stage_text="")
+        state = agent.state if agent.state.startswith("stopped") else "stopped"  # else it was killed
+        agent = replace(agent, state=state, stage="", stage_fraction=0.0, stage_text="")
     return running, agent
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from semisilo.common.page import web_server
 from semisilo.silo.page.routes import silo_page_app
 from semisilo.silo.page.service import SiloPage
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.study_cards.book import CardBook
 from tests.page.kit import NARROW, WIDE, Tab, tab, until
 from tests.page.test_accessibility import violations
@@ -102,3 +103,25 @@ def test_a_study_is_approved_by_clicks_and_with_the_token_the_words_are_told(bro
         shown.wait_for_text("signed with its next task")
         shown.go("#/", title="hospital-a")
         shown.wait_for("() => !document.querySelector('main').innerText.includes('waits for a decision')")
+
+
+@pytest.mark.slow
+def test_an_agent_that_was_stopped_while_the_coordinator_was_away_has_not_ended_in_trouble(
+        browser: Any, home: SiloHome) -> None:
+    with served(home) as address, tab(browser, address) as shown:
+        shown.go("#/", title="hospital-a")
+        shown.wait_for_text("The agent has ended in trouble")
+        StatusFile(home.status).update(now_unix=time.time(), state="stopped; it could not reach the coordinator")
+        shown.go("#/studies", title="Studies")
+        shown.go("#/", title="hospital-a")
+        shown.wait_for_text("Stopped; it could not reach the coordinator")
+        assert "The agent has ended in trouble" not in shown.text()
+
+
+@pytest.mark.slow
+def test_a_study_that_is_over_asks_nobody_for_a_decision(browser: Any, home: SiloHome) -> None:
+    StatusFile(home.status).update(now_unix=time.time(), study="")
+    with served(home) as address, tab(browser, address) as shown:
+        shown.go("#/studies", title="Studies")
+        shown.wait_for_text("not approved; the study is over")
+        assert shown.page.get_by_role("button", name="Approve").count() == 0

@@ -86,7 +86,9 @@ def test_a_command_names_the_account_that_the_kernel_knows(filled: Filled, monke
 
 def test_operators_are_added_listed_and_removed(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
     assert coordinator(filled, "operator", "add", "alice") == 0
-    token = capsys.readouterr().out.strip()
+    shown = capsys.readouterr()
+    token = shown.out.strip()
+    assert ("is shown only now" in shown.err, token in shown.err) == (True, False)
     assert operator_of(filled.ledger, token) == "alice"
     assert coordinator(filled, "operator", "list") == 0
     assert capsys.readouterr().out.startswith("alice  since ")

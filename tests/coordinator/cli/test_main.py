@@ -68,6 +68,20 @@ def test_init_makes_a_federation_that_every_other_command_works_with(command: Co
     refused(command("init", "lung"), "not empty", "another name")
 
 
+def test_a_study_of_one_round_is_queued_in_the_singular(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "lung" / "studies" / "first" / "study.toml").write_text(GOOD + "[study]\nrounds = 1\n")
+    assert command("queue", "first", "--no-images").out == "Study first is queued: semifl, 1 round.\n"
+
+
+@pytest.mark.parametrize(("words", "warned"), [((), True), (("--address", "hub.example:8443"), False)])
+def test_init_without_an_address_says_that_it_is_for_this_machine(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], warned: bool) -> None:
+    assert run_cli(app, ["init", "lung", *words, "--folder", str(tmp_path / "hub")], name="coordinator") == 0
+    said = capsys.readouterr().out
+    assert ("only silos on this machine can" in said) == warned
+    assert (str(tmp_path / "hub" / "federation.toml") in said) == warned
+
+
 def test_a_command_closes_the_ledger_that_it_opens_also_when_it_fails(command: Command, monkeypatch: pytest.MonkeyPatch
                                                                       ) -> None:
     opened: list[Ledger] = []

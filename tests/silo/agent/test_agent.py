@@ -631,6 +631,23 @@ def test_a_study_that_ends_without_this_sites_approval_is_waited_for_no_longer(t
     run(work())
 
 
+@pytest.mark.parametrize(("fault", "state"), [
+    (Unreachable("nobody there"), "stopped; it could not reach the coordinator"),
+    (StorageDamaged("/hub/x: is damaged"), "stopped; it was in trouble"), (None, "stopped")])
+def test_who_is_stopped_while_a_call_is_repeated_has_not_ended_by_that(
+        tmp_path: Path, fault: SemisiloError | None, state: str) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(fault=lambda rpc, request: fault if rpc == "AwaitTask" else None)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: bool(bench.status().last_error) if fault else len(coordinator.hellos) > 1)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert (bench.status().state, bench.status().pid) == (state, 0)
+            assert bool(bench.status().last_error) == (fault is not None)
+    run(work())
+
+
 def test_images_that_are_broken_for_one_study_are_tried_for_another(tmp_path: Path) -> None:
     async def work() -> None:
         tasks = [make_task(1), make_task(1, study="second", task_id="second/1/train/a")]

@@ -274,7 +274,10 @@ def test_tasks_that_were_refused_are_bad_while_the_agent_runs_with_the_command_t
     assert "The last task was refused" in look_at_tasks(home)[0].text.replace("Before `silo join` ended, t", "T")
     assert run_cli(app, ["check", "--home", str(tmp_path)], name="silo") == 1
     assert "1 thing to fix first." in capsys.readouterr().out  # the identity
-    status.update(now_unix=NOW, refusals=0, last_error="The coordinator cannot be reached.")
+    status.update(now_unix=NOW, refusals=0, state="stopped; it could not reach the coordinator", last_error="Away.")
+    assert look_at_tasks(home)[0].text == "`silo join` stopped; it could not reach the coordinator: Away."
+    status.update(now_unix=NOW, state="stopped", last_error="The coordinator cannot be reached.")
+    assert look_at_tasks(home)[0].text == "`silo join` ended in trouble: The coordinator cannot be reached."
     assert (look_at_tasks(home)[0].state, "cannot be reached" in look_at_tasks(home)[0].text) == ("warning", True)
 
 

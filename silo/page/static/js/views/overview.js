@@ -67,7 +67,11 @@ function troubles(here) {
   if (here.cards_error !== "") found.push(trouble("bad", "A study card cannot be read", words(here.cards_error)));
   if (here.privacy_error !== "") found.push(trouble("bad", "The privacy budget is not known", words(here.privacy_error)));
   if (here.audit_problems) found.push(trouble("bad", "The coordinator's audit trail contradicts itself", h("p", null, `${format.plural(here.audit_problems, "time")}. The proof is kept here: `, h("a", { href: to.trust() }, "look"), ", and ask the coordinator's operator.")));
-  if (agent.last_error !== "") found.push(trouble("bad", agent.running ? "In trouble" : "The agent has ended in trouble", words(agent.last_error)));
+  if (agent.last_error !== "") {
+    // Whoever stopped it did so while a call was being repeated: that is no fault.
+    const stopped = !agent.running && agent.state.startsWith("stopped; ");
+    found.push(trouble(stopped ? "idle" : "bad", stopped ? sentence(agent.state) : agent.running ? "In trouble" : "The agent has ended in trouble", words(agent.last_error)));
+  }
   if (agent.refusals) found.push(trouble("bad", `This silo has refused the last ${format.plural(agent.refusals, "task")}: ${agent.refusal_code}`, words(agent.last_refusal), h("p", null, h("a", { href: to.asked() }, "What was asked"), "; ", h("code", null, "silo check"), " says what is in the way.")));
   if (agent.warning) found.push(trouble("warn", "The coordinator warns", h("p", null, agent.warning)));
   if (certificate) {
