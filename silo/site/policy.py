@@ -22,7 +22,6 @@ from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS, RANDOM_K
 from semisilo.common.models.own.model_file import ModelFile, PermittedCode, file_of, names_file
-from semisilo.silo.secure_aggregation.trust import parse_fingerprint
 from semisilo.silo.site.working_hours import DAYS, Hours
 
 if TYPE_CHECKING:
@@ -258,8 +257,11 @@ def load_policy(path: Path) -> Policy:
             if name not in valid:
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
                                        remedy=f"Known: {', '.join(valid)}.")
-    for name, text in policy.peers.items():
-        parse_fingerprint(text, where=f"{path}: [peers] {name}")
+    if policy.peers:
+        from semisilo.silo.secure_aggregation.trust import parse_fingerprint  # late: `silo status` is quick without it
+
+        for name, text in policy.peers.items():
+            parse_fingerprint(text, where=f"{path}: [peers] {name}")
     for name in policy.data.formats:
         if name not in installed_formats():
             raise BadConfiguration(f"{path}: [data] formats: there is no format plug-in '{name}' here.",
