@@ -42,7 +42,7 @@ def data(
 
     Kind, counts, classes, sizes, depths, and every file that cannot be used. Once `silo check` has heard of a study, it
     says where brightness or contrast are unlike the study's, and once this silo has trained, whether the network sees
-    them as unlike. Asks where folders look like patients and no classes, and where labels of a table are not clear.
+    them as unlike. Says which test images are among those to train on. Asks where folders look like patients and no classes, and where labels of a table are not clear.
     Reads every image once. Nothing is sent anywhere; the contact sheet stays here.
 
     \b
@@ -56,7 +56,7 @@ def data(
 
     from semisilo.common.data.preview.preview_text import lines, progress_bar
     from semisilo.silo.site.home import SiloHome
-    from semisilo.silo.site.image_preview import choice_of, look, write_sheets
+    from semisilo.silo.site.image_preview import choice_of, look, tell_twins, write_sheets
     from semisilo.silo.site.study_features import read_study_features
     from semisilo.silo.site.study_images import read_study_images
 
@@ -67,6 +67,7 @@ def data(
         choice = choice_of(folder, source, no_labels=no_labels)
         found = [look(each, choice=choice, classes=names, size=size, study=study, progress=progress)
                  for each in choice.sources]
+    tell_twins(found, choice)
     features = read_study_features(SiloHome(folder).study_features)
     if features is not None and features.is_unlike and not source:  # it was of the images of the last join
         found[0].notes += (features.text,)

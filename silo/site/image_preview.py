@@ -14,12 +14,13 @@ from semisilo.common.data.preview.likeness import statistics_of, unlikeness
 from semisilo.common.data.preview.preview import Preview, look_at
 from semisilo.common.errors import BadData
 from semisilo.common.storage.durable import write_durably
+from semisilo.common.text.describe import counted
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.images_choice import choose_data
 from semisilo.silo.site.policy import load_policy
 from semisilo.silo.site.study_images import StudyImages
 
-__all__ = ["choice_of", "look", "write_sheets"]
+__all__ = ["choice_of", "look", "tell_twins", "write_sheets"]
 
 _SIZE = 96
 """Of the contact sheet's pictures, while no study is known."""
@@ -62,6 +63,26 @@ def look(source: str, *, choice: JoinChoice, classes: tuple[str, ...], size: int
             found.notes += ("the study standardises images one by one: brightness, contrast and colour cast hardly"
                             " count; black and white the wrong way round, or another window, do",)
     return found
+
+
+def tell_twins(found: Sequence[Preview], choice: JoinChoice) -> None:
+    """Says beside the test images how many of them have the pixels of one to train on: none is tested with, and where
+    all have, the silo refuses the tasks of every study. Of files; arrays are compared when a study begins.
+
+    Args:
+        found: one of each of `choice.sources`, in this order.
+    """
+    for test in found:
+        if test.source != choice.test:
+            continue
+        trained = {digest for each in found if each is not test for digest in each.pixels}
+        twins = [name for digest, names in test.pixels.items() if digest in trained for name in names]
+        if twins and len(twins) == test.num_images:
+            test.misfits += (f"every test image has the pixels of one to train on, first {twins[0]}. Name test images"
+                             " that nothing is trained on.",)
+        elif twins:
+            test.notes += (f"{counted(len(twins), 'test image')} with the pixels of one to train on, first {twins[0]}:"
+                           " not tested with",)
 
 
 def write_sheets(found: Sequence[Preview], sheet: Path | None, *, folder: Path) -> list[Path]:

@@ -86,6 +86,8 @@ class Preview:
     misfits: tuple[str, ...] = ()
     """Why the source does not fit the study, on one line each."""
     tiles: tuple[Tile, ...] = ()
+    pixels: Mapping[bytes, Sequence[str]] = field(default_factory=dict)
+    """Of files: a digest of the pixels of every image that is not plain -> the files that have them."""
 
     @property
     def broken(self) -> int:
@@ -118,7 +120,8 @@ class _Found:
     unwindowed: int = 0
     burned_in: int = 0
     patients: set[str] = field(default_factory=set)
-    seen: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    pixels: dict[bytes, list[str]] = field(default_factory=lambda: defaultdict(list))
+    labelled: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     twins: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -192,7 +195,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         layout=layout.understood,
         questions=tuple(questions), skipped=tuple(found.skipped), misfits=misfits,
         notes=_notes(found, {} if layout.question else by_class, own, ranges, reading),
-        tiles=_tiles(found.samples, form, reading, ranges))
+        tiles=_tiles(found.samples, form, reading, ranges), pixels=found.pixels)
 
 
 def sample_of(source: str, *, form: Geometry, reading: Reading = Reading(), selection: Selection = Selection()
@@ -317,10 +320,13 @@ def _count(files: Iterable[ImageFile], found: _Found, form: Geometry, reading: R
 
 
 def _remember(found: _Found, file: ImageFile, square: NDArray[np.uint8]) -> None:
-    if not file.class_name or square.min() == square.max():
+    if square.min() == square.max():
         return
     digest = hashlib.blake2b(np.ascontiguousarray(square).data, digest_size=16).digest()
-    name, class_name = found.seen.setdefault(digest, (file.name, file.class_name))
+    found.pixels[digest].append(file.name)
+    if not file.class_name:
+        return
+    name, class_name = found.labelled.setdefault(digest, (file.name, file.class_name))
     if class_name != file.class_name:
         found.twins.append((name, file.name))
 

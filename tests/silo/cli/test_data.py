@@ -66,6 +66,27 @@ def test_without_a_source_all_that_the_silo_knows_is_looked_at(site, capsys):
     assert "held: class folders, 1 image" in capsys.readouterr().out
 
 
+def test_test_images_that_are_trained_on_as_well_are_told_before_a_study_is_joined(site, capsys):
+    def picture(name: str, value: int) -> None:
+        Image.linear_gradient("L").resize((8, 8)).point(lambda grey: grey // 2 + value).save(site / name)
+
+    home = site / "home"
+    home.mkdir()
+    (home / "silo.toml").write_text(f'[data]\nsource = "{site}/scans"\ntest = "{site}/held"\n')
+    picture("scans/unlabelled/e.png", 5)
+    for name, value in (("held/cat/copy.png", 5), ("held/dog/other.png", 90)):
+        (site / name).parent.mkdir(exist_ok=True)
+        picture(name, value)
+    assert run("--home", str(home)) == 0
+    said = capsys.readouterr().out
+    assert "1 test image with the pixels of one to train on, first cat/copy.png: not tested with" in said
+    for name in ("held/dog/other.png", "held/cat/d.png"):
+        (site / name).unlink()
+    assert run("--home", str(home)) == 1, "a study would refuse it"
+    assert "no fit      every test image has the pixels of one to train on, first cat/copy.png." in \
+        capsys.readouterr().out
+
+
 def test_report_at_a_silo_reads_all_its_sources_before_it_stops(site, caplog):
     (site / "held/cat/worse.png").write_bytes(b"hello")
     choice = JoinChoice(source=str(site / "scans"), test=str(site / "held"), on_error="report")
