@@ -18,6 +18,7 @@ from typing import Any
 from semisilo.common.errors import SemisiloError
 from semisilo.common.measures.site_evaluation import SiteEvaluation
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
 from semisilo.common.rpc.convert import evaluation_to_proto, task_from_proto
 from semisilo.common.storage.store import PayloadStore
@@ -90,7 +91,9 @@ class SiteEvaluator:
         if not self._choice.test:
             return
         task = task_from_proto(given, silo=self._silo)
-        if task.model_round is None:
+        if task.model_round is None and task.phase in MEASURING:
+            pass  # a phase that measures a model which is no round's yet; that of the round comes with the next
+        elif task.model_round is None:
             self._tell(f"study {task.study}: tasks do not bring the global model as it is, so that it is not evaluated"
                        " on this site's test images")
         elif not self._record.has(task.study, task.model_round, authority=self._authority,

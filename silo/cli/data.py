@@ -42,8 +42,9 @@ def data(
 
     Kind, counts, classes, sizes, depths, and every file that cannot be used. Once `silo check` has heard of a study, it
     says where brightness or contrast are unlike the study's, and once this silo has trained, whether the network sees
-    them as unlike. Says which test images are among those to train on. Asks where folders look like patients and no classes, and where labels of a table are not clear.
-    Reads every image once. Nothing is sent anywhere; the contact sheet stays here.
+    them as unlike. Says which test images are among those to train on. Asks where folders look like patients and no
+    classes, and where labels of a table are not clear. Reads every image once. Nothing is sent anywhere; the contact
+    sheet stays here.
 
     \b
     Examples:

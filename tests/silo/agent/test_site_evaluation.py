@@ -129,6 +129,20 @@ def test_without_test_images_or_the_global_model_in_the_task_nothing_is_evaluate
     run(work(TESTED, None, "two"))
 
 
+def test_a_phase_that_measures_statistics_is_no_reason_to_say_that_models_are_not_evaluated(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(phase: str) -> None:
+        async with serving(coordinator_with(None, phase=phase)) as port, \
+                agent_at(port, tmp_path / phase, choice=TESTED) as bench:
+            await bench.agent.run()
+            assert len(bench.compute.trained) == 1
+    caplog.set_level("INFO", "semisilo.silo")
+    run(work("statistics"))
+    assert "not evaluated on this site's test images" not in caplog.text
+    run(work("train"))
+    assert "tasks do not bring the global model as it is" in caplog.text
+
+
 def test_a_model_that_was_evaluated_is_not_again(tmp_path: Path) -> None:
     """After a failed round the next one starts from the same model."""
     async def work() -> None:
