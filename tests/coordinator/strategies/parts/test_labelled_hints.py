@@ -28,7 +28,7 @@ from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 LABELS = torch.tensor([0] * 8 + [1] * 3 + [2])
-METHODS_HERE = ["semifl", "fedavg", "fedmix", "fedmatch", "fedrgd", "fedsgd"]
+METHODS_HERE = ["semifl", "fedavg", "fedprox", "fednova", "scaffold", "fedmix", "fedmatch", "fedrgd", "fedsgd"]
 
 
 def _net() -> nn.Module:
@@ -47,7 +47,8 @@ def _environment() -> Environment:
 
 
 def _settings(method: str, **settings: Any) -> Any:
-    objective = {"objective": "fixmatch"} if method in ("fedavg", "fedsgd") else {}
+    chosen = method in ("fedavg", "fedprox", "fednova", "scaffold", "fedsgd")
+    objective = {"objective": "fixmatch"} if chosen else {}
     return METHODS[method].settings(**{"scenario": "labels-at-coordinator", **objective, **settings})
 
 
