@@ -409,8 +409,8 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                        batch_norm=self._statistics.used(own) if own else state.batch_norm)
 
     def _judged(self, state: FedMatchState) -> FedMatchState:
-        """The plateau rule, once for every new model."""
-        if not state.unjudged:
+        """The plateau rule, once for every new model; not before somebody has measured the statistics that it needs."""
+        if not state.unjudged or (self._judges and self._statistics.needed and not state.batch_norm):
             return state
         settings = self._settings
         plateau = Plateau(lr=state.lr, best=state.best_loss, left=state.patience_left)
