@@ -174,8 +174,8 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
             key = "aggregation" if settings.aggregation == "reliability" else "helpers"
             raise BadConfiguration(
                 f'[method] {key} = "reliability" needs validation images at the coordinator; there are none.',
-                remedy='Name them in [data] validation of the study, or set aggregation = "uniform" and'
-                       ' helpers = "similarity".')
+                remedy='Name them in [data] validation of the study, or set aggregation = "uniform"'
+                       + (' and helpers = "similarity".' if helped else "."))
         self._settings = settings
         self._at_silo = settings.scenario == "labels-at-silo"
         self._downlink = SparseDownlink(l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
