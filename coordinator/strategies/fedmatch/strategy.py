@@ -19,7 +19,8 @@ sigma follows a fall of the learning rate one round later than the silos.
 Memory: sigma, psi, sigma's momentum, one shadow at a time, and the thresholded psi of those who may become helpers:
 by reliability the H + 1 best silos of the last round (whoever asks, the H best others are among them); by similarity
 all silos of the last round; with helper_pool = "all" every silo so far, since any may become anybody's best.
-A silo that does not permit the group `helper_psi/*` refuses FedMatch altogether, so its psi helps nobody.
+A silo that does not permit the group `helper_psi/*` refuses FedMatch altogether, so its psi helps nobody. Nor does that
+of one that was set aside or revoked, or has left, from the next end of training on.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ from semisilo.common.methods.contract import (
     Environment,
     GroupLayout,
     Meaning,
+    Phase,
     Task,
     TensorGroup,
     UpdateHeader,
 )
 from semisilo.common.methods.fedmatch import FedMatchSettings
-from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS, StatisticsTally
 from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
@@ -145,6 +147,8 @@ class FedMatchTally:
     pool: dict[str, Tensor] = field(default_factory=dict)
     without_answer: list[str] = field(default_factory=list)
     """Silos whose own model gives no finite answer."""
+    gone: list[str] = field(default_factory=list)
+    """Silos that are asked nothing any more: they help nobody from the next round on."""
     folded: list[str] = field(default_factory=list)
     c2s_percent: float = 0.0
     """Sum over the silos folded so far."""
@@ -225,6 +229,11 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                       for counts in (self._has_unlabelled, self._has_labelled))
         return replace(tally, weights=psi, sigma_weights=sigma)
 
+    def leave(self, phase: Phase, tally: FedMatchTally | StatisticsTally, silos: tuple[str, ...]
+              ) -> FedMatchTally | StatisticsTally:
+        """Their psi is nobody's helper any more; they may come back and answer anew."""
+        return replace(tally, gone=sorted(silos)) if isinstance(tally, FedMatchTally) else tally
+
     def train_fold(self, state: FedMatchState, tally: FedMatchTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: FedMatchShadow | None
                    ) -> tuple[FedMatchTally, FedMatchShadow | None]:
@@ -270,9 +279,9 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         if tally.folded:
             averaged = self._averaged(state, tally)
         elif self._settings.coordinator_epochs:
-            averaged = replace(state, round=round, unjudged=True, numbers={})
+            averaged = replace(state, round=round, pool=_without(state.pool, tally.gone), unjudged=True, numbers={})
         else:
-            return replace(state, round=round, numbers={"lr": state.lr})
+            return replace(state, round=round, pool=_without(state.pool, tally.gone), numbers={"lr": state.lr})
         del state, tally  # what silos were sent of the state goes with it
         after = self._prepared(averaged, round=round)
         asks_silos = STATISTICS in self._statistics.phases(TRAIN, round=round)
@@ -386,7 +395,7 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                 if silo not in tally.folded and not (limit and tally.round + 1 - last_round[silo] > limit):
                     pool = pool_with(pool, silo, pool_psi(state.pool, silo))
         return replace(
-            state, round=tally.round, sigma=sigma, psi=psi, pool=pool, scores={**state.scores, **tally.scores},
+            state, round=tally.round, sigma=sigma, psi=psi, pool=_without(pool, tally.gone), scores={**state.scores, **tally.scores},
             embeddings={**embeddings, **tally.embeddings}, last_round=last_round, participation=tally.participation,
             unjudged=True, numbers=numbers)
 
@@ -428,6 +437,12 @@ def _capped_among(silos: Sequence[str], weights: Mapping[str, float], limits: We
     """The weights, those of some silos cut so that none of these has more than its share of them; the very same numbers
     where none has."""
     return {**weights, **dict(zip(silos, capped_weights([weights[silo] for silo in silos], **limits), strict=True))}
+
+
+def _without(pool: dict[str, Tensor], silos: Sequence[str]) -> dict[str, Tensor]:
+    """The pool of helpers without some silos; the same object where none of them is in it."""
+    there = pool_silos(pool)
+    return pool_keeping(pool, [silo for silo in there if silo not in silos]) if set(there) & set(silos) else pool
 
 
 def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:
