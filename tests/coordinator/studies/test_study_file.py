@@ -391,6 +391,9 @@ def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path
     for allowed in ('correction_at = "coordinator"\n', 'variant = "fed_sh"\n'):
         assert load(tmp_path, data + method + allowed + lossy).wire.uplink == "int8"
     assert load(tmp_path, data + method).wire.uplink == "auto"
+    line = refusal(tmp_path, data + '[method]\nname = "scaffold"\n' + lossy)
+    assert "scaffold with these settings needs exact updates" in line
+    assert "correction_at" not in line, "a setting of fed_shvr alone"
 
 
 def test_self_training_with_labels_at_silos_alone_knows_what_its_model_stands_for_or_does_not_begin() -> None:
