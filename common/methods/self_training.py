@@ -213,7 +213,7 @@ class SelfTrainingSettings(LabelTaskSettings):
         begun goes on."""
         unused = {} if self.mix_weight else {"mixup_a": "mix_weight = 0"}
         if not (self.persist_local_momentum and self.momentum):
-            unused["momentum_max_age_rounds"] = "momentum = 0" if not self.momentum else "persist_local_momentum = false"
+            unused["momentum_max_age_rounds"] = "persist_local_momentum = false" if self.momentum else "momentum = 0"
         if self.labels_at_coordinator and not self.coordinator_steps:
             unused["labelled_views"] = "coordinator_steps = 0"
         if not self.labels_at_coordinator or self.multi_label:

@@ -118,7 +118,7 @@ class SemiFLSettings(ImbalanceSettings):
         """See `semisilo.common.methods.spec.first_unused`."""
         unused = {} if self.mix_weight else {"mixup_a": "mix_weight = 0"}
         if not (self.persist_local_momentum and self.momentum):
-            unused["momentum_max_age_rounds"] = "momentum = 0" if not self.momentum else "persist_local_momentum = false"
+            unused["momentum_max_age_rounds"] = "persist_local_momentum = false" if self.momentum else "momentum = 0"
         return first_unused(self, unused)
 
     @property

@@ -395,7 +395,8 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                 if silo not in tally.folded and not (limit and tally.round + 1 - last_round[silo] > limit):
                     pool = pool_with(pool, silo, pool_psi(state.pool, silo))
         return replace(
-            state, round=tally.round, sigma=sigma, psi=psi, pool=_without(pool, tally.gone), scores={**state.scores, **tally.scores},
+            state, round=tally.round, sigma=sigma, psi=psi, pool=_without(pool, tally.gone),
+            scores={**state.scores, **tally.scores},
             embeddings={**embeddings, **tally.embeddings}, last_round=last_round, participation=tally.participation,
             unjudged=True, numbers=numbers)
 

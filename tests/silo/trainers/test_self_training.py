@@ -269,7 +269,8 @@ def test_a_task_without_a_prior_for_every_class_is_refused(prior: tuple[float, .
 def test_without_statistics_a_silo_labels_nothing_and_learns_from_its_own_labels() -> None:
     """Silos alone measure, and none had answered in time."""
     at_silo = {"scenario": "labels-at-silo", "warm_up_rounds": 0, "labelled_steps": 3, "labelled_batch": 6}
-    unlabelled, labelled, trained = SiloData(unlabelled=_images()), SiloData(labelled=_labelled()), SelfTrainingTrainer()
+    unlabelled, labelled = SiloData(unlabelled=_images()), SiloData(labelled=_labelled())
+    trained = SelfTrainingTrainer()
     for settings in ({}, at_silo):
         task = _task(_settings(**settings))
         task = replace(task, groups={"model": task.groups["model"]})
