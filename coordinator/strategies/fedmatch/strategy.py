@@ -54,6 +54,7 @@ from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS, St
 from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
+    pool_joined,
     pool_keeping,
     pool_psi,
     pool_silos,
@@ -383,17 +384,18 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         check_finite({**psi, **{f"sigma/{name}": tensor for name, tensor in sigma.items()}},
                      where=f"in the mean over silos of round {tally.round}")
         last_round = {**state.last_round, **dict.fromkeys(tally.folded, tally.round)}
-        embeddings = {silo: vector for silo, vector in state.embeddings.items() if silo not in tally.folded}
+        folded = set(tally.folded)
+        embeddings = {silo: vector for silo, vector in state.embeddings.items() if silo not in folded}
         count, limit = len(tally.folded), self._settings.helper_max_age_rounds
         numbers = {"c2s_percent": tally.c2s_percent / count, "s2c_percent": tally.s2c_percent / count}
         if tally.scores:
             numbers["mean_score"] = sum(tally.scores.values()) / count
         pool = tally.pool
         if self._settings.helper_pool == "all":
-            for silo in pool_silos(state.pool):
-                # One that is too old now is chosen never again, unless it answers and comes anew.
-                if silo not in tally.folded and not (limit and tally.round + 1 - last_round[silo] > limit):
-                    pool = pool_with(pool, silo, pool_psi(state.pool, silo))
+            # One that is too old now is chosen never again, unless it answers and comes anew.
+            pool = pool_joined(pool_keeping(state.pool, [
+                silo for silo in pool_silos(state.pool)
+                if silo not in folded and not (limit and tally.round + 1 - last_round[silo] > limit)]), pool)
         return replace(
             state, round=tally.round, sigma=sigma, psi=psi, pool=_without(pool, tally.gone),
             scores={**state.scores, **tally.scores},
