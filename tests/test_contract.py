@@ -43,7 +43,7 @@ from tests.both_sides import (
     study_tables,
     write_images,
 )
-from tests.method_studies import AT_BOTH, STUDIES, MethodStudy
+from tests.method_studies import AT_BOTH, AT_COORDINATOR, AT_SILO, STUDIES, MethodStudy
 
 SILOS = ("a", "b", "c")
 FIRST = tuple(each for number, each in enumerate(STUDIES)
@@ -386,6 +386,27 @@ def test_rounds_in_which_everybody_abstains_leave_the_model_as_it_is(
         {name: after[name] for name in parameters})
     assert [row.state for row in found.ledger.rounds("s")] == [RoundState.COMPLETED] * 3
     assert {found.ledger.silo_state("s", silo) for silo in SILOS} == {(0, None)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("always", [False, True], ids=["at first", "never"])
+@pytest.mark.parametrize(("method", "scenario", "settings"), [
+    ("fedmatch", AT_SILO, {}), ("fedmatch", AT_COORDINATOR, {}),
+    ("fedmatch", AT_COORDINATOR, {"thresholds": "relative", "distribution_alignment": "labels"}),
+    ("fedsgd", AT_COORDINATOR, {"thresholds": "relative"}), ("self_training", AT_COORDINATOR, {"warm_up_steps": 2}),
+    ("self_training", AT_SILO, {"warm_up_rounds": 0}), ("fed_shvr", AT_SILO, {}),
+    ("fedavg", AT_SILO, {"objective": "fixmatch", "thresholds": "relative"})])
+def test_a_study_goes_on_where_no_silo_has_measured_batch_norm_statistics_in_time(
+        tmp_path: Path, images: Images, method: str, scenario: Any, settings: dict[str, Any], always: bool) -> None:
+    """Silos alone are to measure, and none does: before round 1, or ever."""
+    threshold = {} if method == "fed_shvr" else {"confidence_threshold": 0.3}
+    study = MethodStudy(method, scenario, {"labelled_batch": 6, "unlabelled_batch": 9, **threshold,
+                                           "sbn_source": "silos", **settings})
+    found = federation(tmp_path / "f", images, study)
+    found.abstains = lambda task: task.phase == "statistics" and (always or "/1/0-" in task.task_id)
+    found.run()
+    assert [row.state for row in found.ledger.rounds("s")] == [RoundState.COMPLETED] * 3
+    assert ("accuracy" in found.metrics(2)) is not always
 
 
 @every_method_slowly

@@ -24,6 +24,7 @@ from semisilo.common.methods.spec import (
     StatisticsSource,
     at_least,
     below_one,
+    first_unused,
     positive,
     within,
 )
@@ -157,6 +158,22 @@ class FedMatchSettings(ImbalanceSettings):
         idle = self.scenario == "labels-at-coordinator" and not self.coordinator_epochs
         self.check_imbalance(threshold=self.confidence_threshold, no_labels="coordinator_epochs = 0" if idle else "",
                              no_class_weights="FedMatch")
+
+    @property
+    def refused_to_begin(self) -> str:
+        """See `semisilo.common.methods.spec.first_unused`."""
+        of_helpers = ("helpers", "helper_interval", "helper_pool", "helper_max_age_rounds", "keep_helpers", "tie_break",
+                      "lambda_i", "icc")
+        unused = {} if self.num_helpers else dict.fromkeys(of_helpers, "num_helpers = 0")
+        if not self.lambda_i:
+            unused.setdefault("icc", "lambda_i = 0")
+        if self.plateau_factor == 1:
+            unused["plateau_patience"] = "plateau_factor = 1"
+        if self.scenario == "labels-at-coordinator" and not self.coordinator_epochs:
+            unused["lambda_s"] = "coordinator_epochs = 0"
+        if not self.num_helpers and not self.lambda_i:  # both say the same
+            del unused["lambda_i"]
+        return first_unused(self, unused, defaults=preset_values(self.preset, self.scenario))
 
     @property
     def measures_weak_views(self) -> bool:

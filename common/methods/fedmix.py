@@ -11,7 +11,15 @@ from typing import Literal
 from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.parts.robust import RULES
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, refuse_unused, within
+from semisilo.common.methods.spec import (
+    PSEUDO_LABEL_METRICS,
+    MethodSpec,
+    at_least,
+    below_one,
+    first_unused,
+    refuse_unused,
+    within,
+)
 
 __all__ = ["FEDMIX", "FedMixSettings"]
 
@@ -108,6 +116,14 @@ class FedMixSettings(ImbalanceSettings):
         if self.schedule != "plateau":
             for name in ("plateau_patience", "plateau_factor"):
                 refuse_unused(self, name, f'schedule = "{self.schedule}"')
+
+    @property
+    def refused_to_begin(self) -> str:
+        """See `semisilo.common.methods.spec.first_unused`."""
+        unused = {} if self.coordinator_epochs else {"lambda_s": "coordinator_epochs = 0"}
+        if self.num_views == 1:
+            unused["label_rule"] = "num_views = 1"
+        return first_unused(self, unused)
 
 
 FEDMIX = MethodSpec(

@@ -15,7 +15,15 @@ from typing import Literal
 from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
 from semisilo.common.methods.parts.objectives import OBJECTIVE_METRICS, ObjectiveSettings
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, refuse_unused
+from semisilo.common.methods.spec import (
+    PSEUDO_LABEL_METRICS,
+    MethodSpec,
+    at_least,
+    below_one,
+    first_unused,
+    positive,
+    refuse_unused,
+)
 
 __all__ = ["FEDRGD", "FedRGDSettings"]
 
@@ -86,6 +94,11 @@ class FedRGDSettings(ObjectiveSettings):
                 refuse_unused(self, name, f'decay = "{self.decay}"')
         if self.momentum == 0:
             refuse_unused(self, "persist_local_momentum", "momentum = 0")
+
+    @property
+    def refused_to_begin(self) -> str:
+        """See `semisilo.common.methods.spec.first_unused`."""
+        return first_unused(self, {} if self.coordinator_epochs else {"lambda_s": "coordinator_epochs = 0"})
 
     @property
     def without_labelled_training(self) -> str:

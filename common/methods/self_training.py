@@ -49,6 +49,7 @@ from semisilo.common.methods.spec import (
     at_least,
     below_one,
     coordinator_has_labels,
+    first_unused,
     positive,
     refuse_unused,
     silos_have_labels,
@@ -210,6 +211,17 @@ class SelfTrainingSettings(LabelTaskSettings):
     def refused_to_begin(self) -> str:
         """Why no study begins with these settings, with what to do; empty where it may. One that an earlier version has
         begun goes on."""
+        unused = {} if self.mix_weight else {"mixup_a": "mix_weight = 0"}
+        if not (self.persist_local_momentum and self.momentum):
+            unused["momentum_max_age_rounds"] = "persist_local_momentum = false" if self.momentum else "momentum = 0"
+        if self.labels_at_coordinator and not self.coordinator_steps:
+            unused["labelled_views"] = "coordinator_steps = 0"
+        if not self.labels_at_coordinator or self.multi_label:
+            unused["sbn_offsets"] = f'scenario = "{self.scenario}"' if not self.multi_label else 'task = "multi_label"'
+        elif self.sbn_source != "coordinator+silos":
+            unused["sbn_offsets"] = f'sbn_source = "{self.sbn_source}"'
+        if why := first_unused(self, unused):
+            return why
         if self.labels_at_coordinator or self.logit_adjustment == 1 or self.silo_prior == "model":
             return ""
         return (f'logit_adjustment = {self.logit_adjustment:g} with labels at silos alone: nobody knows the class'

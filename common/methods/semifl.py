@@ -14,7 +14,15 @@ from typing import Literal
 from semisilo.common.methods.meaning import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.parts.robust import RULES
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, within
+from semisilo.common.methods.spec import (
+    PSEUDO_LABEL_METRICS,
+    MethodSpec,
+    at_least,
+    below_one,
+    first_unused,
+    positive,
+    within,
+)
 
 __all__ = ["SEMIFL", "SemiFLSettings"]
 
@@ -104,6 +112,14 @@ class SemiFLSettings(ImbalanceSettings):
         trains = self.coordinator_epochs or self.final_epochs
         self.check_imbalance(threshold=self.confidence_threshold,
                              no_labels="" if trains else "coordinator_epochs = 0 and final_epochs = 0")
+
+    @property
+    def refused_to_begin(self) -> str:
+        """See `semisilo.common.methods.spec.first_unused`."""
+        unused = {} if self.mix_weight else {"mixup_a": "mix_weight = 0"}
+        if not (self.persist_local_momentum and self.momentum):
+            unused["momentum_max_age_rounds"] = "persist_local_momentum = false" if self.momentum else "momentum = 0"
+        return first_unused(self, unused)
 
     @property
     def passes_side_by_side(self) -> int:

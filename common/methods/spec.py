@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ACCEPTED_STEP", "EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS",
            "STATISTICS", "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
            "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
-           "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
+           "first_unused", "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -86,7 +86,8 @@ class MethodSpec:
     them, whole numbers from 1 to 10^9. They are among `metrics`."""
     settings: type
     """Dataclass of the method's settings. A property `needs_exact_updates` that is true refuses lossy uplinks. A
-    property `passes_side_by_side` says how many passes through the network a step at a silo has that do not need each
+    property `refused_to_begin` says why no study begins with these values, with what to do; one that has begun goes on.
+    A property `passes_side_by_side` says how many passes through the network a step at a silo has that do not need each
     other, where there are several; the number of threads is measured with it."""
     set_by_strategy: tuple[str, ...] = ()
     """Settings that the strategy writes into every task; a study file must not have them."""
@@ -223,6 +224,22 @@ def refuse_unused(settings: Any, name: str, because: str) -> None:
 
     Raises: ValueError when the setting `name` is not at its default.
     """
-    value = getattr(settings, name)
-    if value != _default(cast(Hashable, type(settings)), name):
-        raise ValueError(f"{name} = {value!r}: not used with {because}. Leave it out.")
+    if why := first_unused(settings, {name: because}):
+        raise ValueError(why)
+
+
+def first_unused(settings: Any, names: Mapping[str, str], *, defaults: Mapping[str, object] | None = None) -> str:
+    """What `refuse_unused` would say, of the first of these settings that is not at its default; empty where all are.
+
+    For a property `refused_to_begin` of settings: why no study begins with them, while one that an earlier version has
+    begun, which took them, goes on.
+    Args:
+        names: of settings that would have no effect, and with what.
+        defaults: of some of them in the place of the field's own.
+    """
+    for name, because in names.items():
+        value = getattr(settings, name)
+        default = defaults[name] if defaults and name in defaults else _default(cast(Hashable, type(settings)), name)
+        if value != default:
+            return f"{name} = {value!r}: not used with {because}. Leave it out."
+    return ""

@@ -79,7 +79,7 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
         """Raises: as `FedAvgStrategy`."""
         self._average = FedAvgStrategy(settings, environment)
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> ScaffoldState:
         """As FedAvg's, with all control variates 0."""

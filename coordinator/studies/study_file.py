@@ -478,7 +478,8 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if getattr(chosen.settings, "needs_exact_updates", False) and wire.uplink_form().lossy:
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
-                               remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
+                               remedy='Set uplink = "auto"' + (', or [method] correction_at = "coordinator".' if
+                                                               hasattr(chosen.settings, "correction_at") else "."))
     if wire.uplink_form().lossy and not from_ledger and Meaning.DIFFERENCE not in spec.up.values():
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" has no effect with {spec.name}: only groups'
                                " that are differences are sent lossily, and its silos send none.",

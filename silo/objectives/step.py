@@ -161,6 +161,7 @@ class StepTerms:
 
     def __init__(self, objective: Objective, model: nn.Module, step: Step) -> None:
         self._objective, self._model, self._step = objective, model, step
+        self._before = None if objective.alignment is None else objective.alignment.position()
         self.found: Unlabelled | None = None
         """What was found on the unlabelled images, once their pass is done."""
 
@@ -182,6 +183,13 @@ class StepTerms:
         nothing = labelled is None and unlabelled is None
         return StepLosses(labelled, unlabelled, None if nothing else found.total)
 
+    def undo(self) -> None:
+        """As if its batch had not come: where the step was left out, or is done once more, the running mean of
+        distribution alignment is that of before, whichever passes had been made."""
+        if self._objective.alignment is not None and self._before is not None:
+            self._objective.alignment.go_back_to(self._before)
+
     def _unlabelled(self) -> Tensor | None:
+        self.undo()
         self.found = self._objective.unlabelled(self._model, self._step)
         return self.found.loss

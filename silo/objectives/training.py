@@ -103,6 +103,7 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
                 gradients = optimiser.descent.gradients(
                     terms.terms(), without_pass=None if penalty is None else partial(penalty, model))
             except OneValuePerChannel:
+                terms.undo()
                 skipped += 1
                 continue
             if (found := terms.found) is not None and objective.labels is None and number >= first_reported:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
-from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning import tensors
 from semisilo.common.learning.averaging.normalised import correction, local_steps, mean_gradient, next_control
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.evaluation import logits_of
@@ -48,7 +48,13 @@ from semisilo.common.numerics.passes import Descent, Term
 from semisilo.silo.objectives.labelling import alignment_of, balance_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
-from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters
+from semisilo.silo.trainers.parts.model import (
+    difference,
+    lacks_statistics,
+    load_received_statistics,
+    task_model,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from semisilo.common.methods.fed_shvr import FedSHVRSettings
@@ -116,7 +122,7 @@ class FedSHVRTrainer:
         if num_examples == 0:
             return Update(abstention="no_data"), memory
         model = task_model(task, task.groups["model"].tensors)
-        if unlabelled is not None and batch_norm.layers_of(model) and "batch_norm" not in task.groups:
+        if unlabelled is not None and lacks_statistics(task, model):
             return Update(abstention="no_statistics", num_examples=num_examples), memory
         steps = local_steps(num_labelled, num_unlabelled, epochs=settings.local_epochs,
                             labelled_batch=settings.labelled_batch, unlabelled_batch=settings.unlabelled_batch)

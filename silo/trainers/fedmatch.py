@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from semisilo.common.data.augmentation import augment
@@ -46,7 +46,7 @@ from semisilo.silo.objectives.batch_room import check_images_fit, kept_bytes_per
 from semisilo.silo.objectives.labelling import alignment_of, balance_of, threshold_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
-from semisilo.silo.trainers.parts.model import load_received_statistics
+from semisilo.silo.trainers.parts.model import lacks_statistics, load_received_statistics
 
 if TYPE_CHECKING:
     from semisilo.common.methods.fedmatch import FedMatchSettings
@@ -103,7 +103,8 @@ class FedMatchTrainer:
               ) -> tuple[Update, FedMatchMemory | None]:
         """Phase "train": sigma on labels, psi on the vote. Phase "statistics": measures batch-norm statistics.
 
-        Abstains with "no_data"; with "no_confident_example" where the settings say so; with "no_usable_batch" when
+        Abstains with "no_data"; with "no_statistics" when nobody has measured the batch-norm statistics yet that the
+        network needs to label; with "no_confident_example" where the settings say so; with "no_usable_batch" when
         batch-norm could use no batch. Memory then stays as it is.
         Raises: BadPayload for another phase; LayoutMismatch when the tensors are not the task's model's; ComputeFailed
             when training diverges, or a batch that is far larger than usual does not fit into memory.
@@ -117,8 +118,11 @@ class FedMatchTrainer:
         count = sum(len(each) for each in (labelled, unlabelled) if each is not None)
         if count == 0:
             return Update(abstention="no_data"), memory
+        model = unloaded_model(task.build_model, seed=task.seed, round=task.round, silo=task.silo, device=task.device)
+        if lacks_statistics(task, model):
+            return Update(abstention="no_statistics", num_examples=count), memory
         helpers, keep = _helpers(task, memory)
-        work = _Work(task, labelled, unlabelled, helpers)
+        work = _Work(task, model, labelled, unlabelled, helpers)
         work.run()
         metrics = work.metrics()
         if work.steps == 0:
@@ -177,12 +181,11 @@ def _helpers(task: SiloTask, memory: FedMatchMemory | None
 class _Work:
     """One task's training; lives as long as the task."""
 
-    def __init__(self, task: SiloTask, labelled: ImageSet | None, unlabelled: ImageSet | None,
+    def __init__(self, task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabelled: ImageSet | None,
                  helpers: list[dict[str, Tensor]]) -> None:
         self._task, self._labelled, self._unlabelled = task, labelled, unlabelled
         self._settings: FedMatchSettings = task.settings
         sigma, psi = task.groups["sigma"].tensors, task.groups["psi"].tensors
-        model = unloaded_model(task.build_model, seed=task.seed, round=task.round, silo=task.silo, device=task.device)
         load_received_statistics(task, model)
         self.network = Decomposed(model, sigma, psi, sgd=sgd_settings(self._settings, self._settings.round_lr))
         # Frozen for the whole task, with the received global sigma [P v3, C], not the one under training.

@@ -31,7 +31,7 @@ from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.adaptive_batch_norm import adaptive_logits, received_logits
 from semisilo.silo.trainers.parts.fix_and_mix import LogPriors, train_fix_and_mix
 from semisilo.silo.trainers.parts.kept_momentum import KeptMomentum, momentum_to_go_on_from
-from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
+from semisilo.silo.trainers.parts.model import difference, lacks_statistics, task_model, trained_parameters
 from semisilo.silo.trainers.parts.step_sums import StepSums
 
 __all__ = ["OwnLabels", "SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior", "log_shares"]
@@ -58,7 +58,8 @@ class SelfTrainingTrainer:
         """Phase "train": label, train on the labels made and on own ones, return the difference. Phase "statistics":
         measure batch-norm statistics.
 
-        Abstains with "no_data", "no_labelled_data" in rounds in which only labels are learnt from,
+        Abstains with "no_data", "no_labelled_data" in rounds in which only labels are learnt from, "no_statistics" when
+        nobody has measured batch-norm statistics to label with yet (a silo with labels learns from these alone),
         "no_confident_example", or "no_usable_batch" when batch-norm could use no batch; memory then stays as it is.
         Raises: BadPayload for another phase, or a prior of another number of classes; LayoutMismatch when the model is
             not the task's; ComputeFailed when training diverges.
@@ -74,9 +75,13 @@ class SelfTrainingTrainer:
             if labelled is None:
                 return Update(abstention="no_labelled_data", num_examples=_count(unlabelled)), memory
             unlabelled = None
-        size = _count(labelled) + _count(unlabelled)
         received = task.groups["model"].tensors
         model = task_model(task, received)
+        if unlabelled is not None and task.private is None and lacks_statistics(task, model):
+            if labelled is None:
+                return Update(abstention="no_statistics", num_examples=_count(unlabelled)), memory
+            unlabelled = None
+        size = _count(labelled) + _count(unlabelled)
         report, sums = PseudoLabelReport(), StepSums()
         momentum = momentum_to_go_on_from(task, memory, received, persist=settings.persist_local_momentum,
                                           max_age_rounds=settings.momentum_max_age_rounds)

@@ -70,6 +70,14 @@ class Alignment:
         self._mean_K = now_K if self._mean_K is None else (1.0 - weight) * self._mean_K + weight * now_K
         return self._aligned(logits_BK, self._mean_K)
 
+    def position(self) -> tuple[int, Tensor | None]:
+        """Where the running mean stands, for `go_back_to`."""
+        return self._batches, self._mean_K
+
+    def go_back_to(self, position: tuple[int, Tensor | None]) -> None:
+        """Batches that have come since have not entered."""
+        self._batches, self._mean_K = position
+
     def whole(self, logits_NK: Tensor) -> Tensor:
         """The aligned logits of all images, by the mean over just these."""
         return self._aligned(logits_NK, _mean_prediction(logits_NK))

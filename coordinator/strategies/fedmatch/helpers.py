@@ -17,8 +17,8 @@ from semisilo.common.learning.seeds import numpy_generator
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NearestHelpers", "helpers_by_embedding", "helpers_by_reliability", "noise_image", "pool_keeping",
-           "pool_psi", "pool_silos", "pool_with"]
+__all__ = ["NearestHelpers", "helpers_by_embedding", "helpers_by_reliability", "noise_image", "pool_joined",
+           "pool_keeping", "pool_psi", "pool_silos", "pool_with"]
 
 _NOISE_MEAN = _NOISE_STD = 125.0
 
@@ -81,7 +81,7 @@ def noise_image(seed: int, *, channels: int, size: int) -> torch.Tensor:
 
 
 # The psi of those who may be chosen, as one dictionary "<silo>/<tensor>" that a state can hold: the name of a silo has
-# no slash.
+# no slash. The tensors of a silo follow each other. Each of these goes through the pool once.
 
 def pool_silos(pool: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     """The silos of a pool, in byte order."""
@@ -90,16 +90,30 @@ def pool_silos(pool: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
 
 def pool_psi(pool: Mapping[str, torch.Tensor], silo: str) -> dict[str, torch.Tensor]:
     """One silo's tensors, under their own names; empty when it is not in the pool."""
-    return {name.partition("/")[2]: tensor for name, tensor in pool.items() if name.partition("/")[0] == silo}
+    start = f"{silo}/"
+    return {name[len(start):]: tensor for name, tensor in pool.items() if name.startswith(start)}
 
 
 def pool_with(pool: Mapping[str, torch.Tensor], silo: str, psi: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The pool with a silo's tensors in the place of those it had; silos in byte order."""
-    other = pool_keeping(pool, [each for each in pool_silos(pool) if each != silo])
-    joined = {**other, **{f"{silo}/{name}": tensor for name, tensor in psi.items()}}
-    return pool_keeping(joined, pool_silos(joined))
+    return pool_joined(pool, {f"{silo}/{name}": tensor for name, tensor in psi.items()})
+
+
+def pool_joined(pool: Mapping[str, torch.Tensor], newer: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Both pools, for a silo that is in both the newer one's tensors; silos in byte order."""
+    silos = {**_by_silo(pool), **_by_silo(newer)}
+    return {name: tensor for silo in sorted(silos, key=str.encode) for name, tensor in silos[silo].items()}
 
 
 def pool_keeping(pool: Mapping[str, torch.Tensor], silos: Sequence[str]) -> dict[str, torch.Tensor]:
     """The part of a pool that belongs to these silos, in their order."""
-    return {f"{silo}/{name}": tensor for silo in silos for name, tensor in pool_psi(pool, silo).items()}
+    there = _by_silo(pool)
+    return {name: tensor for silo in silos for name, tensor in there.get(silo, {}).items()}
+
+
+def _by_silo(pool: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Its items by silo."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in pool.items():
+        found.setdefault(name.partition("/")[0], {})[name] = tensor
+    return found

@@ -19,7 +19,8 @@ sigma follows a fall of the learning rate one round later than the silos.
 Memory: sigma, psi, sigma's momentum, one shadow at a time, and the thresholded psi of those who may become helpers:
 by reliability the H + 1 best silos of the last round (whoever asks, the H best others are among them); by similarity
 all silos of the last round; with helper_pool = "all" every silo so far, since any may become anybody's best.
-A silo that does not permit the group `helper_psi/*` refuses FedMatch altogether, so its psi helps nobody.
+A silo that does not permit the group `helper_psi/*` refuses FedMatch altogether, so its psi helps nobody. Nor does that
+of one that was set aside or revoked, or has left, from the next end of training on.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ from semisilo.common.methods.contract import (
     Environment,
     GroupLayout,
     Meaning,
+    Phase,
     Task,
     TensorGroup,
     UpdateHeader,
 )
 from semisilo.common.methods.fedmatch import FedMatchSettings
-from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS
+from semisilo.coordinator.strategies.batch_norm.statistics import STATISTICS, StatisticsTally
 from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
+    pool_joined,
     pool_keeping,
     pool_psi,
     pool_silos,
@@ -145,6 +148,8 @@ class FedMatchTally:
     pool: dict[str, Tensor] = field(default_factory=dict)
     without_answer: list[str] = field(default_factory=list)
     """Silos whose own model gives no finite answer."""
+    gone: list[str] = field(default_factory=list)
+    """Silos that are asked nothing any more: they help nobody from the next round on."""
     folded: list[str] = field(default_factory=list)
     c2s_percent: float = 0.0
     """Sum over the silos folded so far."""
@@ -174,8 +179,8 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
             key = "aggregation" if settings.aggregation == "reliability" else "helpers"
             raise BadConfiguration(
                 f'[method] {key} = "reliability" needs validation images at the coordinator; there are none.',
-                remedy='Name them in [data] validation of the study, or set aggregation = "uniform" and'
-                       ' helpers = "similarity".')
+                remedy='Name them in [data] validation of the study, or set aggregation = "uniform"'
+                       + (' and helpers = "similarity".' if helped else "."))
         self._settings = settings
         self._at_silo = settings.scenario == "labels-at-silo"
         self._downlink = SparseDownlink(l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
@@ -225,6 +230,11 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                       for counts in (self._has_unlabelled, self._has_labelled))
         return replace(tally, weights=psi, sigma_weights=sigma)
 
+    def leave(self, phase: Phase, tally: FedMatchTally | StatisticsTally, silos: tuple[str, ...]
+              ) -> FedMatchTally | StatisticsTally:
+        """Their psi is nobody's helper any more; they may come back and answer anew."""
+        return replace(tally, gone=sorted(silos)) if isinstance(tally, FedMatchTally) else tally
+
     def train_fold(self, state: FedMatchState, tally: FedMatchTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: FedMatchShadow | None
                    ) -> tuple[FedMatchTally, FedMatchShadow | None]:
@@ -270,9 +280,9 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         if tally.folded:
             averaged = self._averaged(state, tally)
         elif self._settings.coordinator_epochs:
-            averaged = replace(state, round=round, unjudged=True, numbers={})
+            averaged = replace(state, round=round, pool=_without(state.pool, tally.gone), unjudged=True, numbers={})
         else:
-            return replace(state, round=round, numbers={"lr": state.lr})
+            return replace(state, round=round, pool=_without(state.pool, tally.gone), numbers={"lr": state.lr})
         del state, tally  # what silos were sent of the state goes with it
         after = self._prepared(averaged, round=round)
         asks_silos = STATISTICS in self._statistics.phases(TRAIN, round=round)
@@ -374,19 +384,21 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         check_finite({**psi, **{f"sigma/{name}": tensor for name, tensor in sigma.items()}},
                      where=f"in the mean over silos of round {tally.round}")
         last_round = {**state.last_round, **dict.fromkeys(tally.folded, tally.round)}
-        embeddings = {silo: vector for silo, vector in state.embeddings.items() if silo not in tally.folded}
+        folded = set(tally.folded)
+        embeddings = {silo: vector for silo, vector in state.embeddings.items() if silo not in folded}
         count, limit = len(tally.folded), self._settings.helper_max_age_rounds
         numbers = {"c2s_percent": tally.c2s_percent / count, "s2c_percent": tally.s2c_percent / count}
         if tally.scores:
             numbers["mean_score"] = sum(tally.scores.values()) / count
         pool = tally.pool
         if self._settings.helper_pool == "all":
-            for silo in pool_silos(state.pool):
-                # One that is too old now is chosen never again, unless it answers and comes anew.
-                if silo not in tally.folded and not (limit and tally.round + 1 - last_round[silo] > limit):
-                    pool = pool_with(pool, silo, pool_psi(state.pool, silo))
+            # One that is too old now is chosen never again, unless it answers and comes anew.
+            pool = pool_joined(pool_keeping(state.pool, [
+                silo for silo in pool_silos(state.pool)
+                if silo not in folded and not (limit and tally.round + 1 - last_round[silo] > limit)]), pool)
         return replace(
-            state, round=tally.round, sigma=sigma, psi=psi, pool=pool, scores={**state.scores, **tally.scores},
+            state, round=tally.round, sigma=sigma, psi=psi, pool=_without(pool, tally.gone),
+            scores={**state.scores, **tally.scores},
             embeddings={**embeddings, **tally.embeddings}, last_round=last_round, participation=tally.participation,
             unjudged=True, numbers=numbers)
 
@@ -409,8 +421,8 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
                        batch_norm=self._statistics.used(own) if own else state.batch_norm)
 
     def _judged(self, state: FedMatchState) -> FedMatchState:
-        """The plateau rule, once for every new model."""
-        if not state.unjudged:
+        """The plateau rule, once for every new model; not before somebody has measured the statistics that it needs."""
+        if not state.unjudged or (self._judges and self._statistics.needed and not state.batch_norm):
             return state
         settings = self._settings
         plateau = Plateau(lr=state.lr, best=state.best_loss, left=state.patience_left)
@@ -428,6 +440,12 @@ def _capped_among(silos: Sequence[str], weights: Mapping[str, float], limits: We
     """The weights, those of some silos cut so that none of these has more than its share of them; the very same numbers
     where none has."""
     return {**weights, **dict(zip(silos, capped_weights([weights[silo] for silo in silos], **limits), strict=True))}
+
+
+def _without(pool: dict[str, Tensor], silos: Sequence[str]) -> dict[str, Tensor]:
+    """The pool of helpers without some silos; the same object where none of them is in it."""
+    there = pool_silos(pool)
+    return pool_keeping(pool, [silo for silo in there if silo not in silos]) if set(there) & set(silos) else pool
 
 
 def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:

@@ -51,7 +51,8 @@ class LabelledHints:
 
         A function of model, statistics and round alone, so that a restart says the same.
         Args:
-            parameters, statistics: of the model that silos are sent.
+            parameters, statistics: of the model that silos are sent. Without statistics, where silos alone measure and
+                none has answered yet, those of the labelled images.
             round: that they are sent in; names the views.
         """
         settings, environment, labelled = self._settings, self._environment, self._labelled
@@ -60,9 +61,11 @@ class LabelledHints:
         assert labelled.labels_N is not None
         model = loaded_model(environment.build_model, parameters, seed=environment.seed, round=round,
                              device=environment.device)
-        batch_norm.load(model, statistics)
-        model.eval()
         form = environment.image
+        batch_norm.load(model, statistics or batch_norm.to_tensors(batch_norm.measure(
+            model, labelled.images_NCHW, form=form,
+            generator=torch_generator(environment.seed, "batch_norm_order", round=round))))
+        model.eval()
         found: dict[str, object] = {}
         logits_1K = logits_of(model, labelled.images_NCHW[:1], form)
         if settings.distribution_alignment == "labels":

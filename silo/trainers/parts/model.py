@@ -14,7 +14,8 @@ from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import check_finite, loaded_model
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup
 
-__all__ = ["difference", "load_received_statistics", "own_statistics", "task_model", "that_fits", "trained_parameters"]
+__all__ = ["difference", "lacks_statistics", "load_received_statistics", "own_statistics", "task_model", "that_fits",
+           "trained_parameters"]
 
 _LOG = logging.getLogger("semisilo.silo")
 
@@ -23,6 +24,12 @@ def task_model(task: SiloTask, parameters: Mapping[str, Tensor]) -> nn.Module:
     """The task's network with these parameters, on its device. Raises: LayoutMismatch."""
     return loaded_model(task.build_model, parameters, seed=task.seed, round=task.round, silo=task.silo,
                         device=task.device)
+
+
+def lacks_statistics(task: SiloTask, model: nn.Module) -> bool:
+    """Whether nobody has measured the batch-norm statistics yet that the network needs to label images: where silos
+    alone measure, and none of them has answered in time."""
+    return "batch_norm" not in task.groups and bool(batch_norm.layers_of(model))
 
 
 def load_received_statistics(task: SiloTask, model: nn.Module) -> None:

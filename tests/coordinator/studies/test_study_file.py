@@ -391,6 +391,9 @@ def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path
     for allowed in ('correction_at = "coordinator"\n', 'variant = "fed_sh"\n'):
         assert load(tmp_path, data + method + allowed + lossy).wire.uplink == "int8"
     assert load(tmp_path, data + method).wire.uplink == "auto"
+    line = refusal(tmp_path, data + '[method]\nname = "scaffold"\n' + lossy)
+    assert "scaffold with these settings needs exact updates" in line
+    assert "correction_at" not in line, "a setting of fed_shvr alone"
 
 
 def test_self_training_with_labels_at_silos_alone_knows_what_its_model_stands_for_or_does_not_begin() -> None:
@@ -407,6 +410,39 @@ def test_self_training_with_labels_at_silos_alone_knows_what_its_model_stands_fo
     begun = to_dict(config_from_dict(tables(), where="s"))
     begun["method"]["settings"]["logit_adjustment"] = 0.5
     assert config_from_dict(begun, where="ledger").method.settings.logit_adjustment == 0.5
+
+
+@each_of(("method", "key", "value", "switch"), [
+    ("semifl", "mixup_a", 0.3, {"mix_weight": 0.0}),
+    ("semifl", "momentum_max_age_rounds", 3, {"persist_local_momentum": False}),
+    ("semifl", "momentum_max_age_rounds", 3, {"momentum": 0.0, "nesterov": False}),
+    ("self_training", "mixup_a", 0.3, {"mix_weight": 0.0}),
+    ("self_training", "momentum_max_age_rounds", 3, {"persist_local_momentum": False}),
+    ("self_training", "labelled_views", "weak", {"coordinator_steps": 0}),
+    ("self_training", "sbn_offsets", False, {"sbn_source": "coordinator"}),
+    ("self_training", "sbn_offsets", False, {"scenario": "labels-at-silo"}),
+    *(("fedmatch", key, value, {"num_helpers": 0}) for key, value in {
+        "helpers": "similarity", "helper_interval": 3, "helper_pool": "all", "helper_max_age_rounds": 2,
+        "keep_helpers": True, "tie_break": "lowest_index", "lambda_i": 0.5, "icc": "mean"}.items()),
+    ("fedmatch", "icc", "sum", {"preset": "paper_v3", "lambda_i": 0.0}),
+    ("fedmatch", "plateau_patience", 9, {"plateau_factor": 1.0}),
+    ("fedmatch", "lambda_s", 1.0, {"coordinator_epochs": 0}),
+    ("fedmix", "lambda_s", 1.0, {"coordinator_epochs": 0}),
+    ("fedmix", "label_rule", "vote", {"num_views": 1}),
+    ("fedrgd", "lambda_s", 2.0, {"coordinator_epochs": 0})])
+def test_no_study_begins_with_a_setting_that_another_one_has_switched_off(method: str, key: str, value: object,
+                                                                          switch: dict[str, Any]) -> None:
+    """Either alone is right. One that an earlier version has begun goes on."""
+    def tables(**settings: object) -> dict[str, object]:
+        return {"data": {"image": {"size": 8, "channels": 1}, "classes": ["a", "b"]},
+                "method": {"name": method, **settings}}
+
+    with pytest.raises(BadConfiguration, match=rf"\[method\]: {key} = .*: not used with .*Leave it out"):
+        config_from_dict(tables(**{**switch, key: value}), where="s")
+    config_from_dict(tables(**({"preset": switch["preset"]} if "preset" in switch else {}), **{key: value}), where="s")
+    begun = to_dict(config_from_dict(tables(**switch), where="s"))
+    begun["method"]["settings"][key] = value
+    assert getattr(config_from_dict(begun, where="ledger").method.settings, key) == value
 
 
 @each_of("method", sorted(name for name, spec in METHODS.items() if Meaning.DIFFERENCE not in spec.up.values()))

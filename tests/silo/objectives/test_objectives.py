@@ -22,6 +22,7 @@ from semisilo.common.learning.sgd import SGDSettings, make_optimiser
 from semisilo.common.methods.contract import SiloData, SiloTask
 from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.numerics.side_by_side import lanes, set_lanes
 from semisilo.silo.objectives import make_objective, train_locally, usable_data
 from semisilo.silo.objectives.training import LocalTraining
 from tests.each_of import each_of
@@ -346,6 +347,33 @@ def test_steps_that_batch_norm_cannot_use_are_skipped_and_counted() -> None:
     for count, steps, skipped in ((5, 4, 0), (7, 6, 2)):
         _, found, _ = _train(_task(_flat_net, objective="sl", labelled_batch=2), SiloData(labelled=_images(count)))
         assert (found.steps, found.skipped) == (steps, skipped)
+
+
+def _dropping_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+@each_of("settings", [{"objective": "fixmatch", "confidence_threshold": 0.3},
+                      {"objective": "uda", "confidence_threshold": 0.3},
+                      {"objective": "pseudo_label", "label_refresh": "batch", "alpha0_ramp": "none"}])
+@each_of(("build", "labelled", "skipped"), [(_dropping_net, 12, 0), (_flat_net, 7, 2)])
+def test_each_batch_enters_the_mean_of_distribution_alignment_once_on_any_number_of_cores(
+        settings: dict[str, Any], build: Callable[[], nn.Module], labelled: int, skipped: int) -> None:
+    """The first step of a network with dropout is done twice on two cores. On one, a step that is left out for its
+    labelled batch of one image never comes to its other images."""
+    found, before = [], lanes()
+    for count in (1, 2):
+        set_lanes(count)
+        try:
+            model, training, objective = _train(
+                _task(build, distribution_alignment="uniform", labelled_batch=4 if skipped == 0 else 2, **settings),
+                SiloData(labelled=_images(labelled, 1), unlabelled=UNLABELLED))
+        finally:
+            set_lanes(before)
+        found.append((tensors.digest(tensors.parameters_of(model)), objective.alignment.position()[0]))
+        assert training.skipped == skipped
+        assert found[-1][1] == training.steps
+    assert found[0] == found[1]
 
 
 @each_of(("settings", "views"), [

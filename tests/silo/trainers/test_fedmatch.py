@@ -335,6 +335,13 @@ def test_a_batch_that_batch_norm_cannot_use_is_skipped() -> None:
     assert not _same(update.groups["psi"].tensors, psi)
 
 
+def test_without_statistics_a_network_that_needs_them_labels_nothing() -> None:
+    """Silos alone measure, and none had answered in time."""
+    groups = {name: TensorGroup(_part(seed, build=_normalised_net)) for name, seed in (("sigma", 1), ("psi", 2))}
+    update, keep = _train(_task(build=_normalised_net, groups=groups))
+    assert (update.abstention, update.num_examples, keep) == ("no_statistics", 36, None)
+
+
 def test_labels_come_from_the_received_statistics_not_from_the_batch() -> None:
     """Statistics that shift every feature far away give every image one class with certainty."""
     sigma, psi = _part(1, build=_normalised_net), _part(2, build=_normalised_net)

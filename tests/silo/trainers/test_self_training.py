@@ -266,6 +266,21 @@ def test_a_task_without_a_prior_for_every_class_is_refused(prior: tuple[float, .
         SelfTrainingTrainer().train(_task(_settings(model_prior=prior)), SiloData(unlabelled=_images()), None)
 
 
+def test_without_statistics_a_silo_labels_nothing_and_learns_from_its_own_labels() -> None:
+    """Silos alone measure, and none had answered in time."""
+    at_silo = {"scenario": "labels-at-silo", "warm_up_rounds": 0, "labelled_steps": 3, "labelled_batch": 6}
+    unlabelled, labelled = SiloData(unlabelled=_images()), SiloData(labelled=_labelled())
+    trained = SelfTrainingTrainer()
+    for settings in ({}, at_silo):
+        task = _task(_settings(**settings))
+        task = replace(task, groups={"model": task.groups["model"]})
+        update, keep = trained.train(task, unlabelled, None)
+        assert (update.abstention, update.num_examples, keep) == ("no_statistics", 23, None)
+    both, alone = (trained.train(task, data, None)[0] for data in (
+        replace(labelled, unlabelled=_images()), labelled))
+    assert tensors.digest(both.groups["model"].tensors) == tensors.digest(alone.groups["model"].tensors)
+
+
 def test_momentum_goes_on_from_the_last_participation_unless_it_is_too_old() -> None:
     data = SiloData(unlabelled=_images())
     _, memory = SelfTrainingTrainer().train(_task(_settings()), data, None)

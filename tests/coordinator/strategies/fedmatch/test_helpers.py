@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
     noise_image,
+    pool_joined,
     pool_keeping,
     pool_psi,
     pool_silos,
@@ -60,6 +64,25 @@ def test_the_noise_is_a_truncated_normal_and_always_the_same() -> None:
     assert float((image < 1e-3).float().mean()) < 0.01
     assert torch.equal(image, noise_image(1, channels=3, size=64))
     assert not torch.equal(image, noise_image(2, channels=3, size=64))
+
+
+def test_a_pool_of_many_silos_grows_by_one_in_a_pass() -> None:
+    """Of 2000 tensors; what a pass over them costs is counted, not what the machine takes for it."""
+    class Counted(dict[str, Tensor]):
+        seen = 0
+
+        def items(self) -> Any:
+            for item in super().items():
+                Counted.seen += 1
+                yield item
+
+    one = torch.zeros(1)
+    pool = Counted({f"silo-{number:03}/{name}": one for number in range(200) for name in "abcdefghij"})
+    found = pool_with(pool, "silo-100", dict.fromkeys("abcdefghij", one))
+    assert list(found) == list(pool)
+    assert list(pool_keeping(pool, pool_silos(pool))) == list(pool)
+    assert list(pool_joined(pool, {"new/a": one})) == ["new/a", *pool]
+    assert Counted.seen <= 2000 * 6
 
 
 def test_a_pool_holds_one_psi_per_silo_in_byte_order() -> None:

@@ -68,8 +68,9 @@ class Silos:
         self.strategy, self.state, self.round = strategy, state, 0
         self.kept: dict[str, FedMatchShadow | None] = {}
 
-    def step(self, answers: dict[str, dict[str, Any]]) -> FedMatchState:
-        """A round in which silos add numbers to what they received: {"psi": .., "sigma": .., metrics}."""
+    def step(self, answers: dict[str, dict[str, Any]], *, gone: tuple[str, ...] = ()) -> FedMatchState:
+        """A round in which silos add numbers to what they received: {"psi": .., "sigma": .., metrics}. Silos that are
+        gone are told to the strategy."""
         self.round += 1
         groups: dict[str, dict[str, TensorGroup]] = {}
         headers = []
@@ -86,6 +87,8 @@ class Silos:
             change.pop("sigma", None)
             headers.append(UpdateHeader(silo, 10, {"num_labelled": 5.0, "num_unlabelled": 5.0, **change}))
         tally = self.strategy.begin(self.state, TRAIN, tuple(headers), round=self.round)
+        if gone:
+            tally = self.strategy.leave(TRAIN, tally, gone)
         for header in headers:
             tally, self.kept[header.silo] = self.strategy.fold(self.state, tally, header, groups[header.silo],
                                                                self.kept.get(header.silo))
@@ -465,6 +468,20 @@ def test_a_helper_that_is_too_old_is_not_chosen() -> None:
     assert pool_silos(silos.state.pool) == ("b",), "and its psi is not kept for nothing"
     silos.step({"a": {"psi": 0.1}})
     assert {_owner(group, silos) for group in silos.helpers("late")} == {"a", "b"}
+
+
+@pytest.mark.parametrize("answers", [("a", "c"), ("a", "b", "c"), ()])
+@pytest.mark.parametrize(("pool", "scenario"), [("all", SILO), ("all", COORDINATOR), ("last_round", SILO)])
+def test_a_silo_that_is_gone_helps_nobody_until_it_comes_back(pool: Any, scenario: Any, answers: tuple[str, ...]
+                                                               ) -> None:
+    """Set aside as one that lies, or revoked; one that has left by itself may have answered in its last round."""
+    silos = _silos(scenario, helper_pool=pool, num_helpers=2)
+    silos.step({silo: {"psi": number / 10} for number, silo in enumerate("abc", start=1)})
+    silos.step({silo: {"psi": number / 10} for number, silo in enumerate(answers)}, gone=("b", "somebody"))
+    assert pool_silos(silos.state.pool) == ("a", "c")
+    assert {_owner(group, silos) for group in silos.helpers("a")} == {"c"}
+    silos.step({silo: {"psi": 0.1} for silo in "abc"})
+    assert pool_silos(silos.state.pool) == ("a", "b", "c")
 
 
 def test_age_counts_rounds_in_which_nobody_answered_as_well() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.imbalance.labels import class_balanced_order
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods import METHODS
@@ -28,7 +29,7 @@ from tests.each_of import each_of
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 LABELS = torch.tensor([0] * 8 + [1] * 3 + [2])
-METHODS_HERE = ["semifl", "fedavg", "fedmix", "fedmatch", "fedrgd", "fedsgd"]
+METHODS_HERE = ["semifl", "fedavg", "fedprox", "fednova", "scaffold", "fedmix", "fedmatch", "fedrgd", "fedsgd"]
 
 
 def _net() -> nn.Module:
@@ -47,7 +48,8 @@ def _environment() -> Environment:
 
 
 def _settings(method: str, **settings: Any) -> Any:
-    objective = {"objective": "fixmatch"} if method in ("fedavg", "fedsgd") else {}
+    chosen = method in ("fedavg", "fedprox", "fednova", "scaffold", "fedsgd")
+    objective = {"objective": "fixmatch"} if chosen else {}
     return METHODS[method].settings(**{"scenario": "labels-at-coordinator", **objective, **settings})
 
 
@@ -82,6 +84,19 @@ def test_nothing_is_told_that_no_setting_needs(method: str, settings: dict[str, 
     strategy = load_strategy(method)(_settings(method, **settings), _environment())
     task = strategy.task(strategy.start(initial_model(_net, 3)), TRAIN, "a", None, round=1)
     assert set(task.settings) & set(LABELLED_HINTS) == told
+
+
+@each_of("method", ["fedmatch", "fedsgd"])
+def test_where_silos_have_measured_nothing_yet_confidence_is_under_statistics_of_the_labelled_images(method: str
+                                                                                                     ) -> None:
+    environment = replace(_environment(), build_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3),
+                                                                            StaticBatchNorm(3)))
+    told = []
+    for source in ("silos", "coordinator"):
+        strategy = load_strategy(method)(_settings(method, thresholds="relative", sbn_source=source), environment)
+        state = strategy.start(initial_model(environment.build_model, 3))
+        told.append(strategy.task(state, TRAIN, "a", None, round=1).settings["labelled_confidence"])
+    assert told[0] == pytest.approx(told[1], rel=1e-6)
 
 
 def test_with_labels_at_silos_the_coordinator_tells_nothing() -> None:
