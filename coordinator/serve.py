@@ -26,7 +26,7 @@ from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.text.cli_errors import EXIT_INTERRUPTED
 from semisilo.common.text.describe import describe_moment
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation, keep_private
@@ -357,9 +357,12 @@ class _Server:
         path, kept = self._federation.ledger, True
         while True:
             await asyncio.sleep(_CHECKPOINT_SECONDS)
-            before, kept = kept, await asyncio.to_thread(self._place.is_kept)
+            try:
+                before, kept = kept, await asyncio.to_thread(self._place.is_kept)
+            except SYSTEM_ERRORS:  # such as a thread that the system refuses
+                continue
             if kept:
-                with contextlib.suppress(SemisiloError):  # commits meet it as well, and say so
+                with contextlib.suppress(SemisiloError, *SYSTEM_ERRORS):  # commits meet it as well, and say so
                     await asyncio.to_thread(checkpoint, path)
             if before and not kept:
                 _LOG.error("%s: is gone, or another file is in its place. What this coordinator writes goes into the"
@@ -371,7 +374,7 @@ class _Server:
     async def _tidy(self) -> None:
         """Removes what killed compute processes, and a coordinator before this one, have left half-written."""
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*SYSTEM_ERRORS):
                 await asyncio.to_thread(lambda: remove_leftovers(self._federation.with_temporary_files()))
             await asyncio.sleep(LEFT_SECONDS)
 

@@ -34,7 +34,7 @@ from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now
@@ -296,7 +296,7 @@ class Agent:
         for failures, pause in enumerate(waits(self._link.backoff, silo=self._silo), start=1):
             try:
                 return await work()
-            except (SystemTrouble, OSError) as error:
+            except SYSTEM_ERRORS as error:
                 if (trouble := explained(error)) is None:
                     raise
                 self.trouble(trouble, failures)

@@ -943,6 +943,29 @@ def test_a_disk_without_room_for_the_answer_is_said_once_and_nothing_is_trained_
     run(work())
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"),
+                                   BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")])
+def test_a_task_for_which_no_thread_or_process_can_be_started_is_put_off(tmp_path: Path, error: Exception) -> None:
+    """As with TasksMax of systemd. Python gives a thread that it cannot start no number of the system's: `silo join`
+    ended with a stack trace. And a task was refused whose compute process could not be started."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            tries = 0
+
+            def resolve(*words: object, **named: object) -> None:
+                nonlocal tries
+                tries += 1
+                if tries < 4:
+                    raise error
+            bench.agent._memory.resolve = resolve  # type: ignore[method-assign]
+            assert await bench.agent.run() == "reached 91.2 %"
+            assert (tries, len(bench.compute.trained)) == (4, 1)
+            assert "put off: " in bench.text
+            assert "TasksMax" in bench.text
+    run(work())
+
+
 def test_a_silo_that_died_half_way_through_its_upload_sends_the_same_update_without_training_again(
         tmp_path: Path) -> None:
     async def work() -> None:
