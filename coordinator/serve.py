@@ -20,7 +20,7 @@ from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.page.token import page_token
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
-from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.process.compute import ComputeDied, ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.text.cli_errors import EXIT_INTERRUPTED
@@ -45,6 +45,7 @@ from semisilo.coordinator.page import server as page_server
 from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.rounds.compute_client import ATTEMPTS
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveFile, LiveStatus, seconds_between
@@ -188,7 +189,7 @@ class _Server:
         # So that it is open once `serve` says that it serves. `_enrollment` says what is in the way, and tries again.
         with contextlib.suppress(SemisiloError, OSError):
             await port.look()
-        await self._compute.start()
+        await self._start_compute()
         await server.start()
         settle_collector()
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
@@ -210,6 +211,14 @@ class _Server:
             await server.stop(grace=1.0)
             await self._compute.close()
             await self._settle_at_the_end()
+
+    async def _start_compute(self) -> None:
+        """Raises: ComputeFailed when it cannot be started; or it was killed meanwhile as often as a step may be."""
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(ComputeDied):
+                return await self._compute.start()
+            _LOG.warning("the compute process has ended while it was started; it is started again")
+        await self._compute.start()
 
     def _page_offered(self, address: str) -> None:
         self._runtime.page = address
