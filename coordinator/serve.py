@@ -20,13 +20,13 @@ from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.page.token import page_token
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
-from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.process.compute import ComputeDied, ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.text.cli_errors import EXIT_INTERRUPTED
 from semisilo.common.text.describe import describe_moment
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation, keep_private
@@ -45,6 +45,7 @@ from semisilo.coordinator.page import server as page_server
 from semisilo.coordinator.page.log_lines import LogLines
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.rounds.compute_client import ATTEMPTS
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveFile, LiveStatus, seconds_between
@@ -188,7 +189,7 @@ class _Server:
         # So that it is open once `serve` says that it serves. `_enrollment` says what is in the way, and tries again.
         with contextlib.suppress(SemisiloError, OSError):
             await port.look()
-        await self._compute.start()
+        await self._start_compute()
         await server.start()
         settle_collector()
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
@@ -210,6 +211,14 @@ class _Server:
             await server.stop(grace=1.0)
             await self._compute.close()
             await self._settle_at_the_end()
+
+    async def _start_compute(self) -> None:
+        """Raises: ComputeFailed when it cannot be started; or it was killed meanwhile as often as a step may be."""
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(ComputeDied):
+                return await self._compute.start()
+            _LOG.warning("the compute process has ended while it was started; it is started again")
+        await self._compute.start()
 
     def _page_offered(self, address: str) -> None:
         self._runtime.page = address
@@ -357,9 +366,12 @@ class _Server:
         path, kept = self._federation.ledger, True
         while True:
             await asyncio.sleep(_CHECKPOINT_SECONDS)
-            before, kept = kept, await asyncio.to_thread(self._place.is_kept)
+            try:
+                before, kept = kept, await asyncio.to_thread(self._place.is_kept)
+            except SYSTEM_ERRORS:  # such as a thread that the system refuses
+                continue
             if kept:
-                with contextlib.suppress(SemisiloError):  # commits meet it as well, and say so
+                with contextlib.suppress(SemisiloError, *SYSTEM_ERRORS):  # commits meet it as well, and say so
                     await asyncio.to_thread(checkpoint, path)
             if before and not kept:
                 _LOG.error("%s: is gone, or another file is in its place. What this coordinator writes goes into the"
@@ -371,7 +383,7 @@ class _Server:
     async def _tidy(self) -> None:
         """Removes what killed compute processes, and a coordinator before this one, have left half-written."""
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*SYSTEM_ERRORS):
                 await asyncio.to_thread(lambda: remove_leftovers(self._federation.with_temporary_files()))
             await asyncio.sleep(LEFT_SECONDS)
 

@@ -25,7 +25,7 @@ from semisilo.common.config import from_dict
 from semisilo.common.errors import ComputeFailed, ProcessGroupLost
 from semisilo.common.process.compute_process import LIMIT_BYTES, LOST_PEER, OUT_OF_MEMORY, SEE_LOG
 from semisilo.common.process.messages import Reply
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 
 __all__ = ["Child", "ChildProcess", "ComputeAborted", "ComputeDied", "StartChild", "log_lines", "manner", "numerics_of",
            "python_command", "spawn"]
@@ -127,7 +127,7 @@ async def spawn(target: str, theirs: socket.socket, output: int, *, threads: int
                             *map(str, handing)),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(theirs.fileno(), *handing),
             env={**os.environ, **numerics_of(threads)}, start_new_session=True)
-    except OSError as error:
+    except SYSTEM_ERRORS as error:
         raise explained(error) or ComputeFailed(f"The compute process cannot be started: {error}.") from error
     return _Spawned(process)
 

@@ -210,7 +210,11 @@ def serve(end: socket.socket, load: Callable[[], Build]) -> NoReturn:
     set_up_child_logging()
     end.set_inheritable(False)
     connection = _Connection(end)
-    threading.Thread(target=connection.watch, daemon=True).start()
+    try:
+        threading.Thread(target=connection.watch, daemon=True).start()
+    except RuntimeError as error:
+        connection.send(Reply(error=describe_start(error)))
+        os._exit(1)
     _answer(load, connection)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,6 +12,7 @@ Source: linux/sock_diag.h, linux/inet_diag.h.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -149,8 +150,10 @@ class DestroyedSockets:
                 data = self._socket.recv(65536)
             except BlockingIOError:
                 return
-            except OSError:  # the buffer has overflowed: some are lost, later ones are not
-                continue
+            except OSError as error:
+                if error.errno == errno.ENOBUFS:  # it has overflowed: some are lost, later ones are not
+                    continue
+                return  # whatever it is, it may last
             yield from _parse(data)
 
     def close(self) -> None:

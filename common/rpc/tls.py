@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import grpc.aio
 
 __all__ = [
-    "MAX_CALLS", "MESSAGE_LIMIT_BYTES", "Credentials", "channel_credentials", "channel_options", "listen",
-    "server_credentials", "server_options", "split_address",
+    "MAX_CALLS", "MESSAGE_LIMIT_BYTES", "REQUEST_LIMIT_BYTES", "Credentials", "channel_credentials", "channel_options",
+    "listen", "server_credentials", "server_options", "split_address",
 ]
 
 MAX_CALLS = 16
@@ -31,6 +31,9 @@ MAX_PENDING_CALLS = 16_384
 many come at once where a thousand silos take part; a silo then sends its update anew."""
 MESSAGE_LIMIT_BYTES = 8 * 2**20
 """Largest message either side takes: a chunk is 4 MiB at most, a manifest a few hundred KiB."""
+REQUEST_LIMIT_BYTES = 4 * 2**20 + 64 * 1024
+"""Largest that the coordinator takes: a chunk with what is around it. gRPC keeps what has come of a message in memory
+until it is whole, and a silo may begin many."""
 
 Options = list[tuple[str, Any]]
 _STRANGERS: Options = [("grpc.max_connection_idle_ms", 10_000), ("grpc.max_connection_age_ms", 60_000),
@@ -80,7 +83,7 @@ def server_options(*, message_limit_bytes: int = MESSAGE_LIMIT_BYTES, strangers:
         *(_STRANGERS if strangers else []),
         # gRPC's own two minutes are as long as anybody may keep a connection that says nothing.
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        ("grpc.max_receive_message_length", message_limit_bytes),
+        ("grpc.max_receive_message_length", min(message_limit_bytes, REQUEST_LIMIT_BYTES)),
         ("grpc.max_send_message_length", message_limit_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
         # A silo has a handful of calls in flight. Each may hold a message in memory, and gRPC's own limit is billions.

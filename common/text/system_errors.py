@@ -1,7 +1,7 @@
 """What the operating system refuses for now: recognised in one place, and said in one line with its remedy.
 
-A full, read-only or failing disk, a right that is missing, too many open files: none of these says anything about a
-study, a task or a silo. Whoever meets one puts its work off and tries again until it is well; see
+A full, read-only or failing disk, a right that is missing, too many open files, threads or processes: none of these
+says anything about a study, a task or a silo. Whoever meets one puts its work off and tries again until it is well; see
 docs/decisions/0038-errors-of-the-system-put-work-off.md.
 """
 
@@ -11,15 +11,24 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["explained", "explained_text", "gone", "is_shortage", "may_be_of_one_file", "remedy_of", "source_trouble"]
+__all__ = ["SYSTEM_ERRORS", "explained", "explained_text", "gone", "is_shortage", "may_be_of_one_file", "remedy_of",
+           "source_trouble"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
 _RIGHTS = "This user needs the right to it"
 _FILES = "Close other programs, or raise the limit of open files (ulimit -n, LimitNOFILE of systemd)"
+_PROCESSES = ("Close other programs, or raise the limit of processes and threads (ulimit -u, TasksMax of systemd, pids"
+              " of a container)")
+_NO_THREAD = "can't start new thread"
+"""All that Python says where the system refuses one."""
+SYSTEM_ERRORS: Final = (SystemTrouble, OSError, RuntimeError)
+"""As what the system's errors arrive; which of them are such, `explained` says. A RuntimeError is one where a thread
+could not be started."""
 _REMEDIES = {
     **dict.fromkeys(_FULL, "Free some space"),
     errno.EFBIG: "Raise the limit of the size of files (ulimit -f), or use another disk",
@@ -28,10 +37,11 @@ _REMEDIES = {
     errno.EPERM: _RIGHTS,
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
+    errno.EAGAIN: _PROCESSES,
     errno.ENOMEM: "Free some memory",
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE), _CHECK_DISK),
 }
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _AWAY = tuple(getattr(errno, name) for name in (
     "EIO", "ENXIO", "ENODEV", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH",
     "ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EREMOTEIO") if hasattr(errno, name))
@@ -48,6 +58,8 @@ def explained(error: BaseException, where: Path | None = None) -> SystemTrouble 
     """
     if isinstance(error, SystemTrouble):
         return error
+    if _is_of_threads(error):
+        return SystemTrouble("No further thread can be started.", remedy=f"{_PROCESSES}.")
     if not isinstance(error, OSError) or error.errno not in _REMEDIES:
         return None
     return _trouble(error.errno, str(error.filename or where or ""))
@@ -66,13 +78,18 @@ def explained_text(error: BaseException) -> SystemTrouble | None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the system was short of files or memory, also where a library says so in words of its own."""
+    """Whether the system was short of files, memory, threads or processes, also where a library says so in words of its
+    own."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
+        if _is_of_threads(cause) or (isinstance(cause, OSError) and cause.errno in _SHORTAGES):
             return True
         cause = cause.__cause__
     return _number_in(error) in _SHORTAGES
+
+
+def _is_of_threads(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == _NO_THREAD
 
 
 def _number_in(error: BaseException) -> int:
@@ -90,7 +107,7 @@ def source_trouble(error: BaseException, where: Path) -> SystemTrouble | None:
     for cause in _causes(error):
         if isinstance(cause, SystemTrouble):
             return cause
-        if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
+        if _is_of_threads(cause) or (isinstance(cause, OSError) and cause.errno in _SHORTAGES):
             return explained(cause, where)
         if isinstance(cause, OSError) and cause.errno is not None and cause.errno in _AWAY:
             return SystemTrouble(f"{cause.filename or where}: {os.strerror(cause.errno)}.", remedy=f"{_CHECK_SHARE}.")

@@ -10,13 +10,16 @@ running.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -218,14 +221,11 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
             logits_NK, labels_N, classes=classes, thresholds=opened.facts.thresholds, scaling=opened.facts.scaling,
             thresholds_from=thresholds_in_words(opened.facts), independent=worth, patients=patients)
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
-    work.mkdir()
-    try:
+    _remove_left(target)
+    with _working(target) as work:
         card = _write(work, opened, ledger, choice, study_folder, images, source, measures, logits_NK,
                       lambda share, text: tell(0.6 + 0.4 * share, text))
         _put(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     tell(1.0, "done")
     return Exported(folder=target, facts=card)
 
@@ -585,6 +585,47 @@ def _digest_of(images: ImageSet) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _working(target: Path) -> Iterator[Path]:
+    """A folder beside the target, which is gone afterwards if it has not got the target's name; locked meanwhile."""
+    work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+    work.mkdir()
+    handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks: what a kill leaves there stays
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(handle)
+
+
+def _remove_left(target: Path) -> None:
+    """Removes what exports to the same target have left that were killed, as the page does with those that nobody waits
+    for any more: it may be as large as a model. An earlier export that had lost its name gets it back."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}\.(tmp|old)")
+    left = sorted(path for path in target.parent.iterdir() if name.fullmatch(path.name))
+    if not all(_nobody_works_in(path) for path in left):
+        return  # another export is at it
+    for path in left:
+        if path.suffix == ".old" and not target.exists():
+            os.rename(path, target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _nobody_works_in(folder: Path) -> bool:
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(handle)
+    except OSError:
+        return False
+    return True
 
 
 def _put(work: Path, target: Path) -> None:

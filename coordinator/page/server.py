@@ -12,6 +12,7 @@ from collections.abc import Callable
 from semisilo.common.errors import BadConfiguration, PortInUse
 from semisilo.common.page import web_server
 from semisilo.common.page.guard import host_of
+from semisilo.common.text.system_errors import SYSTEM_ERRORS
 from semisilo.coordinator.federation.folder import PageSettings
 from semisilo.coordinator.page.login_proxy import LoginProxy
 from semisilo.coordinator.page.routes import page_app
@@ -86,7 +87,7 @@ async def keep(page: PageServer | None, settings: PageSettings, make: Callable[[
     """
     while page is None:
         await asyncio.sleep(_AGAIN_SECONDS)
-        with contextlib.suppress(PortInUse, BadConfiguration):
+        with contextlib.suppress(PortInUse, BadConfiguration, *SYSTEM_ERRORS):
             page = _opened(await asyncio.to_thread(bind, settings.listen), settings, make)
             told(page.address)
     await page.run()

@@ -19,6 +19,7 @@ from semisilo.common.page.answers import Answers
 from semisilo.common.page.responses import to_json
 from semisilo.common.page.token import TokenGate
 from semisilo.common.rpc.network import network_of
+from semisilo.common.text.system_errors import SYSTEM_ERRORS
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.events import last_event_of
@@ -261,17 +262,20 @@ class PageService:
     # Life -------------------------------------------------------------------------------------------------------------
 
     async def check_chain(self) -> None:
-        """Checks the chain of events a stretch at a time, all of it again every ten minutes, until cancelled."""
+        """Checks the chain of events a stretch at a time, all of it again every ten minutes, until cancelled. What the
+        system refuses it, it tries again."""
+        refused = contextlib.suppress(SemisiloError, *SYSTEM_ERRORS)
         while True:
-            with contextlib.suppress(SemisiloError):
+            with refused:
                 while await self._answers.in_thread(lambda: self._opened().check.go_on(self._opened().ledger)):
                     await asyncio.sleep(0.02)
             end = time.monotonic() + _CHECK_SECONDS
             while time.monotonic() < end:
                 await asyncio.sleep(_SLOW_SECONDS)
-                with contextlib.suppress(SemisiloError):
+                with refused:
                     await self._answers.in_thread(lambda: self._opened().check.go_on(self._opened().ledger))
-            await self._answers.in_thread(lambda: self._opened().check.again())
+            with refused:
+                await self._answers.in_thread(lambda: self._opened().check.again())
 
     def end_streams(self) -> None:
         """Lets streams end."""

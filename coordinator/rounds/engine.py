@@ -26,7 +26,7 @@ from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_seconds
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -165,7 +165,7 @@ class Engine:
         while True:
             try:
                 return await self._run_next()
-            except (SystemTrouble, OSError) as error:
+            except SYSTEM_ERRORS as error:
                 trouble = explained(error)
                 if trouble is None or not self._operated:
                     raise trouble or error from error

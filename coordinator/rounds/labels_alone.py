@@ -20,7 +20,7 @@ from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import describe_estimate, describe_metric
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import labels_alone_score
@@ -107,7 +107,7 @@ class LabelsAloneWork:
         while self._study is not None and not happened.is_set() and self._again <= loop.time() < end:
             try:
                 await self._slice(self._study)
-            except (SystemTrouble, OSError) as error:
+            except SYSTEM_ERRORS as error:
                 if (trouble := explained(error)) is None:
                     raise
                 self._put_off(trouble)

@@ -20,7 +20,7 @@ from semisilo.common.measures.round_choice import rounds_without_gain
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import counted
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.compute.messages import Compare, Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (
@@ -292,7 +292,7 @@ class StudyLifecycle:
                     wanted = model_to_write(self._ledger, row.name)
                     if wanted is not None and not is_model_noted(self._ledger, row.name, wanted.state):
                         await self._write_model_of_stopped(row, wanted.state)
-                except (SystemTrouble, OSError) as error:
+                except SYSTEM_ERRORS as error:
                     if (trouble := explained(error)) is None:
                         raise
                     waiting = self._waiting(row.name, trouble)

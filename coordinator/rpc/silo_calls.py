@@ -34,6 +34,10 @@ _POLLS = 2
 """Of these, calls that wait for a task: one that goes on, and one that a silo has left behind."""
 _AT_ONCE, _PER_SECOND = 400, 50.0
 """Calls of one silo. A round of a study that needs no time to train is about ten."""
+_READ_AT_ONCE = 8
+"""Of these, calls of which the request is not here yet: what has come of one is in gRPC's memory until it is whole. Our
+silos' are here at once, but for what a broken line has left behind. More are refused: gRPC takes bytes of calls that
+wait as well."""
 _REQUEST_SECONDS = 60.0
 """A declaration of some hundred kilobytes passes a line of 50 kbit/s in that time."""
 _MAX_REQUEST_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
@@ -52,6 +56,7 @@ class _Silo:
     rate: TokenBucket = field(default_factory=lambda: TokenBucket(_AT_ONCE, _PER_SECOND))
     bytes: TokenBucket = field(default_factory=lambda: TokenBucket(_BYTES_AT_ONCE, _BYTES_PER_SECOND))
     in_flight: int = 0
+    reading: int = 0
     polls: list[Endable] = field(default_factory=list)
     """Oldest first."""
 
@@ -142,12 +147,18 @@ class SiloCalls:
         waits for more requests. Python's collector finds thousands of them at once, and each takes a task to be closed.
         Raises: TooManyCalls; BadPayload; Unreachable.
         """
+        if silo.reading >= _READ_AT_ONCE:
+            raise TooManyCalls(f"This silo has begun {_READ_AT_ONCE} requests and not ended them.",
+                               remedy="It is tried again.", retry_seconds=_AGAIN_SECONDS)
+        silo.reading += 1
         try:
             async with asyncio.timeout(self._request_seconds):
                 message: Any = await context.read()
         except TimeoutError:
             raise Unreachable(f"The request did not arrive within {self._request_seconds:.0f} s.",
                               remedy="It is tried again.") from None
+        finally:
+            silo.reading -= 1
         if message is grpc.aio.EOF:
             raise BadPayload("The call brings no request.")
         if len(message) > _MAX_REQUEST_BYTES:

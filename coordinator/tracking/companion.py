@@ -27,7 +27,7 @@ async def keep_tracking(folder: Path, *, again_seconds: float = _AGAIN_SECONDS,
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "semisilo.coordinator.tracking.follow", str(folder), str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
-        except OSError as error:  # too many open files, no memory: nothing that the coordinator may end for
+        except (OSError, RuntimeError) as error:  # no more files, processes or threads: the coordinator goes on without
             _LOG.warning("the tracking process cannot be started: %s; it is tried again in %.0f s, and nothing is lost",
                          error, again_seconds)
             await asyncio.sleep(again_seconds)

@@ -28,13 +28,13 @@ from semisilo.common.errors import (
 )
 from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
-from semisilo.common.process.compute import Compute
+from semisilo.common.process.compute import Compute, ComputeDied
 from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now
@@ -46,7 +46,7 @@ from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
 from semisilo.silo.agent.terminal import Display, ToldDisplay
-from semisilo.silo.compute.messages import Survey
+from semisilo.silo.compute.messages import Survey, Surveyed
 from semisilo.silo.link.link import Link
 from semisilo.silo.link.retrying_calls import is_fatal, waits
 from semisilo.silo.link.traffic import Carried, Traffic
@@ -296,7 +296,7 @@ class Agent:
         for failures, pause in enumerate(waits(self._link.backoff, silo=self._silo), start=1):
             try:
                 return await work()
-            except (SystemTrouble, OSError) as error:
+            except SYSTEM_ERRORS as error:
                 if (trouble := explained(error)) is None:
                     raise
                 self.trouble(trouble, failures)
@@ -328,7 +328,7 @@ class Agent:
                    last_refusal="", warning="")
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
-        found = await self._compute.call(Survey(choice=choice))
+        found = await self._surveyed(choice)
         before = self._status.now.labelled_count
         if before and not found.labelled and choice.use_labels and JoinChoice.load(self._home.choice) == choice:
             raise labels_gone(choice, before, when="when this silo was here last")
@@ -346,6 +346,14 @@ class Agent:
         if found.question:
             self._display.event(f"question: {printable(f'{found.question}. {found.remedy}', limit=600)}")
         self._save(labelled_count=self._labelled, unlabelled_count=self._unlabelled)
+
+    async def _surveyed(self, choice: JoinChoice) -> Surveyed:
+        """Counts the images; once more where the process was killed meanwhile, as a task is tried once more."""
+        try:
+            return await self._compute.call(Survey(choice=choice))
+        except ComputeDied as error:
+            _LOG.warning("the images are read once more: %s", error.line())
+            return await self._compute.call(Survey(choice=choice))
 
     def _hello(self) -> pb.AwaitTaskRequest:
         study, round_number = self._memory.state()

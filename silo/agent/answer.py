@@ -11,14 +11,16 @@ sends the same bytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
+from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import DailyBudget
 from semisilo.common.methods import MethodSpec
-from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.methods.parts.privacy import spends_at_site
 from semisilo.common.methods.spec import EPSILON
 from semisilo.common.payload.manifest import GroupManifest
@@ -38,6 +40,7 @@ __all__ = ["ReadyAnswer", "Site", "TaskSteps", "abstention_request", "answer_tas
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_LOG = logging.getLogger("semisilo.silo")
 _LONGEST_REASON = 64
 """Characters of the reason of an abstention that are sent."""
 
@@ -147,8 +150,29 @@ def abstention_request(task_id: str, pending: PendingUpdate) -> pb.BeginUpdateRe
 
 
 def _done_before(memory: SiloMemory, task: TaskSpec) -> PendingUpdate | None:
+    """The answer to this task that only needs sending. A coordinator that was restored from a backup gives tasks of the
+    same names once more, and their models may be others: an answer to one of the rounds that are gone is dropped."""
     memory.resolve(task.study, task.last_folded_round, round=task.round, task_id=task.task_id)
-    return memory.pending_for(task.task_id)
+    pending = memory.pending_for(task.task_id)
+    if pending is None or pending.update_id in (
+            _update_id(task, pending.payload, pending.abstention),
+            update_id_of(task.task_id, _content(pending.payload, pending.abstention))):  # of an earlier version
+        return pending
+    _LOG.warning("task %s: the answer that is here was to another task of this name, as of before the coordinator was"
+                 " restored from a backup; it is dropped, and the task is done", task.task_id)
+    memory.refused(task.task_id)
+    return None
+
+
+def _update_id(task: TaskSpec, payload: PayloadRef | None, abstention: str) -> str:
+    """Names an answer to exactly this task, however its tensors come."""
+    tensors = sorted((*each.groups, each.tensors or each.digest) for each in task.payloads)
+    about = canonical_json([to_dict(replace(task, payloads=(), deadline_unix=0.0)), tensors])
+    return update_id_of(task.task_id, f"{_content(payload, abstention)}\n{about}")
+
+
+def _content(payload: PayloadRef | None, abstention: str) -> str:
+    return payload.digest if payload else f"abstention {abstention}"
 
 
 def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_rate: float) -> Train:
@@ -172,9 +196,8 @@ def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site,
     payload, metrics = trained.payload, check_metrics(trained.metrics)
     check_update(site.policy, spec, groups=payload.groups if payload else (), metrics=metrics,
                  size_bytes=payload.size_bytes if payload else 0, masked=bool(task.secure))
-    content = payload.digest if payload else f"abstention {trained.abstention}"
     pending = site.memory.record_pending(
-        task.study, round=task.round, task_id=task.task_id, update_id=update_id_of(task.task_id, content),
+        task.study, round=task.round, task_id=task.task_id, update_id=_update_id(task, payload, trained.abstention),
         memory=trained.memory, residuals=trained.residuals, payload=payload, abstention=trained.abstention,
         num_examples=trained.num_examples, metrics=metrics, seconds=trained.seconds)
     return pending, _permitted(task, spec, site, pending)

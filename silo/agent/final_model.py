@@ -16,7 +16,7 @@ from pathlib import Path
 from semisilo.common.errors import DailyBudget, NotPermitted, OutsideHours, SemisiloError
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.silo.agent.away import away_now
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.shared_model import check_size, note_question
@@ -82,10 +82,12 @@ class FinalModel:
             later, why = next_day_at(self._policy.hours, self._clock()), error.text
         except OutsideHours as error:
             later, why = not_before_unix, error.text
-        except (SemisiloError, OSError) as error:
+        except (SemisiloError, *SYSTEM_ERRORS) as error:
             if isinstance(error, SemisiloError) and is_fatal(error):
                 raise
             problem = explained(error) or error
+            if isinstance(problem, RuntimeError):
+                raise
             line = problem.line() if isinstance(problem, SemisiloError) else str(error)
             if isinstance(problem, OSError) or is_answer(problem):
                 _LOG.debug("the model of study %s is not evaluated: %s", printable(study), printable(line, limit=500))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from semisilo.common.errors import BadData, NotPermitted, SemisiloError
 from semisilo.common.rpc.tls import split_address
+from semisilo.common.storage.durable import sync_file, sync_folder
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.daily_budget import DayBudget
@@ -162,11 +163,18 @@ def _forget_old(store: PayloadStore, *, keep: str, now_unix: float) -> None:
 
 
 def _put(path: Path, target: Path) -> None:
-    """Copies a whole file into its place, which may be another disk; only then is what was there before replaced."""
+    """Copies a whole file into its place, which may be another disk; only once it is on disk for good is what was there
+    before replaced, and then the caller may remove its own."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         shutil.copyfile(path, temporary)
+        handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_file(handle)
+        finally:
+            os.close(handle)
         os.replace(temporary, target)
+        sync_folder(target.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise BadData(f"{target}: the model cannot be written: {error.strerror or error}.",

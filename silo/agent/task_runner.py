@@ -37,7 +37,7 @@ from semisilo.common.secure_aggregation.conversion import SumQuestion, answer_to
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import explained
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
 from semisilo.silo.agent.daily_budget import DayBudget
@@ -289,7 +289,7 @@ async def _put_off_by_system(work: Awaitable[TaskOutcome]) -> TaskOutcome:
     """What became of a task; put off where the system refuses a file meanwhile, as a record on a full disk."""
     try:
         return await work
-    except OSError as error:
+    except SYSTEM_ERRORS as error:
         if (trouble := explained(error)) is None:
             raise
         return TaskOutcome(f"put off: {trouble.line()}", answered=False, kind="put_off")

@@ -251,7 +251,7 @@ class RetryingCalls:
                                       remedy="It is tried again.")
             except SemisiloError as error:
                 problem = error
-            except OSError as error:  # of this side's files
+            except (OSError, RuntimeError) as error:  # of this side's files and threads
                 if (trouble := explained(error)) is None:
                     raise
                 problem = trouble
@@ -289,6 +289,10 @@ class RetryingCalls:
             async with asyncio.timeout(self._settings.call_seconds):
                 found = await asyncio.to_thread(self._diagnose)
         except (TimeoutError, OSError):
+            return problem
+        except RuntimeError as error:
+            if explained(error) is None:
+                raise
             return problem
         if found is None:
             return problem

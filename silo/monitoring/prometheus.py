@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -33,6 +37,9 @@ from semisilo.silo.site.working_hours import closes_at
 
 __all__ = ["ObservedDisplay", "SiteMetrics", "serving_metrics"]
 
+_MOST_CONNECTIONS = 8
+"""Prometheus makes one now and then; a person may look as well."""
+_REQUEST_SECONDS = 10.0
 _STAGES = ("idle", "downloading", "training", "uploading")
 
 
@@ -180,7 +187,8 @@ def serving_metrics(metrics: SiteMetrics, address: str) -> Iterator[int]:
     ProcessCollector(registry=registry)
     generate_latest(registry)  # a mistake of ours shows here, not at the first scrape
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
+        family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        server = _Server((str(where[0]), port), family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"Another process listens on {address}.",
@@ -192,12 +200,58 @@ def serving_metrics(metrics: SiteMetrics, address: str) -> Iterator[int]:
                                 ) from None
         raise BadConfiguration(f"Metrics cannot be served on {address}: {error.strerror or error}.",
                                remedy='Write an address of this machine, for example "127.0.0.1:9108".') from None
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join(5.0)
+
+
+class _Handler(WSGIRequestHandler):
+    """Gives up who says nothing for so long, and writes nothing of anybody into the log."""
+
+    timeout = _REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each of a few connections: whoever reaches the port must not use up the threads and files of `silo
+    join`. A newer one goes before the oldest."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], family: int) -> None:
+        self.address_family = family
+        self._open: list[Any] = []
+        """Oldest first."""
+        self._table = threading.Lock()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A connection has come."""
+        with self._table:
+            self._open.append(request)
+            oldest = self._open.pop(0) if len(self._open) > _MOST_CONNECTIONS else None
+        if oldest is not None:
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its own thread closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """One ends."""
+        with self._table, suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who breaks off, or comes while no thread can be started, is not the operator's business."""
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -432,7 +432,8 @@ def update_id_of(task_id: str, content: str) -> str:
     """Names an answer: the same for every repetition of the same answer to the same task; 32 hex digits.
 
     Args:
-        content: the digest of the update's payload, or what is answered instead.
+        content: the digest of the update's payload, or what is answered instead, and what tells its task from another
+            of the same name.
     """
     return hashlib.sha256(f"{task_id}\n{content}".encode()).hexdigest()[:32]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from semisilo.common.process.child import ComputeDied
 from semisilo.coordinator import serve
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -58,6 +59,23 @@ def test_a_coordinator_whose_ledger_was_removed_says_so_once_and_makes_no_other(
             await checkpoints
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_compute_process_that_is_killed_while_it_starts_is_started_again(
+        server: serve._Server, monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+    starts = 0
+
+    async def start() -> None:
+        nonlocal starts
+        starts += 1
+        if starts <= deaths:
+            raise ComputeDied("The compute process was killed by signal 9 during 'start'.")
+
+    monkeypatch.setattr(server._compute, "start", start)
+    with pytest.raises(ComputeDied) if deaths == 3 else contextlib.nullcontext():
+        asyncio.run(server._start_compute())
+    assert starts == 3
 
 
 def test_a_start_names_studies_whose_file_was_edited_since_they_were_queued(

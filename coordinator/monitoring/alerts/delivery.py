@@ -24,6 +24,7 @@ from pathlib import Path
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import SemisiloError
 from semisilo.common.storage.durable import write_durably
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.alerts.open_alerts import Alert, AlertKind, Severity, open_alerts
@@ -159,36 +160,46 @@ async def keep_telling(federation: Federation, *, live: Callable[[], LiveStatus 
     async def in_thread(work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(thread, work)
 
-    failures, not_before = 0, 0.0
+    failing, pause, not_before, said = False, first_pause_seconds, 0.0, ""
     try:
         while True:
             try:
                 status = live()
                 await in_thread(lambda status=status: look(status))  # type: ignore[misc]
-            except (SemisiloError, OSError) as error:
-                _LOG.warning("what needs a person cannot be found out now: %s",
-                             error.line() if isinstance(error, SemisiloError) else error)
-            while delivery.told.waiting and time.monotonic() >= not_before:
-                try:
-                    await _posted(address, body_of(delivery.told.waiting[0], federation.name, page=page()))
-                    if failures:
-                        _LOG.info("the webhook takes alerts again")
-                    failures = 0
-                except WebhookFailed as error:
-                    if error.again:
-                        pause = min(_LONGEST_PAUSE_SECONDS, first_pause_seconds * 2**failures)
-                        failures, not_before = failures + 1, time.monotonic() + pause
-                        if failures == 1:
-                            _LOG.warning("an alert could not be sent to the webhook: %s It is tried again, for a day.",
-                                         error.text)
-                        break
-                    _LOG.error("the webhook does not want an alert, which is dropped: %s", error.text)
-                await in_thread(delivery.sent)
+                while delivery.told.waiting and time.monotonic() >= not_before:
+                    try:
+                        await _posted(address, body_of(delivery.told.waiting[0], federation.name, page=page()))
+                        if failing:
+                            _LOG.info("the webhook takes alerts again")
+                        failing, pause = False, first_pause_seconds
+                    except WebhookFailed as error:
+                        if error.again:
+                            if not failing:
+                                _LOG.warning("an alert could not be sent to the webhook: %s It is tried again, for a"
+                                             " day.", error.text)
+                            failing, not_before = True, time.monotonic() + pause
+                            pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
+                            break
+                        _LOG.error("the webhook does not want an alert, which is dropped: %s", error.text)
+                    await in_thread(delivery.sent)
+                said = ""
+            except Exception as error:  # an error of the program here is no reason to end `serve` either
+                said = _said(error, before=said)
             await asyncio.sleep(look_seconds)
     finally:
         with contextlib.suppress(RuntimeError):
             thread.submit(lambda: ledgers[0].close() if ledgers else None)
         thread.shutdown(wait=False)
+
+
+def _said(error: Exception, *, before: str) -> str:
+    """Says once in a row why alerts cannot be told now; returns what was said."""
+    problem = explained(error) or error
+    line = problem.line() if isinstance(problem, SemisiloError) else f"{type(error).__name__}: {error}"
+    if line != before:
+        _LOG.warning("what needs a person cannot be found out now: %s", line,
+                     exc_info=None if isinstance(problem, (SemisiloError, OSError)) else error)
+    return line
 
 
 async def _posted(address: str, body: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -144,6 +145,25 @@ def test_any_other_error_becomes_compute_failed_and_its_traceback_goes_to_the_lo
     with_process(target, body)
     assert any("Traceback" in record.getMessage() and "compute_operations.py" in record.getMessage()
                for record in caplog.records)
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+                                   RuntimeError("can't start new thread")])
+def test_a_process_that_the_system_does_not_let_be_started_is_the_systems_trouble(
+        target: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio of Python 3.11 waits for each process in a thread of its own, so either may be refused."""
+    async def refused(*words: object, **named: object) -> None:
+        raise error
+
+    async def body(compute: ProcessCompute) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "create_subprocess_exec", refused)
+            with pytest.raises(SystemTrouble) as caught:
+                await compute.call(Echo(1))
+        assert "TasksMax" in caught.value.remedy
+        assert (await compute.call(Echo(1))).value == 1
+
+    with_process(target, body)
 
 
 def test_a_process_that_dies_in_a_call_is_named_with_signal_or_status_and_the_next_call_works(target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -70,6 +71,23 @@ def test_a_full_buffer_loses_some_and_not_those_that_come_later() -> None:
         # Some of these thousands may still be on their way into the buffer, so one later one may be lost as well.
         assert any(_heard(listener, listening) for _ in range(10))
     listener.close()
+
+
+def test_a_socket_that_fails_for_good_is_not_read_for_ever() -> None:
+    """Each look would hold the event loop up without an end."""
+    class Failing:
+        calls = 0
+
+        def recv(self, size: int) -> bytes:
+            self.calls += 1
+            assert self.calls < 10
+            raise OSError(errno.ENOBUFS if self.calls == 1 else errno.EPERM, "as the system says it")
+
+    listener = DestroyedSockets()
+    listener.close()
+    listener._socket = failing = Failing()  # type: ignore[assignment]
+    assert list(listener.take()) == []
+    assert failing.calls == 2, "an overflow is no end"
 
 
 def _heard(listener: DestroyedSockets, listening: socket.socket) -> bool:

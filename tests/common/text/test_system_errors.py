@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 
 import pytest
 
 from semisilo.common.errors import BadData, DiskFull, SemisiloError, SystemTrouble
-from semisilo.common.text.system_errors import explained, explained_text, is_shortage, remedy_of
+from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained, explained_text, is_shortage, remedy_of
 from tests.each_of import each_of
 
 
 @each_of(("number", "kind"), [
     (errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EROFS, SystemTrouble), (errno.EACCES, SystemTrouble),
-    (errno.EIO, SystemTrouble), (errno.EMFILE, SystemTrouble), (errno.ENFILE, SystemTrouble)])
+    (errno.EIO, SystemTrouble), (errno.EMFILE, SystemTrouble), (errno.ENFILE, SystemTrouble),
+    (errno.EAGAIN, SystemTrouble)])
 def test_the_line_says_what_is_wrong_where_and_how_to_mend_it(number: int, kind: type[SemisiloError]) -> None:
     found = explained(OSError(number, "as the system says it", "/hub/spool/1"), Path("/elsewhere"))
     assert type(found) is kind
@@ -51,6 +53,22 @@ def test_an_error_that_a_library_has_put_into_its_own_words_is_found() -> None:
         found = explained_text(error)
     assert isinstance(found, DiskFull)
     assert found.text.startswith("/scratch/x: ")
+
+
+def test_a_thread_that_the_system_refuses_is_one_though_python_gives_it_no_number(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*words: object) -> None:
+        raise RuntimeError("can't start new thread")  # as CPython says it
+
+    monkeypatch.setattr(threading, "_start_new_thread", refused)
+    with pytest.raises(SYSTEM_ERRORS) as caught:
+        threading.Thread(target=print).start()
+    found = explained(caught.value)
+    assert found is not None
+    assert found.retry
+    assert "TasksMax" in found.line()
+    assert is_shortage(caught.value)
+    assert explained(RuntimeError("can't start")) is None
 
 
 def test_a_shortage_is_told_from_what_is_wrong_with_a_file() -> None:

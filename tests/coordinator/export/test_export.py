@@ -563,6 +563,7 @@ def test_a_file_that_is_put_beside_an_earlier_export_while_the_next_is_made_stay
         simulated: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, real = tmp_path / "out", export_module._write
     exported(simulated, out, formats=("safetensors",))
+    (tmp_path / ".out.aaaaaaaaaaaa.tmp").mkdir()  # of one that was killed
 
     def write(*arguments: Any) -> Any:
         (out / "notes.txt").write_text("kept")
@@ -573,6 +574,26 @@ def test_a_file_that_is_put_beside_an_earlier_export_while_the_next_is_made_stay
         exported(simulated, out, formats=("safetensors",))
     assert (out / "notes.txt").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_what_killed_exports_have_left_goes_and_not_what_another_is_writing(tmp_path: Path) -> None:
+    """The page kills an export that nobody waits for any more: each left a folder with the model for good."""
+    target, left = tmp_path / "out", [tmp_path / f".out.{digit * 12}.tmp" for digit in "ab"]
+    others = [tmp_path / name for name in (".out.tmp", ".other.aaaaaaaaaaaa.tmp", "out.aaaaaaaaaaaa.tmp")]
+    for path in (*left, *others):
+        path.mkdir()
+        (path / "model.safetensors").write_bytes(b"weights")
+    with export_module._working(target) as work:
+        export_module._remove_left(target)
+        assert all(path.exists() for path in (work, *left, *others)), "somebody is at work"
+    export_module._remove_left(target)
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+    # Killed between the two names of a replacement: the earlier export has its name again.
+    earlier = tmp_path / ".out.cccccccccccc.old"
+    others[0].rename(earlier)
+    export_module._remove_left(target)
+    assert (target / "model.safetensors").exists()
+    assert not earlier.exists()
 
 
 def test_an_earlier_export_that_somebody_has_looked_at_is_replaced(

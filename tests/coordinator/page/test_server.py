@@ -14,11 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from semisilo.common.errors import BadConfiguration, PortInUse
+from semisilo.common.errors import BadConfiguration, PortInUse, SystemTrouble
 from semisilo.common.page import web_server
 from semisilo.coordinator.federation.folder import PageSettings
 from semisilo.coordinator.page import server
-from semisilo.coordinator.page.reader import PageSource
+from semisilo.coordinator.page import service as service_module
+from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.page.server import PageServer, bind, keep, offer
 from semisilo.coordinator.page.service import PageService
 from tests.coordinator.ledger_fixture import Filled, fill_study
@@ -79,6 +80,32 @@ def test_a_stream_says_at_once_how_things_stand_and_then_what_changes(filled: Fi
         assert '"revision":1' in revisions[0]
         assert '"revision":2' in revisions[1]
     served(filled, work)
+
+
+def test_the_chain_is_checked_once_the_system_lets_it_be_read(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error at the wrong moment ended the check for as long as the coordinator ran, and nobody was told."""
+    monkeypatch.setattr(service_module, "_CHECK_SECONDS", 0.0)
+    service, refused = service_of(filled), iter([SystemTrouble("/hub: Input/output error."),
+                                                 RuntimeError("can't start new thread")])
+    opened = service._opened
+
+    def opens() -> PageReader:
+        if (error := next(refused, None)) is not None:
+            raise error
+        return opened()
+
+    service._opened = opens  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        checking = asyncio.ensure_future(service.check_chain())
+        async with asyncio.timeout(300):
+            while service._reader is None or service._reader.check.intact is None:
+                assert not checking.done()
+                await asyncio.sleep(0.01)
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)
+        await service.close()
+    asyncio.run(scenario())
 
 
 def test_an_open_stream_does_not_keep_the_page_from_ending(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,37 @@ def test_while_the_system_refuses_something_an_open_phase_stands_still_and_gets_
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_study_waits_while_no_thread_can_be_started(tmp_path: Path) -> None:
+    """TasksMax of systemd, pids of a container: Python calls it a RuntimeError, and the study failed."""
+    coordinator = start(tmp_path)
+    cleanup, refused = coordinator.engine._cleanup, [1]
+    real = cleanup.remove_unneeded
+
+    async def remove_unneeded(name: str, *, keep_every: int) -> None:
+        if refused:
+            refused.append(1)
+            raise RuntimeError("can't start new thread")
+        await real(name, keep_every=keep_every)
+
+    cleanup.remove_unneeded = remove_unneeded  # type: ignore[method-assign]
+    coordinator.engine._pause_seconds = 0.01
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        for task in tasks.values():
+            await coordinator.deliver(task, content_of(task))
+        await until(coordinator, lambda: "TasksMax" in coordinator.runtime.trouble and len(refused) > 2)
+        assert coordinator.ledger.study_state("s") is StudyState.RUNNING
+        refused.clear()
+        await until(coordinator, lambda: coordinator.runtime.trouble == "" and bool(
+            coordinator.ledger.open_tasks("s", 2, 0)))
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+    asyncio.run(scenario())
+
+
 def test_pauses_grow_while_a_phase_cannot_be_closed(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What goes well up to that point is no sign that the system works again."""

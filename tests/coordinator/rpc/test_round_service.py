@@ -26,7 +26,7 @@ from semisilo.common.methods.contract import Meaning, TensorSpec
 from semisilo.common.payload.manifest import parse_manifest
 from semisilo.common.payload.usage import FRAMING, parts_of
 from semisilo.common.rpc.convert import evaluation_from_proto, head_from_proto
-from semisilo.common.rpc.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
+from semisilo.common.rpc.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES, REQUEST_LIMIT_BYTES
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire.tensors_pb2 import Chunk
@@ -801,7 +801,7 @@ def test_a_message_above_the_limit_is_refused_by_the_transport(tmp_path: Path) -
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             stranger = made.connect(made.credentials["alpha"], message_limit_bytes=32 * 2**20)
-            for size in (MESSAGE_LIMIT_BYTES + 1, 3 * MESSAGE_LIMIT_BYTES):
+            for size in (REQUEST_LIMIT_BYTES + 1, MESSAGE_LIMIT_BYTES, 3 * MESSAGE_LIMIT_BYTES):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stranger.ReportProgress(pb.ReportProgressRequest(text="x" * size), timeout=300)
                 assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

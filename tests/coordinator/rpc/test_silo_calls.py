@@ -149,6 +149,43 @@ def test_calls_in_flight_are_bounded_and_a_place_is_free_again_when_one_ends(mon
     asyncio.run(scenario())
 
 
+def test_requests_that_come_in_part_take_the_memory_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC keeps what has come of a message that somebody reads: 32 times 8 MiB of one silo."""
+    monkeypatch.setattr(silo_calls, "caller_silo", lambda context, federation: CallerCertificate(
+        silo="alpha", serial=1, not_before_unix=0.0, not_after_unix=4e9))
+    now = most = 0
+
+    async def scenario() -> None:
+        calls = SiloCalls("testing", request_seconds=0.2)
+
+        async def work(request: Any, context: Any) -> pb.ReportProgressResponse:
+            return pb.ReportProgressResponse()
+
+        async def half() -> Any:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                now -= 1
+            yield b""
+
+        admit: Any = calls.unary(work, pb.ReportProgressRequest)
+        contexts = [_Context(half()) for _ in range(30)]
+        await asyncio.gather(*(admit.stream_unary(None, each) for each in contexts), return_exceptions=True)
+        assert sorted(each.ended for each in contexts) == ["TOO_MANY_CALLS"] * 22 + ["UNREACHABLE"] * 8
+        assert (now, most) == (0, 8)
+
+        async def whole() -> Any:
+            yield b""
+
+        context = _Context(whole())
+        await admit.stream_unary(None, context)
+        assert context.ended == "", "a place is free again"
+    asyncio.run(scenario())
+
+
 def test_a_silo_whose_requests_are_too_long_together_is_refused_before_they_are_parsed(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty declarations at a time, 165 KB each on the line, let an honest call wait for 16 s."""

@@ -35,6 +35,7 @@ from semisilo.common.errors import (
 )
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.process.child import ComputeDied
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.agent import Agent, Renewal
@@ -940,6 +941,54 @@ def test_a_disk_without_room_for_the_answer_is_said_once_and_nothing_is_trained_
             assert len([line for line in lines if "on the wire" in line]) == 1
             assert len(lines) <= 2, "and what it is doing, which a log shows when it changes"
             assert bench.text.count(": training (semifl") == 1
+    run(work())
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_the_images_are_read_again_when_the_process_that_reads_them_is_killed(tmp_path: Path, deaths: int) -> None:
+    """`silo join` ended, though a task is done again."""
+    class Dying(FakeCompute):
+        tries = 0
+
+        async def call(self, request: Any, *, on_progress: Any = None) -> Any:
+            if isinstance(request, Survey):
+                self.tries += 1
+                if self.tries <= deaths:
+                    raise ComputeDied("The compute process was killed by signal 9 during 'start'.")
+            return await super().call(request, on_progress=on_progress)
+
+    async def work() -> None:
+        coordinator, compute = FakeCoordinator(tasks=[make_task()], after=OVER), Dying()
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            if deaths < 2:
+                assert await bench.agent.run() == "reached 91.2 %"
+            else:
+                with pytest.raises(ComputeDied):
+                    await bench.agent.run()
+        assert compute.tries == 2
+    run(work())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"),
+                                   BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")])
+def test_a_task_for_which_no_thread_or_process_can_be_started_is_put_off(tmp_path: Path, error: Exception) -> None:
+    """As with TasksMax of systemd. Python gives a thread that it cannot start no number of the system's: `silo join`
+    ended with a stack trace. And a task was refused whose compute process could not be started."""
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            tries = 0
+
+            def resolve(*words: object, **named: object) -> None:
+                nonlocal tries
+                tries += 1
+                if tries < 4:
+                    raise error
+            bench.agent._memory.resolve = resolve  # type: ignore[method-assign]
+            assert await bench.agent.run() == "reached 91.2 %"
+            assert (tries, len(bench.compute.trained)) == (4, 1)
+            assert "put off: " in bench.text
+            assert "TasksMax" in bench.text
     run(work())
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from semisilo.common.errors import ComputeFailed, DailyBudget, MethodNotPermitted, NotPermitted
-from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.silo.agent import answer as answer_module
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.disclosures import DisclosureLog, Line, read_lines
 from semisilo.silo.site.home import JoinChoice, SiloHome
-from semisilo.silo.site.memory import SiloMemory
+from semisilo.silo.site.memory import SiloMemory, update_id_of
 from semisilo.silo.site.policy import Limits, Permit, Policy
 from semisilo.silo.site.stores import open_cache
 from tests.silo.fake_coordinator import FakeCompute, make_task
@@ -120,6 +120,38 @@ def test_a_task_whose_answer_is_durable_is_not_done_again_and_is_told_once(tmp_p
     assert answered(make_task(), open_site(tmp_path), steps) == first
     assert (steps.fetched, steps.compute.trained, steps.found) == ([], [], 1)
     assert len(recorded(tmp_path)) == 1
+
+
+def model_of(digest: str, *, coded: str = "1") -> tuple[PayloadRef, ...]:
+    return (PayloadRef(coded * 64, 10, ("model",), tensors=digest * 64),)
+
+
+@pytest.mark.parametrize("abstention", ["", "no_data"])
+@pytest.mark.parametrize(("task", "is_another"), [
+    (make_task(payloads=model_of("b")), True), (make_task(payloads=model_of("a"), last_folded_round=1), True),
+    (make_task(payloads=model_of("a"), settings={**make_task().settings, "lr": 0.5}), True),
+    (make_task(payloads=model_of("a", coded="2"), deadline_unix=5.0), False)])
+def test_an_answer_to_another_task_of_the_same_name_is_not_sent(
+        tmp_path: Path, task: TaskSpec, is_another: bool, abstention: str) -> None:
+    """As after a restore of the coordinator: an update that refers to another model was refused, and a gradient, which
+    refers to none, was folded, as an abstention counted. The same model may come in other bytes."""
+    first = answered(make_task(payloads=model_of("a")), open_site(tmp_path), Steps(FakeCompute(abstention=abstention)))
+    steps = Steps(FakeCompute(abstention=abstention))
+    again = answered(task, open_site(tmp_path), steps)
+    assert (steps.fetched, steps.found) == (([task.task_id], 0) if is_another else ([], 1))
+    assert (again.pending == first.pending) is not is_another
+    assert again.pending.update_id != first.pending.update_id or not is_another
+
+
+def test_an_answer_that_an_earlier_version_has_left_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name says nothing of the task but the task's name."""
+    monkeypatch.setattr(answer_module, "_update_id", lambda task, payload, abstention: update_id_of(
+        task.task_id, payload.digest))
+    first = answered(make_task(), open_site(tmp_path), Steps())
+    monkeypatch.undo()
+    steps = Steps()
+    assert answered(make_task(), open_site(tmp_path), steps) == first
+    assert (steps.fetched, steps.found) == ([], 1)
 
 
 @pytest.mark.parametrize(("policy", "compute"), [

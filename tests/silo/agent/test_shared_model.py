@@ -9,6 +9,7 @@ import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.silo.agent.test_agent import run
 from tests.silo.fake_coordinator import FakeCoordinator, random_bytes, serving
 from tests.silo.link.test_link import open_to
 from tests.silo.page.home_kit import filled_home
+from tests.synced_paths import synced_paths
 
 
 @pytest.mark.slow
@@ -107,3 +109,17 @@ def test_what_has_come_of_models_goes_after_a_week_in_which_nobody_has_gone_on_w
     assert store.digests() == {hashlib.sha256(b"new").hexdigest()}
     forget_unfinished(home, now_unix=time.time() + 8 * 86_400)
     assert (list((home.models / "incoming").iterdir()), store.digests()) == ([], set())
+
+
+def test_a_model_is_on_disk_before_the_one_that_was_there_is_replaced(tmp_path: Path) -> None:
+    """The fetched copy in the silo's home goes then: a loss of power could take both."""
+    whole, target = tmp_path / "whole", tmp_path / "out" / "first.safetensors"
+    target.parent.mkdir()
+    target.write_bytes(b"before")
+    whole.write_bytes(b"the model")
+    there: list[bytes] = []
+    with synced_paths() as synced, mock.patch("os.replace", lambda old, new: (
+            there.append(target.read_bytes()), synced.append("replaced"), os.rename(old, new))):
+        shared_model._put(whole, target)
+    assert (there, target.read_bytes()) == ([b"before"], b"the model")
+    assert synced == [str(target.with_name(f".{target.name}.{os.getpid()}.tmp")), "replaced", str(target.parent)]

@@ -34,8 +34,9 @@ from semisilo.common.errors import (
     known_codes,
 )
 from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.rpc import chunks
 from semisilo.common.rpc.convert import reference_to_proto
-from semisilo.common.storage.store import PayloadStore
+from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff, is_answer, is_fatal, waits
@@ -119,6 +120,36 @@ def test_a_download_that_a_crash_cut_goes_on_in_the_next_process(tmp_path: Path)
         assert path.read_bytes() == coordinator.files[reference.digest]
         assert coordinator.downloads[1] == (reference.digest, coordinator.chunk_bytes)
     run(work())
+
+
+def test_a_transfer_for_which_no_thread_can_be_started_is_tried_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with TasksMax of systemd: `silo join` ended with a stack trace."""
+    refused: list[int] = []
+
+    class Writer(chunks._Writer):
+        def __init__(self, partial: PartialFile) -> None:
+            if len(refused) < 3:
+                refused.append(1)
+                raise RuntimeError("can't start new thread")
+            super().__init__(partial)
+
+    monkeypatch.setattr(chunks, "_Writer", Writer)
+    troubles: list[str] = []
+
+    def cause() -> SemisiloError | None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        reference = coordinator.add_file(random_bytes(2 * MIB))
+        async with serving(coordinator) as port, linked(
+                port, diagnose=cause, on_trouble=lambda error, failures: troubles.append(error.line())) as link:
+            path = await link.download("t", reference, PayloadStore(tmp_path))
+        assert path.read_bytes() == coordinator.files[reference.digest]
+    run(work())
+    assert len(troubles) == 3
+    assert "TasksMax" in troubles[0]
 
 
 @pytest.mark.parametrize(("size", "chunk_bytes", "parts"), [(100_000, 100_000, 0), (100_000, 65_536, 1),

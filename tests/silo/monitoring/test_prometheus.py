@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -26,6 +28,7 @@ from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
 from semisilo.silo.agent.task_times import TaskTook
 from semisilo.silo.agent.terminal import PlainDisplay
 from semisilo.silo.link.traffic import Carried
+from semisilo.silo.monitoring import prometheus
 from semisilo.silo.monitoring.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import FederationFile, install_identity
@@ -162,6 +165,29 @@ def test_it_ends_with_its_block_and_an_address_in_use_is_said(home: SiloHome) ->
     with pytest.raises(NoSuchAddress) as caught, serving_metrics(metrics_of(home), "192.0.2.1:1"):
         pass
     assert caught.value.exit_status == 1  # a service tries again: the network may come later
+
+
+@pytest.mark.slow
+def test_who_opens_connections_and_says_nothing_takes_few_threads_and_keeps_nobody_out(
+        home: SiloHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took a thread and a file of `silo join` for good: 500 of them all that a container may have."""
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
+    with serving_metrics(metrics_of(home), "127.0.0.1:0") as port, contextlib.ExitStack() as stack:
+        before = threading.active_count()
+        for number in range(60):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            if number % 2:
+                silent.sendall(b"GET /metrics HT")
+            if number % 20 == 0:
+                fetched(port)
+        end = time.monotonic() + 300
+        while threading.active_count() > before + 8 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert threading.active_count() <= before + 8
+        fetched(port)
+        while threading.active_count() > before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert threading.active_count() == before, "who says nothing is given up"
 
 
 def test_what_prometheus_fetches_is_not_counted_as_the_hubs(home: SiloHome) -> None:

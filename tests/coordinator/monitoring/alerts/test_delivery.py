@@ -16,8 +16,10 @@ import pytest
 from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.alerts import delivery as delivery_module
 from semisilo.coordinator.monitoring.alerts.delivery import AlertDelivery, keep_telling
 from semisilo.coordinator.monitoring.alerts.open_alerts import Alert, AlertKind, Severity
+from semisilo.coordinator.monitoring.alerts.webhook import WebhookFailed
 from tests.coordinator.ledger_fixture import fill_study
 from tests.coordinator.monitoring.alerts.test_webhook import Receiver, receiver
 
@@ -80,14 +82,16 @@ def test_what_could_not_be_sent_for_a_day_is_dropped_with_a_line(tmp_path: Path,
     assert "could not be sent" in caplog.text
 
 
-def telling(federation: Federation, until: Callable[[], bool]) -> None:
+def telling(federation: Federation, until: Callable[[], bool], *, look_seconds: float = 0.02,
+            first_pause_seconds: float = 0.05) -> None:
     """Runs the loop over a federation until something is true."""
     async def scenario() -> None:
         task = asyncio.ensure_future(keep_telling(federation, live=lambda: None, page=lambda: "http://127.0.0.1:8080",
-                                                  look_seconds=0.02, first_pause_seconds=0.05))
+                                                  look_seconds=look_seconds, first_pause_seconds=first_pause_seconds))
         try:
             async with asyncio.timeout(300):
                 while not until():
+                    assert not task.done(), task.exception()
                     await asyncio.sleep(0.02)
         finally:
             task.cancel()
@@ -145,3 +149,39 @@ def test_an_address_that_never_answers_keeps_nothing_from_ending(tmp_path: Path)
         begun = time.monotonic()
         telling(federation, (federation.folder / "alerts.json").exists)
         assert time.monotonic() - begun < 9, "a post gives up after ten seconds"
+
+
+def test_an_address_that_is_away_for_weeks_does_not_end_the_loop(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """After 1024 failures in a row, a week of pauses of ten minutes, two to that power was no float any more: the error
+    ended `coordinator serve`."""
+    failures = 0
+
+    async def fails(address: str, body: bytes) -> None:
+        nonlocal failures
+        failures += 1
+        raise WebhookFailed("hub: Connection refused.", again=True)
+
+    monkeypatch.setattr(delivery_module, "_posted", fails)
+    monkeypatch.setattr(delivery_module, "open_alerts", lambda *words, **named: (FAILED,))
+    federation = failed_federation(tmp_path / "hub", Receiver())
+    telling(federation, lambda: failures > 1030, look_seconds=0.0, first_pause_seconds=0.0)
+    assert caplog.text.count("could not be sent") == 1
+
+
+def test_an_error_of_the_program_is_said_once_and_alerts_are_told_once_it_is_gone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    looks = 0
+
+    def wrong(*words: object, **named: object) -> tuple[Alert, ...]:
+        nonlocal looks
+        looks += 1
+        if looks < 4:
+            raise KeyError("nobody foresaw this")
+        return (FAILED,)
+
+    monkeypatch.setattr(delivery_module, "open_alerts", wrong)
+    with receiver() as known:
+        telling(failed_federation(tmp_path / "hub", known), lambda: bool(known.taken))
+    lines = [record for record in caplog.records if "cannot be found out now" in record.getMessage()]
+    assert [bool(record.exc_info) for record in lines] == [True]
