@@ -40,7 +40,7 @@ epsilon of thousands the distribution of losses takes minutes and memory, which 
 _ORDERS = (*range(2, 65), 96, 128, 256, 512, 1024)
 _PRECISION = 1e-2
 """By how much more than the truth may be told, relatively."""
-_FINE = 0.07
+_FINE = 0.05
 """The square of the spacing over the mean square of a step's loss up to which it is fine enough for 1 %, too: every
 step is spread to the grid anew, and a million of them that are smaller than its spacing by far more than they are."""
 _AT_ONCE = 10**5
