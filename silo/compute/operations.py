@@ -214,8 +214,9 @@ class Operations:
             payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
-                                     summand=_summand(settings, update, order.phase, noise=_shared_noise(
-                                         order, settings, request.masking, private)) if request.masking else None)
+                                     summand=_summand(settings, update, order.phase, least=request.announced_least,
+                                                      noise=_shared_noise(order, settings, request.masking, private))
+                                     if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -505,10 +506,15 @@ def _shared_noise(order: TaskSpec, settings: Any, masking: Masking, private: Pri
         clip_norm=dp.clip_norm if dp.unit == "silo" else contribution_of(dp, settings, lr=settings.round_lr))
 
 
-def _summand(settings: Any, update: Update, phase: str, *, noise: SharedNoise | None) -> Summand:
-    """What of an update enters a sum beside its tensors, where updates are added up."""
+def _summand(settings: Any, update: Update, phase: str, *, least: int, noise: SharedNoise | None) -> Summand:
+    """What of an update enters a sum beside its tensors, where updates are added up.
+
+    Args:
+        least: images that it weighs by at least. Of files that were announced some may turn out to be none, or not be
+            of this round, and who weighs less than it has announced spoils the sum of all.
+    """
     totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
-    return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals) if totals else 1.0,
+    return Summand(num_examples=max(update.num_examples, least), divisor=divisor_of(settings, totals) if totals else 1.0,
                    totals=totals, noise=noise, exact=update.exact)
 
 
