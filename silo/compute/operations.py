@@ -522,8 +522,8 @@ def _summand(settings: Any, update: Update, phase: str, form: MaskForm, *, least
     if form.weight_reference and phase not in MEASURING and getattr(settings, "weighting", "uniform") != "size":
         raise SecureSumRefused("The secure sum weighs silos by their images, and the study weighs them alike.")
     totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
-    return Summand(num_examples=max(update.num_examples, least), divisor=divisor_of(settings, totals) if totals else 1.0,
-                   totals=totals, noise=noise, exact=update.exact)
+    return Summand(num_examples=max(update.num_examples, least), totals=totals, noise=noise, exact=update.exact,
+                   divisor=divisor_of(settings, totals) if totals else 1.0)
 
 
 def _nothing(groups: Mapping[str, TensorGroup]) -> Update:
