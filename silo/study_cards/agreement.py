@@ -75,8 +75,8 @@ class Agreement:
                 _not_declined(entry)
                 raise NotPermitted(f"The task names no study card, and this site has one of study '{task.study}', which"
                                    " every task of it is held against.",
-                                   remedy="Tell the coordinator's operator: an earlier version of semisilo, which has"
-                                          " no cards, cannot go on with the study.")
+                                   remedy="Tell the coordinator's operator: a version of semisilo without cards cannot"
+                                          " continue the study.")
             return
         entry = await asyncio.to_thread(self._book.find, task.study)
         if entry is None or entry.digest != task.card or entry.state == "waiting":
