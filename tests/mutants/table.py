@@ -1121,6 +1121,18 @@ _SECURE_SUMS = _mutants(
      "max(1, math.ceil(least_weight * level - silos / 2))", "1",
      "tests/silo/compute/test_masked_update.py::test_where_silos_weigh_by_size_they_weigh_what_they_have_announced_at_"
      "least"),
+    ("an-update-enters-a-second-sum-under-another-name", "silo/agent/secure_steps.py",
+     "if question.phase != task.phase or (question.phase == FIRST_STATISTICS and task.round > 1):", "if False:",
+     "tests/silo/agent/test_secure_steps.py::"
+     "test_an_update_does_not_enter_a_second_sum_of_its_round_under_another_name"),
+    ("a-large-silo-stands-alone-in-its-sum", "silo/compute/operations.py",
+     'and getattr(settings, "weighting", "uniform") != "size":', "and False:",
+     "tests/silo/compute/test_operations.py::"
+     "test_a_silo_of_many_images_does_not_stand_alone_in_a_sum_of_a_study_that_weighs_silos_alike"),
+    ("a-file-that-cannot-be-read-spoils-the-sum-of-all", "silo/compute/operations.py",
+     "num_examples=max(update.num_examples, least)", "num_examples=update.num_examples",
+     "tests/silo/compute/test_operations.py::"
+     "test_files_that_cannot_be_read_do_not_spoil_a_sum_in_which_silos_weigh_by_what_they_have_announced"),
     ("a-bad-group-ends-the-round", "coordinator/secure_aggregation/summed_updates.py", "            if not found:\n",
      "            if True:\n", "tests/coordinator/secure_aggregation/test_summed_updates.py"),
     ("groups-go-by-name", "coordinator/secure_aggregation/groups.py",
@@ -1144,6 +1156,12 @@ _STUDY_CARDS = _mutants(
      "if wrong := contradictions(card, task, spec) or _sum_contradictions(card, task):",
      "if wrong := _sum_contradictions(card, task):",
      f"{_CARDS}::test_a_coordinator_that_shows_one_card_and_asks_for_another_thing_is_refused"),
+    ("a-sum-may-be-of-fewer-silos-than-the-card-says", "silo/study_cards/agreement.py",
+     "if question.threshold < least:", "if False:",
+     f"{_CARDS}::test_a_secure_sum_of_fewer_silos_than_the_card_says_is_refused"),
+    ("who-leaves-the-card-out-is-believed", "silo/study_cards/agreement.py",
+     "if (entry := await asyncio.to_thread(self._book.find, task.study)) is not None:", "if False:",
+     f"{_CARDS}::test_a_coordinator_that_leaves_the_card_out_asks_for_nothing_that_the_card_does_not_say"),
     ("nobody-need-approve", "silo/study_cards/agreement.py", "text, approval=self._approval,", "text, approval=False,",
      f"{_CARDS}::test_a_person_must_approve_where_the_site_says_so_and_again_after_a_change"),
     ("what-was-declined-runs", "silo/study_cards/agreement.py", 'if entry.state == "declined":', "if False:",
