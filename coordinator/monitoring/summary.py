@@ -107,6 +107,8 @@ class RoundSummary:
     """Silo -> of how many images its updates are, 0 where it sent none."""
     answered: frozenset[str] = frozenset()
     """Silos with an update or an abstention, in any phase."""
+    updated: frozenset[str] = frozenset()
+    """Silos with an update, in any phase: behind masks it is in the sum whatever its silo does in later steps."""
 
     def count(self, state: TaskState) -> int:
         """How many silos gave this answer."""
@@ -318,4 +320,5 @@ def _summarise_round(row: RoundRow, answers: Sequence[TaskAnswer], traffic: Traf
                         updates=sum(answer.state is TaskState.UPDATED for answer in answers),
                         taken_in=takes_in(row.metrics, answers),
                         answered=frozenset(answer.silo for answer in answers
-                                           if answer.state in (TaskState.UPDATED, TaskState.ABSTAINED)))
+                                           if answer.state in (TaskState.UPDATED, TaskState.ABSTAINED)),
+                        updated=frozenset(answer.silo for answer in answers if answer.state is TaskState.UPDATED))

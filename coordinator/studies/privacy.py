@@ -32,7 +32,7 @@ class AnsweredRound(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def outcomes(self) -> Mapping[str, TaskState]: ...
+    def updated(self) -> frozenset[str]: ...
     @property
     def silo_metrics(self) -> Mapping[str, Mapping[str, float]]: ...
 
@@ -142,11 +142,10 @@ def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *, pa
     for entry in rounds:
         if up_to is not None and entry.number > up_to:
             continue
-        for silo, outcome in entry.outcomes.items():
-            if outcome is TaskState.UPDATED:
-                updates[silo] += 1
-                told = entry.silo_metrics.get(silo, {}).get(EPSILON, 0.0)
-                epsilons[silo] = max(epsilons.get(silo, 0.0), told)
+        for silo in entry.updated:
+            updates[silo] += 1
+            told = entry.silo_metrics.get(silo, {}).get(EPSILON, 0.0)
+            epsilons[silo] = max(epsilons.get(silo, 0.0), told)
     again = [index for index, each in enumerate(past) if up_to is None or each.to_round < up_to]
     for each in past[:again[-1] + 1] if again else ():
         taken = [answer for answer in each.answers if answer.state is TaskState.UPDATED]

@@ -22,7 +22,8 @@ from semisilo.common.data.form import (
     Reading,
     Selection,
 )
-from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
+from semisilo.common.learning.privacy.accountant import require_accountant
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure, why_not_for
 from semisilo.common.methods import (
     METHODS,
@@ -599,6 +600,11 @@ def load_study(path: Path) -> StudyConfig:
     check_scenario(config, str(path))
     if why := too_few_silos(config.privacy.dp, config.participation.sample_size(config.study.start_with)):
         raise BadConfiguration(f"{path}: [privacy.dp]: {why}", remedy="See [study] start_with and [participation].")
+    if config.privacy.dp is not None and config.privacy.dp.unit == "silo":
+        try:
+            require_accountant()  # at its end neither report nor model card could be made
+        except NotPermitted as error:
+            raise BadConfiguration(f'{path}: [privacy.dp] unit = "silo": {error.text}', remedy=error.remedy) from None
     asked = config.participation.silos_per_round
     if isinstance(asked, int) and (why := too_few_to_sum(config.privacy, asked)):
         raise BadConfiguration(f"{path}: [privacy]: {why}")

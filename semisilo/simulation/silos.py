@@ -28,7 +28,7 @@ from semisilo.coordinator.ledger.costs import has_downloads
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.tasks.task_service import Hello, TaskService
 from semisilo.coordinator.tasks.update_declaration import UpdateDeclaration
-from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
+from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task, least_announced
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.disclosures import DisclosureLog
@@ -106,7 +106,8 @@ class SimulatedSilo:
         cache = open_cache(self.home.cache)
         self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
                           cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures),
-                          privacy_folder=self.home.privacy, model_files=model_files, in_threads=False)
+                          privacy_folder=self.home.privacy, model_files=model_files, in_threads=False,
+                          announced_least=lambda: least_announced(hello.labelled_count, hello.unlabelled_count))
         self._cache = cache
         self._tensors = LinkedTensors(cache)
         self._hello = hello

@@ -35,7 +35,7 @@ from semisilo.silo.site.memory import PendingUpdate, SiloMemory, update_id_of
 from semisilo.silo.site.policy import Policy, check_task, check_update
 from semisilo.silo.site.privacy.ledger import PrivacyLedger
 
-__all__ = ["ReadyAnswer", "Site", "TaskSteps", "abstention_request", "answer_task"]
+__all__ = ["ReadyAnswer", "Site", "TaskSteps", "abstention_request", "answer_task", "least_announced"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +57,8 @@ class Site:
     """Of payloads that arrive."""
     disclosures: DisclosureLog
     announced_labelled: Callable[[], int] = lambda: 0
-    """See `semisilo.silo.compute.messages.Train`."""
+    """See `semisilo.silo.compute.messages.Train`, likewise the next."""
+    announced_least: Callable[[], int] = lambda: 0
     threads_file: Path | None = None
     """See `semisilo.silo.compute.messages.Train`."""
     features_file: Path | None = None
@@ -103,6 +104,11 @@ class ReadyAnswer:
     pending: PendingUpdate
     manifest: tuple[GroupManifest, ...]
     """Of the update's file; empty for an abstention."""
+
+
+def least_announced(labelled: int, unlabelled: int) -> int:
+    """Images that an update is from at least, by what a silo has announced: a method may use either kind."""
+    return min((count for count in (labelled, unlabelled) if count > 0), default=0)
 
 
 async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: Masking | None = None,
@@ -180,7 +186,7 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
     residuals, pending_residuals = site.memory.residuals(task.study, round=task.round)
     return Train(
         task=task, payloads=dict(payloads), cache_folder=site.cache_folder, choice=site.choice,
-        announced_labelled=site.announced_labelled(),
+        announced_labelled=site.announced_labelled(), announced_least=site.announced_least(),
         images_folder=site.images_folder if site.policy.limits.images_on_disk else None,
         factories=site.policy.permit.code(site.model_files), memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from semisilo.common.errors import BadConfiguration, BadRoster, SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
 from semisilo.common.methods.parts.privacy import noise_shares, shares_noise
+from semisilo.common.methods.spec import FIRST_STATISTICS
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.messages import SecureSum
@@ -93,6 +94,10 @@ class SecureSteps:
 
         Raises: SecureSumRefused.
         """
+        if question.phase != task.phase or (question.phase == FIRST_STATISTICS and task.round > 1):
+            # A name that is not the work's own would let a round's update into a second sum.
+            raise SecureSumRefused(f"The task of phase '{task.phase}' in round {task.round} is asked for a secure sum"
+                                   f" of phase '{question.phase}'.")
         total = self._total(task, question)
         session = self._session(task, total)
         if question.form is None:

@@ -39,7 +39,7 @@ from semisilo.common.text.describe import describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
 from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.wire import round_service_pb2 as pb
-from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
+from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task, least_announced
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.network_steps import NetworkSteps
 from semisilo.silo.agent.secure_steps import STEP_TEXTS, SecureSteps
@@ -123,7 +123,8 @@ class TaskRunner:
                           disclosures=disclosures, privacy_folder=privacy_folder, authority=authority,
                           threads_file=threads_file, features_file=features_file,
                           images_folder=images_folder, model_files=model_files,
-                          announced_labelled=lambda: self.num_labelled)
+                          announced_labelled=lambda: self.num_labelled, announced_least=lambda: least_announced(
+                              self.num_labelled, self.num_images - self.num_labelled))
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock, count=count)
         self.num_images = 0

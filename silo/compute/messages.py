@@ -126,6 +126,9 @@ class Train(Request[Trained]):
     """How the update is hidden; None where it goes in the clear."""
     announced_labelled: int = 0
     """How many images with a label this silo has told the coordinator of; 0 also where that is not known."""
+    announced_least: int = 0
+    """Those with a label or those without, whichever it has told of fewer: behind masks an update weighs as much at
+    least, or its sum is not used. 0 also where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from torch import nn
 from semisilo.common.config import from_dict
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.data.image_set import ImageSet, Skipped
-from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
+from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SecureSumRefused, SemisiloError, StorageDamaged
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.evaluation import AnyEvaluation, Evaluation, MultiLabelEvaluation, evaluation_steps
 from semisilo.common.learning.tensors import group_digest
@@ -52,6 +52,7 @@ from semisilo.common.numerics import numerics
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
+from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
@@ -214,8 +215,10 @@ class Operations:
             payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking, add_masks=self._add_masks,
-                                     summand=_summand(settings, update, order.phase, noise=_shared_noise(
-                                         order, settings, request.masking, private)) if request.masking else None)
+                                     summand=_summand(settings, update, order.phase, request.masking.form,
+                                                      least=request.announced_least,
+                                                      noise=_shared_noise(order, settings, request.masking, private))
+                                     if request.masking else None)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -505,11 +508,22 @@ def _shared_noise(order: TaskSpec, settings: Any, masking: Masking, private: Pri
         clip_norm=dp.clip_norm if dp.unit == "silo" else contribution_of(dp, settings, lr=settings.round_lr))
 
 
-def _summand(settings: Any, update: Update, phase: str, *, noise: SharedNoise | None) -> Summand:
-    """What of an update enters a sum beside its tensors, where updates are added up."""
+def _summand(settings: Any, update: Update, phase: str, form: MaskForm, *, least: int,
+             noise: SharedNoise | None) -> Summand:
+    """What of an update enters a sum beside its tensors, where updates are added up.
+
+    Args:
+        form: of the sum.
+        least: images that it weighs by at least. Of files that were announced some may turn out to be none, or not be
+            of this round, and who weighs less than it has announced spoils the sum of all.
+    Raises: SecureSumRefused for a form that weighs by images where the study's method weighs alike: beside small silos
+        a large one would stand in the sum nearly alone.
+    """
+    if form.weight_reference and phase not in MEASURING and getattr(settings, "weighting", "uniform") != "size":
+        raise SecureSumRefused("The secure sum weighs silos by their images, and the study weighs them alike.")
     totals = {} if phase in MEASURING else {name: update.totals[name] for name in totals_of(settings)}
-    return Summand(num_examples=update.num_examples, divisor=divisor_of(settings, totals) if totals else 1.0,
-                   totals=totals, noise=noise, exact=update.exact)
+    return Summand(num_examples=max(update.num_examples, least), totals=totals, noise=noise, exact=update.exact,
+                   divisor=divisor_of(settings, totals) if totals else 1.0)
 
 
 def _nothing(groups: Mapping[str, TensorGroup]) -> Update:

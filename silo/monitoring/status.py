@@ -23,7 +23,7 @@ from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations,
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy, load_policy
-from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, spent_by_study
 from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
@@ -177,7 +177,7 @@ def facts(folder: Path, *, now: float) -> SiloFacts:
     home = SiloHome(folder)
     running, agent = agent_status(home)
     policy, error = policy_of(home)
-    privacy, privacy_error = privacy_of(PrivacyLedger(home.privacy).lines, policy)
+    privacy, privacy_error = privacy_of(PrivacyLedger(home.privacy).lines, policy, authority=identity.authority)
     return SiloFacts(
         silo=identity.silo, federation=identity.federation, address=identity.address, home=str(folder),
         certificate_until=utc_text(identity.not_after_unix), renews_from=utc_text(identity.about.renew_unix),
@@ -227,27 +227,29 @@ def evaluation_of(entry: RecordedEvaluation) -> EvaluationFacts:
         classes=dict(zip(entry.class_names, entry.evaluation.classes, strict=True)), text=scores_text(entry))
 
 
-def privacy_of(read: Callable[[], Sequence[Spending]], policy: Policy | None) -> tuple[PrivacyFacts | None, str]:
+def privacy_of(read: Callable[[], Sequence[Spending]], policy: Policy | None, *,
+               authority: str | None) -> tuple[PrivacyFacts | None, str]:
     """What was spent, as the lines of the ledger have it, where it was worked out; and why that is not known.
 
     Args:
         read: gives these lines.
         policy: None when silo.toml cannot be read: then nothing can be said.
+        authority: `authority_id` of this silo's federation; None where that is not known.
     """
     if policy is None:
         return None, ""
     try:
-        return _privacy_facts(read(), policy), ""
+        return _privacy_facts(read(), policy, authority), ""
     except SemisiloError as error:
         return None, error.line()
 
 
-def _privacy_facts(found: Sequence[Spending], policy: Policy) -> PrivacyFacts | None:
+def _privacy_facts(found: Sequence[Spending], policy: Policy, authority: str | None) -> PrivacyFacts | None:
     limit = policy.privacy.max_epsilon
     if not found and not limit:
         return None
     epsilon, delta = (found[-1].epsilon, found[-1].delta) if found else (0.0, policy.privacy.delta)
-    studies = {line.study: line.study_epsilon for line in found}
+    studies = spent_by_study(found, authority)
     permits = f" of {limit:g} that silo.toml permits" if limit else " spent, no limit"
     over = ": this silo refuses what would go beyond" if limit else ""
     return PrivacyFacts(epsilon=epsilon, delta=delta, max_epsilon=limit or None, studies=studies,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -59,7 +59,7 @@ from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_opti
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 from semisilo.silo.site.peers import peers_of
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, spent_by_study
 from semisilo.silo.site.trail_check import TrailFacts, check_trail, trail_facts
 from semisilo.silo.study_cards.book import BY_POLICY, CardBook, CardEntry
 from semisilo.silo.study_cards.decision import find_card
@@ -101,7 +101,8 @@ class SiloReader:
         policy, policy_error = policy_of(home)
         running, agent = agent_status(home)
         since = home.agent_began() if running else None
-        privacy, privacy_error = privacy_of(self._spent, policy)
+        privacy, privacy_error = privacy_of(self._spent, policy,
+                                            authority=None if identity is None else identity.authority)
         waiting, cards_error = self._waiting()
         found, trail = self._evaluations(), self._trail_facts.of(home.heads, lambda path: trail_facts(home))
         return HereFacts(
@@ -154,7 +155,8 @@ class SiloReader:
         except SemisiloError as trouble:
             entries, error = [], trouble.line()
         self.book.refresh()
-        return StudiesFacts(studies=tuple(self._card(entry) for entry in entries),
+        spent = self._spent_by_study() if entries else {}
+        return StudiesFacts(studies=tuple(self._card(entry, spent) for entry in entries),
                             error=_private(error, revealed),
                             approval=policy is not None and policy.require.approval)
 
@@ -163,9 +165,10 @@ class SiloReader:
         entry = find_card(CardBook(self._home.cards), study)
         self.book.refresh()
         card = to_dict(entry.card)
-        return StudyDetail(facts=self._card(entry), card=card, settings=tuple(setting_rows(card)))
+        return StudyDetail(facts=self._card(entry, self._spent_by_study()), card=card,
+                           settings=tuple(setting_rows(card)))
 
-    def _card(self, entry: CardEntry) -> CardFacts:
+    def _card(self, entry: CardEntry, spent: Mapping[str, float]) -> CardFacts:
         card = entry.card
         left = next((each for each in self.book.left().studies if each.name == entry.study),
                     LeftOf(name=entry.study, lines=0, bytes=0, last=""))
@@ -175,7 +178,7 @@ class SiloReader:
             changed=entry.changed, earlier=len(entry.earlier), method=card.method, rounds=card.rounds,
             model=card.model.name, secure_aggregation=card.privacy.secure_aggregation,
             dp_unit="" if card.privacy.dp is None else card.privacy.dp.unit, sends=card.sends, numbers=card.numbers,
-            discloses=card.discloses, epsilon=self._spent_by_study().get(entry.study), lines=left.lines,
+            discloses=card.discloses, epsilon=spent.get(entry.study), lines=left.lines,
             bytes=left.bytes)
 
     def _spent(self) -> tuple[Spending, ...]:
@@ -184,8 +187,9 @@ class SiloReader:
         return self._spendings.of(ledger.path, lambda path: ledger.lines())
 
     def _spent_by_study(self) -> dict[str, float]:
+        identity, _ = self._identity()
         try:
-            return {line.study: line.study_epsilon for line in self._spent()}
+            return spent_by_study(self._spent(), None if identity is None else identity.authority)
         except (SemisiloError, OSError):
             return {}
 

@@ -13,7 +13,9 @@ from typing import Protocol
 from semisilo.common.errors import BadPayload, BadSignature, NotPermitted, StudyNotApproved
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.secure_sum import threshold_of
 from semisilo.common.methods.study_card import StudyCard, card_from_text, contradictions, digest_of
+from semisilo.common.secure_aggregation.conversion import question_from_hex
 from semisilo.common.text.describe import describe_moment
 from semisilo.common.text.logs import printable
 from semisilo.silo.study_cards.book import CardBook, CardEntry
@@ -63,12 +65,18 @@ class Agreement:
         not this silo's, is handed in again with the next task: the work waits for none of that.
 
         Raises: StudyNotApproved while a person must approve it; NotPermitted where a person has declined it, for a
-            task that says something else than the card, and for one without where this site requires one.
+            task that says something else than the card, and for one without where this site requires or has one.
         """
         if not task.card:
             if self._approval:
                 raise NotPermitted("This site requires study cards, and the coordinator's version has none.",
                                    remedy="[require] approval in silo.toml says so; the coordinator must be upgraded.")
+            if (entry := await asyncio.to_thread(self._book.find, task.study)) is not None:
+                _not_declined(entry)
+                raise NotPermitted(f"The task names no study card, and this site has one of study '{task.study}', which"
+                                   " every task of it is held against.",
+                                   remedy="Tell the coordinator's operator: a version of semisilo without cards cannot"
+                                          " continue the study.")
             return
         entry = await asyncio.to_thread(self._book.find, task.study)
         if entry is None or entry.digest != task.card or entry.state == "waiting":
@@ -154,9 +162,23 @@ class Agreement:
 
 
 def _not_contradicted(card: StudyCard, task: TaskSpec, spec: MethodSpec) -> None:
-    if wrong := contradictions(card, task, spec):
+    if wrong := contradictions(card, task, spec) or _sum_contradictions(card, task):
         raise NotPermitted(f"The task says something else than the card of study '{task.study}', which this site signs:"
                            f" {printable(wrong[0], limit=300)}.")
+
+
+def _sum_contradictions(card: StudyCard, task: TaskSpec) -> list[str]:
+    """What the step of a secure sum asks otherwise than the card says: the sum of fewer silos, or a smaller share of
+    each update. Raises: BadPayload."""
+    if not task.secure:
+        return []
+    question, privacy, found = question_from_hex(task.secure), card.privacy, []
+    least = threshold_of(privacy.threshold, privacy.min_silos, len(question.members))
+    if question.threshold < least:
+        found.append(f"privacy: sums of {least} silos or more, not of {question.threshold}")
+    if question.form is not None and question.form.random_k < privacy.random_share:
+        found.append(f"privacy.random_k: {privacy.random_k}, not {question.form.random_k:.3%}")
+    return found
 
 
 def _not_declined(entry: CardEntry) -> None:

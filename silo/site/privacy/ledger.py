@@ -30,7 +30,7 @@ from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.storage.durable import sync_file, sync_folder, sync_found, write_secret
 
-__all__ = ["PrivacyLedger", "Spending", "may_be_of", "now_text", "spent", "steps_of_study"]
+__all__ = ["PrivacyLedger", "Spending", "may_be_of", "now_text", "spent", "spent_by_study", "steps_of_study"]
 
 _KEY_BYTES = 32
 _MOST_BYTES = 2**28
@@ -190,6 +190,12 @@ def may_be_of(line: Spending, authority: str) -> bool:
 def steps_of_study(lines: Iterable[Spending], study: str, authority: str) -> list[NoisySteps]:
     """What a study of a federation has spent; another federation's of the same name is another study."""
     return [line.noisy_steps for line in lines if line.study == study and may_be_of(line, authority)]
+
+
+def spent_by_study(lines: Iterable[Spending], authority: str | None) -> dict[str, float]:
+    """Study -> what it had spent by its last line, at its own delta; of the studies of a federation, or of all where it
+    is not known which one this silo is in."""
+    return {line.study: line.study_epsilon for line in lines if authority is None or may_be_of(line, authority)}
 
 
 def spent(lines: Iterable[Spending], delta: float, *, study: str = "") -> float:

@@ -24,6 +24,10 @@ class Round:
     outcomes: dict[str, TaskState]
     silo_metrics: dict[str, dict[str, float]]
 
+    @property
+    def updated(self) -> frozenset[str]:
+        return frozenset(silo for silo, outcome in self.outcomes.items() if outcome is TaskState.UPDATED)
+
 
 def rounds() -> list[Round]:
     both = {"a": TaskState.UPDATED, "b": TaskState.UPDATED}
@@ -61,6 +65,29 @@ def test_of_silos_it_follows_from_how_many_of_their_updates_were_taken_in() -> N
     assert [each.epsilon for each in found.silos] == [
         epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1.0, steps=count)], 1e-6) for count in (2, 1)]
     assert "not the coordinator" in found.promise
+
+
+def test_a_masked_update_counts_whatever_its_silo_does_in_later_steps(tmp_path: Path) -> None:
+    """The sum has it: a silo that is too slow to sign the list of survivors, or to help to unmask, has spent as much as
+    the others."""
+    ledger = fill_study(tmp_path / "federation", done=2).ledger
+    tables = {"privacy": {**config(unit="silo")["privacy"], "secure_aggregation": True}}
+    before = privacy_of(tables, summarise(ledger, "first").rounds)
+    silo = summarise(ledger, "first").silos[0]
+    with ledger.transaction() as db:
+        for table, where, changes in (
+                ("phase", "number = 0", {"number": 1, "name": "train-confirm", "step": "confirm"}),
+                ("task", f"phase = 0 AND silo = '{silo}'", {"task_id": "s/2/1-train-confirm/x", "phase": 1,
+                                                           "state": TaskState.EXPIRED, "update_id": None})):
+            row = {**dict(db.execute(f"SELECT * FROM {table} WHERE study = 'first' AND round = 2 AND {where}"
+                                     ).fetchone()), **changes}
+            db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+                       tuple(row.values()))
+    late = summarise(ledger, "first")
+    assert late.rounds[-1].outcomes[silo] is TaskState.EXPIRED
+    assert before is not None
+    assert [each.updates for each in before.silos] == [2] * len(before.silos)
+    assert privacy_of(tables, late.rounds) == before
 
 
 def gone(round: int, silo: str, epsilon: float = 0.0, state: TaskState = TaskState.UPDATED) -> PastAnswer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,6 +79,22 @@ def test_a_round_that_asks_fewer_silos_than_a_sum_takes_is_refused(
         f" asks {asked}. Ask more: [participation] silos_per_round.")
     assert load(tmp_path, f"{text}{fewest}").participation.silos_per_round == fewest
     assert load(tmp_path, f'{text}"10%"').privacy.fewest_silos == fewest, "more silos may join"
+
+
+def test_a_study_that_hides_whole_silos_needs_the_package_that_counts_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report and model card say what it has spent: a coordinator that cannot count could make neither."""
+    text = (DATA + '[method]\nname = "fedavg"\nobjective = "fixmatch"\nscenario = "labels-at-coordinator"\n'
+            'weighting = "uniform"\n'
+            '[study]\nstart_with = 10\n[model]\nnormalisation = "group"\n'
+            '[privacy.dp]\nnoise_multiplier = 1.0\n')
+    whole = text + 'unit = "silo"\n'
+    assert load(tmp_path, whole).privacy.dp is not None
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert load(tmp_path, text).privacy.dp is not None, "silos count that"
+    line = refusal(tmp_path, whole)
+    assert line.startswith('[privacy.dp] unit = "silo": Differential privacy needs the package')
+    assert "semisilo[privacy]" in line
 
 
 def test_settings_survive_the_ledger_unchanged(tmp_path: Path) -> None:

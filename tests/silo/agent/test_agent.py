@@ -1134,6 +1134,7 @@ def test_a_silo_whose_labels_are_gone_since_the_last_time_stops_unless_it_is_tol
             async with agent_at(port, tmp_path) as bench:
                 await bench.agent.run()
                 assert bench.compute.trained[0].announced_labelled == 4
+                assert bench.compute.trained[0].announced_least == 4
             for _ in range(2):
                 asked = len(coordinator.hellos)
                 async with agent_at(port, tmp_path, compute=Unmounted()) as bench:

@@ -32,6 +32,7 @@ TASK = TaskSpec(
     image=ImageForm(size=8, channels=1, mean=(0.0,), std=(1.0,)), augmentation=AugmentationSettings(),
     numerics=Numerics(), payloads=(PayloadRef("11" * 32, 100, ("model",), tensors="22" * 32),), last_folded_round=0,
     seed=7)
+MASK = replace(TASK, task_id="s/1/2-train/a", phase="train")
 
 
 def question(step: str, **other: object) -> SumQuestion:
@@ -113,7 +114,7 @@ def hub(tmp_path: Path) -> Hub:
 
 
 def mask(hub: Hub, name: str, vector: bytes = b"v" * 32) -> object:
-    site, asked, task = hub.sites[name], hub.mask_question(name), replace(TASK, silo=name)
+    site, asked, task = hub.sites[name], hub.mask_question(name), replace(MASK, silo=name)
     masking = site.steps.masking(task, asked)
     site.steps.masked(task, asked, vector)
     return masking
@@ -156,6 +157,28 @@ def test_a_round_is_masked_once_whatever_the_coordinator_says(hub: Hub) -> None:
         hub.sites["a"].answer(replace(again, nonce=b"o" * 16), number=1)
 
 
+@pytest.mark.parametrize(("phase", "number"), [("train2", 1), ("first-statistics", 2)])
+def test_an_update_does_not_enter_a_second_sum_of_its_round_under_another_name(hub: Hub, phase: str,
+                                                                               number: int) -> None:
+    """Of a sum of all and one without a silo the difference would be that silo's update."""
+    hub.keys()
+    hub.shares()
+    mask(hub, "d")
+    site, nonce = hub.sites["d"], b"m" * 16
+    other = {name: hub.sites[name].answer(replace(question("keys", roster=hub.entries), phase=phase, nonce=nonce),
+                                          number=number) for name in ("b", "c", "d")}
+    members = tuple(Member(silo=name, identity=hub.sites[name].store.identity(), keys=keys)
+                    for name, keys in other.items() if isinstance(keys, RoundKeys))
+    shares = {name: hub.sites[name].answer(replace(question("shares", members=members), phase=phase, nonce=nonce),
+                                           number=number) for name in ("b", "c", "d")}
+    asked = replace(question("mask", members=members, form=FORM, sealed=deliveries(shares)["d"]), phase=phase,
+                    nonce=nonce)
+    task = replace(MASK, silo="d", round=number, phase="train" if number == 1 else phase)
+    with pytest.raises(SecureSumRefused, match=f"of phase '{phase}'"):
+        site.steps.masking(task, asked)
+    assert site.store.last_masked("s") == (1, "train"), "the round is not lost by it"
+
+
 def test_before_it_has_masked_a_silo_begins_the_round_anew(hub: Hub) -> None:
     hub.keys()
     first = hub.members
@@ -174,8 +197,8 @@ def test_masks_are_for_one_vector(hub: Hub) -> None:
 def test_a_silo_that_was_told_something_else_has_other_masks(hub: Hub) -> None:
     hub.keys()
     hub.shares()
-    other = replace(TASK, payloads=(PayloadRef("11" * 32, 100, ("model",), tensors="33" * 32),))
-    plain = hub.sites["a"].steps.masking(TASK, hub.mask_question("a"))
+    other = replace(MASK, payloads=(PayloadRef("11" * 32, 100, ("model",), tensors="33" * 32),))
+    plain = hub.sites["a"].steps.masking(MASK, hub.mask_question("a"))
     with pytest.raises(SecureSumRefused, match="another model"):
         hub.sites["a"].steps.masking(other, hub.mask_question("a"))
     second = hub.sites["b"].steps.masking(replace(other, silo="b"), hub.mask_question("b"))
@@ -187,7 +210,7 @@ def test_a_silo_that_was_told_something_else_has_other_masks(hub: Hub) -> None:
 def test_a_step_of_a_sum_that_was_not_begun_is_refused(hub: Hub, step: str) -> None:
     steps = hub.sites["a"].steps
     with pytest.raises(SecureSumRefused, match="no part in that secure sum"):
-        (steps.masking if step == "mask" else steps.answer)(TASK, question(step, form=FORM))
+        (steps.masking if step == "mask" else steps.answer)(MASK, question(step, form=FORM))
 
 
 def test_a_random_share_needs_the_site_s_permission(hub: Hub) -> None:
@@ -196,7 +219,7 @@ def test_a_random_share_needs_the_site_s_permission(hub: Hub) -> None:
     hub.sites["a"].policy = Policy(permit=Permit(encodings=("bf16",)))
     asked = replace(hub.mask_question("a"), form=replace(FORM, random_k=0.01))
     with pytest.raises(NotPermitted, match="random share"):
-        hub.sites["a"].steps.masking(TASK, asked)
+        hub.sites["a"].steps.masking(MASK, asked)
 
 
 def test_a_roster_that_is_no_chain_or_lacks_this_silo_is_refused(hub: Hub) -> None:
@@ -278,8 +301,8 @@ def test_a_sum_that_began_without_noise_is_not_masked_for_one_with_it(hub: Hub) 
     """A coordinator that asks for trusted silos' noise only at the end."""
     hub.keys()
     hub.shares()
-    task = noisy(replace(TASK, silo="a"), honest=4)
-    assert hub.sites["a"].steps.masking(noisy(replace(TASK, silo="a")), hub.mask_question("a")).threshold == 3
+    task = noisy(replace(MASK, silo="a"), honest=4)
+    assert hub.sites["a"].steps.masking(noisy(replace(MASK, silo="a")), hub.mask_question("a")).threshold == 3
     asked = replace(hub.mask_question("b"), threshold=3)
     with pytest.raises(SecureSumRefused, match="no part in that secure sum"):
         hub.sites["b"].steps.masking(replace(task, silo="b"), replace(asked, threshold=4))
@@ -289,7 +312,7 @@ def test_survivors_whose_noise_is_too_little_are_not_confirmed(hub: Hub) -> None
     """Five silos of which two are the coordinator's: four survive, of which two are trusted, where three have to be."""
     hub.sites["a"].policy = Policy(peers={name: fingerprint(hub.sites[name].store.identity()) for name in ("b", "c")})
     hub.keys(threshold=3)
-    task = noisy(replace(TASK, silo="a"), honest=3)
+    task = noisy(replace(MASK, silo="a"), honest=3)
     hub.sites["a"].steps.answer(task, question("shares", members=hub.members))
     for name in SILOS[1:]:
         hub.sites[name].answer(question("shares", members=hub.members))

@@ -19,7 +19,7 @@ from PIL import Image
 from semisilo.common.config import from_dict
 from semisilo.common.data import partly_labelled, readers
 from semisilo.common.data.form import AugmentationSettings, ImageForm, OnError
-from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermitted, SystemTrouble
+from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermitted, SecureSumRefused, SystemTrouble
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, TaskSpec, TensorGroup, Update
@@ -31,9 +31,13 @@ from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import as_json
+from semisilo.common.secure_aggregation.fixed_point import largest_level
+from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.words import unpack
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute import images as images_module
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Evaluated, EvaluateFile, EvaluateReceived, Survey, Surveyed, Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
@@ -121,6 +125,35 @@ def test_files_that_are_no_images_are_not_told_as_images_that_cannot_be_read(tmp
     (tmp_path / "cut.png").write_bytes((tmp_path / "1.png").read_bytes()[:40])
     site = Site(tmp_path, str(tmp_path))
     assert operations().train(site.request(on_error="skip")).skipped == 1
+
+
+def test_files_that_cannot_be_read_do_not_spoil_a_sum_in_which_silos_weigh_by_what_they_have_announced(
+        tmp_path: Path) -> None:
+    """The coordinator knows of as many files as there are, and uses no sum in which silos weigh less."""
+    for number in range(12):
+        Image.new("L", (8, 8), 20 * number).save(tmp_path / f"{number}.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "1.png").read_bytes()[:40])
+    site, found = Site(tmp_path, str(tmp_path)), survey(str(tmp_path))
+    assert (found.labelled, found.unlabelled) == (0, 13)
+    form = MaskForm(bits=24, bounds=(1.0,) * len(list(model_builder(MODEL, FORM)().parameters())), silo_count=3,
+                    weight_reference=26)
+    site.spec = replace(site.spec, settings={**SETTINGS, "weighting": "size"})
+    for announced, weight in ((0, 12 / 26), (13, 0.5)):
+        update = operations().train(site.request(on_error="skip", announced_least=announced, masking=Masking(
+            form=form, phase="train", threshold=3, seeds=()))).payload
+        assert update is not None
+        with PayloadReader(site.outgoing.path(update.digest)) as reader:
+            ((spec, packed),) = reader.tensors("masked")
+        words = unpack(packed, bits=24, count=8 * spec.num_elements // 24)
+        assert int(words[-2]) == round(weight * largest_level(24, 3))
+
+
+def test_a_silo_of_many_images_does_not_stand_alone_in_a_sum_of_a_study_that_weighs_silos_alike(site: Site) -> None:
+    form = MaskForm(bits=24, bounds=(1.0,) * len(list(model_builder(MODEL, FORM)().parameters())), silo_count=3)
+    masking = Masking(form=form, phase="train", threshold=3, seeds=())
+    assert operations().train(site.request(masking=masking)).payload is not None
+    with pytest.raises(SecureSumRefused, match="weighs silos by their images, and the study weighs them alike"):
+        operations().train(site.request(masking=replace(masking, form=replace(form, weight_reference=NUM_IMAGES))))
 
 
 def test_the_update_is_a_difference_to_what_was_received_and_lies_in_the_outgoing_store(site: Site) -> None:

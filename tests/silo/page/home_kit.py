@@ -100,10 +100,13 @@ def filled_home(folder: Path, *, now: float | None = None) -> SiloHome:
     wrong = now + 40 * DAY  # for a moment, by a clock that was set
     DayBudget(home.day, bytes_per_day=1, hours=Hours(), now_unix=wrong).carried(Carried(5_000, 0), wrong, durably=True)
     DayBudget(home.day, bytes_per_day=1, hours=Hours(), now_unix=now).carried(Carried(1_000, 2_000), now, durably=True)
-    PrivacyLedger(home.privacy).append(Spending(
+    line = Spending(
         time="2026-11-25T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1", fingerprint="f", images=330,
         noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.1, steps=10, study_delta=1e-5, study_epsilon=1.25,
-        delta=1e-5, epsilon=1.5))
+        delta=1e-5, epsilon=1.5)
+    PrivacyLedger(home.privacy).append(line)
+    # A study of this name in another federation is another study.
+    PrivacyLedger(home.privacy).append(replace(line, fingerprint="g", study_epsilon=7.0, authority="ff" * 32))
     SecureStore(home.secure).know({"clinic-b": SecureStore(folder / "elsewhere").identity()})
     SecureStore(home.secure).private_identity()
     audit = ed25519.Ed25519PrivateKey.generate()

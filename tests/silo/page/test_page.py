@@ -67,6 +67,7 @@ def test_the_silo_at_a_glance_is_what_its_files_say(still: SiloHome) -> None:
         assert (agent["labelled_count"], agent["unlabelled_count"], agent["tasks_answered"]) == (30, 300, 5)
         assert (here["budget"]["limit_bytes"], here["budget"]["used_bytes"]) == (60_000_000, 3_000)
         assert (here["privacy"]["epsilon"], here["privacy"]["max_epsilon"]) == (1.5, 8.0)
+        assert here["privacy"]["studies"] == {"s": 1.25}, "not what another federation's study of its name has spent"
         assert here["evaluation"]["accuracy"]["value"] == pytest.approx(40 / 50)
         assert (here["last_disclosure"]["kind"], here["last_disclosure"]["bytes"]) == ("update", 200_000)
         assert (here["waiting"], here["audit_problems"]) == (["s"], 0)

@@ -12,7 +12,11 @@ import pytest
 from semisilo.common.errors import BadPayload, BadSignature, NotPermitted, StudyNotApproved
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.privacy import PrivacySettings
+from semisilo.common.secure_aggregation.conversion import SumQuestion, question_to_hex
 from semisilo.common.secure_aggregation.keys import check_card_signature, identity_of, new_identity, sign_card
+from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.messages import Member, RoundKeys
 from semisilo.silo.study_cards.agreement import Agreement
 from semisilo.silo.study_cards.book import CardBook
 from tests.study_cards import CARD, TASK
@@ -135,6 +139,32 @@ def test_a_coordinator_that_shows_one_card_and_asks_for_another_thing_is_refused
         check(agreement(tmp_path, hub), task)
 
 
+@pytest.mark.parametrize(("privacy", "step", "said"), [
+    ({"min_silos": 8}, {"threshold": 7}, "sums of 8 silos or more, not of 7"),
+    ({"threshold": 6}, {"threshold": 3}, "sums of 6 silos or more, not of 3"),
+    ({}, {"threshold": 2}, "sums of 3 silos or more, not of 2"),
+    ({}, {"threshold": 6, "members": 10}, "sums of 7 silos or more, not of 6"),
+    ({"random_k": "10%"}, {"threshold": 7, "random_k": 0.01}, "privacy.random_k: 10%, not 1.000%")])
+def test_a_secure_sum_of_fewer_silos_than_the_card_says_is_refused(tmp_path: Path, privacy: dict[str, object],
+                                                                   step: dict[str, int], said: str) -> None:
+    card = replace(CARD, privacy=PrivacySettings(secure_aggregation=True, **privacy))  # type: ignore[arg-type]
+    keys = RoundKeys(seal_key=bytes(32), mask_key=bytes(32), signature=bytes(64))
+    members = tuple(Member(silo=f"silo-{number}", identity=bytes(32), keys=keys) for number in range(
+        step.get("members", 0)))
+
+    def task(threshold: int, random_k: float) -> TaskSpec:
+        return replace(TASK, card=card.digest(), secure=question_to_hex(SumQuestion(
+            step="mask", phase="train", nonce=bytes(16), threshold=threshold, members=members,
+            form=MaskForm(bits=18, bounds=(1.0,), silo_count=8, random_k=random_k))))
+
+    hub = Hub(text=card.text())
+    with pytest.raises(NotPermitted, match=said):
+        check(agreement(tmp_path, hub), task(step["threshold"], step.get("random_k", 1.0)))
+    assert not hub.signatures
+    check(agreement(tmp_path, hub), task(8, card.privacy.random_share))
+    assert hub.signatures
+
+
 def test_a_card_of_another_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadPayload, match="another one than the task names"):
         check(agreement(tmp_path, Hub(text=replace(CARD, seed=8).text())))
@@ -195,6 +225,19 @@ def test_a_coordinator_without_cards_is_taken_but_where_a_person_must_approve(tm
     check(agreement(tmp_path, Hub()), task)
     with pytest.raises(NotPermitted, match="requires study cards"):
         check(agreement(tmp_path, Hub(), approval=True), task)
+
+
+def test_a_coordinator_that_leaves_the_card_out_asks_for_nothing_that_the_card_does_not_say(tmp_path: Path) -> None:
+    """Nor is a person's word undone by it."""
+    made, task = agreement(tmp_path, Hub()), replace(TASK, card="", settings={**TASK.settings, "local_epochs": 50})
+    check(made)
+    with pytest.raises(NotPermitted, match="names no study card"):
+        check(made, task)
+    check(made, replace(task, study="t"))
+    check(made)
+    CardBook(tmp_path).decide(CardBook(tmp_path).entries()[0], approved=False, by="ann", now_unix=6.0)
+    with pytest.raises(NotPermitted, match="has declined study 's'"):
+        check(made, task)
 
 
 def test_what_a_person_declines_while_the_coordinator_is_away_stays_declined(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import StorageDamaged
-from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, spent, steps_of_study
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, spent, spent_by_study, steps_of_study
 
 LINE = Spending(time="2026-01-01T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1/0-train/a",
                 fingerprint="f1", images=100, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.1, steps=10,
@@ -37,6 +37,9 @@ def test_a_study_of_another_federation_is_another_study_and_a_line_that_does_not
     assert ledger.lines() == (LINE, one, other)
     assert "authority" not in json.loads(ledger.path.read_text().splitlines()[0]), "an earlier version reads it"
     assert [each.steps for each in steps_of_study(ledger.lines(), "s", "aa")] == [LINE.steps, 3]
+    assert spent_by_study(ledger.lines(), "aa") == {"s": one.study_epsilon}
+    assert spent_by_study((one, replace(other, study_epsilon=9.0)), "aa") == {"s": one.study_epsilon}
+    assert spent_by_study((one, replace(other, study_epsilon=9.0)), None) == {"s": 9.0}
     assert ledger.of_task(LINE.task_id, authority="aa") == one
     assert ledger.of_task(LINE.task_id, authority="cc") == LINE
     assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
