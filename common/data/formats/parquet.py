@@ -142,7 +142,7 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
             labels += list(zip(*(_column(file, path, name, source) for name in columns), strict=True)) if columns else \
                 _column(file, path, label, source)
         if patient is not None:
-            patients += [patient_key("" if value is None else str(value).strip())
+            patients += [patient_key("" if value is None else str(_whole(value)).strip())
                          for value in _column(file, path, patient, source)]
     if not sum(counts):
         raise BadData(f"{source}: has no rows.", remedy="Add images.")
@@ -324,8 +324,8 @@ def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
                 raise BadData(f"{source}: {path.name} has an entry of more than {_LONGEST_LABEL} bytes in its column"
                               f" '{name}'.", remedy="Name another column: what says a class or a patient is short.")
             check_room(16 * (entries.nbytes + 8 * len(found)), what=what, remedy="Split the file.")
-            values += [texts.setdefault(value, value) if isinstance(value, str) else value
-                       for value in found.to_pylist()]
+            values += [texts.setdefault(value, value) if isinstance(value, str) else
+                       None if value != value else value for value in found.to_pylist()]  # NaN: nothing is said
     except BadData:
         raise
     except MemoryError:
@@ -335,6 +335,11 @@ def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
     if len(values) != file.metadata.num_rows:
         raise _damaged(source, path)
     return values
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as one, also where it is a fraction by its type, as pandas writes a column with empty cells."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
@@ -404,19 +409,19 @@ def _as_written(names: Sequence[str], wanted: str) -> str:
 
 
 def _patient_column(schema: Any, wanted: str | None, source: str) -> str | None:
-    """The column that says whose image it is: the wanted one, or one with a usual name, of texts or whole numbers."""
+    """The column that says whose image it is: the wanted one, or one with a usual name, of texts or numbers."""
     types = needed("pyarrow.types", PARQUET)
 
     def can_be(name: str) -> bool:
         kind = schema.field(name).type
         return bool(schema.names.count(name) == 1 and (
             types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
-            or types.is_dictionary(kind)))
+            or types.is_floating(kind) or types.is_dictionary(kind)))
 
     if wanted is not None:
         wanted = _as_written(schema.names, wanted)
         if wanted not in schema.names or not can_be(wanted):
-            raise BadData(f"{source}: has no column '{wanted}' of texts or whole numbers.",
+            raise BadData(f"{source}: has no column '{wanted}' of texts or numbers.",
                           remedy=f"Its columns: {', '.join(schema.names[:12])}.")
         return wanted
     return next((str(name) for want in PATIENT_COLUMNS for name in schema.names
@@ -465,6 +470,7 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
 
 def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
     """Indices into the list of classes, that list, and whether it is the file's own."""
+    labels = [_whole(label) for label in labels]
     there = {type(label) for label in labels if label is not None}
     if there <= {int, bool}:
         found = np.array([-1 if label is None else min(max(int(label), -1), _MAX_LABEL + 1) for label in labels],

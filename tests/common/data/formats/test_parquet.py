@@ -75,6 +75,24 @@ def test_numbers_without_names_count_into_the_studys_classes(tmp_path):
         read_images(source, size=8, channels=1, classes=("x",))
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), -1.0])
+def test_whole_numbers_may_be_stored_as_fractions(tmp_path, missing):
+    """As pandas stores a column of whole numbers in which a cell is empty."""
+    source = hugging_face(tmp_path / "a.parquet", [0.0, missing, 1.0, missing])
+    result = read_images(source, size=8, channels=1)
+    assert (result.classes, result.images.labels_N.tolist()) == (("0", "1"), [0, 1])
+    assert survey_partly_labelled(source).unlabelled == 2
+    with pytest.raises(BadData, match="neither whole numbers nor texts"):
+        read_images(hugging_face(tmp_path / "b.parquet", [0.0, 0.5]), size=8, channels=1)
+    columns = {"image": [png(1), png(2), png(3)], "label": ["a", "b", "a"]}
+    whose = []
+    for name, patients in (("whole", [7, 7, 8]), ("fractions", [7.0, 7.0, None])):
+        pq.write_table(pa.table({**columns, "patient_id": patients}), tmp_path / f"{name}.parquet")
+        whose.append(read_images(str(tmp_path / f"{name}.parquet"), size=8, channels=1).images.patients)
+    assert whose[0][:2] == whose[1][:2]
+    assert whose[1][0] == whose[1][1] != whose[1][2] == ""
+
+
 @pytest.mark.parametrize("missing", [None, -1])
 def test_rows_without_a_label_are_unlabelled(tmp_path, missing):
     source = hugging_face(tmp_path / "a.parquet", [0, missing, 1, missing], names=["cat", "dog"])
