@@ -478,7 +478,7 @@ def _check_weights(path: Path, opened: _Opened, images: ImageSet | None, logits_
         found = logits_of(again, first, facts.image).numpy()
         if not np.array_equal(found, logits_NK[:len(found)]):
             raise BadData(f"{path.name}: read again, the network answers otherwise.",
-                          remedy="It may hold something that is neither parameter nor buffer.")
+                          remedy="It may hold something that is neither parameter nor buffer, or draw random numbers.")
 
 
 def _checked(path: Path, opened: _Opened, images: ImageSet | None) -> OnnxCheck:
