@@ -347,8 +347,8 @@ def _misfits(own: Sequence[str], classes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], ranges: Mapping[str, float],
            reading: Reading) -> tuple[str, ...]:
-    notes = [f"class '{name}' has no image here" + ("" if name in own else ", and no folder or label")
-             for name, count in by_class.items() if not count]
+    notes = _without_images({name: "" if name in own else ", and no folder or label"
+                             for name, count in by_class.items() if not count})
     notes += [f"the same image in two classes: {first} and {second}" for first, second in found.twins[:_NAMED]]
     if len(found.twins) > _NAMED:
         notes.append(f"the same image in two classes: {len(found.twins) - _NAMED} more")
@@ -366,6 +366,19 @@ def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], range
     if reading.window == "image":
         notes.append("each picture is stretched from its own smallest value to its largest")
     return tuple(notes)
+
+
+def _without_images(empty: Mapping[str, str]) -> list[str]:
+    """Lines about classes without an image.
+
+    Args:
+        empty: each with what else is to be said of it.
+    """
+    lines = [f"class '{name}' has no image here{more}" for name, more in list(empty.items())[:_NAMED]]
+    if len(empty) > _NAMED:
+        lines.append(f"{len(empty) - _NAMED:,} more classes have no image here" + (
+            ": where labels are numbers, each one from 0 to the largest is a class" * all(map(str.isdecimal, empty))))
+    return lines
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -414,7 +427,7 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     preview.num_sizes = len(preview.sizes)
     preview.classes = _by_finding(counts, (*shown, *(c for c in classes if own and c not in shown)))
     preview.misfits = _misfits(shown, classes)
-    preview.notes = tuple(f"class '{name}' has no image here" for name, count in preview.classes.items() if not count)
+    preview.notes = tuple(_without_images({name: "" for name, count in preview.classes.items() if not count}))
     preview.tiles = tuple(tiles)
     return preview
 
