@@ -3,7 +3,7 @@
 The column of images is a struct {bytes, path}, or binary. Names of classes come from the schema's metadata where
 Hugging Face's `datasets` wrote it, or are the labels' own texts; whole numbers without names count into the study's
 list of classes, and negative ones or nothing mean: no label. Settings follow a #, joined by &: image=COLUMN,
-label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class), and in a folder train, test or another start of
+label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class; label=none: there are no labels), and in a folder train, test or another start of
 file names; by default train where there is one.
 
 Rows are read a row group at a time, one column of images and nothing else, so a file may be larger than memory; what a
@@ -37,6 +37,8 @@ __all__ = ["Rows", "files_of", "open_rows", "parquet_files"]
 
 _IMAGE_NAMES = ("image", "img", "picture", "image_bytes", "bytes", "jpg", "jpeg", "png", "data", "content")
 _LABEL_NAMES = ("label", "labels", "class", "target", "diagnosis", "dx", "category", "finding", "fine_label", "y")
+_NO_COLUMN = "none"
+"""Of label=: no column holds labels."""
 _BATCH = 16
 _BATCH_OF_LABELS = 4096
 """Rows that are taken at once, where they may be."""
@@ -386,6 +388,8 @@ def _image_column(schema: Any, features: Mapping[str, Mapping[str, object]], wan
 
 def _label_column(schema: Any, features: Mapping[str, Mapping[str, object]], wanted: str | None, source: str
                   ) -> str | None:
+    if wanted == _NO_COLUMN and _as_written(schema.names, wanted) not in schema.names:
+        return None
     if wanted is not None:
         return _named_column(schema, wanted, source)
     described: list[str] = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
@@ -488,4 +492,4 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
         index_of = {text: index for index, text in enumerate(texts)}
         return np.array([index_of.get(name, -1) for name in named], dtype=np.int64), texts, True
     raise BadData(f"{source}: the labels are neither whole numbers nor texts.",
-                  remedy="Name another column: add #label=COLUMN.")
+                  remedy="Name another column: add #label=COLUMN; or #label=none if none holds labels.")

@@ -233,7 +233,7 @@ def _files_of_sample(source: str, selection: Selection) -> list[ImageFile] | Non
         return None
     assert path is not None
     if kind == "parquet":
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=None)
         return list(itertools.islice(parquet.files_of(rows), _TILES))
     images = readers.listing_of(path, split, source=source, selection=selection).images
     return list(images[::max(1, -(-len(images) // _TILES))])
