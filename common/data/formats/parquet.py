@@ -3,8 +3,8 @@
 The column of images is a struct {bytes, path}, or binary. Names of classes come from the schema's metadata where
 Hugging Face's `datasets` wrote it, or are the labels' own texts; whole numbers without names count into the study's
 list of classes, and negative ones or nothing mean: no label. Settings follow a #, joined by &: image=COLUMN,
-label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class; label=none: there are no labels), and in a folder train, test or another start of
-file names; by default train where there is one.
+label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class; label=none: there are no labels), and in a folder
+train, test or another start of file names; by default train where there is one.
 
 Rows are read a row group at a time, one column of images and nothing else, so a file may be larger than memory; what a
 row group declares is compared with the memory that is free first. One value may stand for thousands of rows in a few

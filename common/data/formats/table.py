@@ -490,7 +490,7 @@ def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, 
         _, seen, count = rows.setdefault(file.name, (file, set(), 0))
         seen.add(label)
         rows[file.name] = (file, seen, count + 1)
-        of.setdefault(file.name, patient)
+        of[file.name] = of.get(file.name) or patient
         if finding is not None:
             shows[file.name] = tuple(dict.fromkeys((*shows.get(file.name, ()), *finding)))
             open_[file.name] = open_.get(file.name, set(unknown)) & set(unknown)  # what any row knows is known

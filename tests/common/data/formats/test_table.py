@@ -321,6 +321,12 @@ def test_a_column_of_patients_tells_them_apart(scans):
                        ).images.patients == ()
 
 
+def test_a_patient_that_a_later_row_of_an_image_names_is_its_patient(scans):
+    rows = "a.png,cat,\na.png,cat,7\nb.png,dog,7\n"
+    mine, other = read_images(table(scans, f"file,label,patient\n{rows}"), size=8, channels=1).images.patients
+    assert mine == other != ""
+
+
 def test_a_patient_is_one_also_where_another_tables_numbers_have_a_point(scans):
     """pandas writes 7.0 where it does not know the patient of another row."""
     whole, fraction = (
