@@ -175,14 +175,14 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
         torch.default_generator.manual_seed(0)
         model = builder().train()
         _check_types(model)
-        black_BCHW = torch.zeros(2, form.channels, form.size, form.size)
+        black_BCHW = torch.zeros(2, form.channels, form.size, form.size, dtype=torch.float32)  # whatever is the default
         kept = _copies(model.named_buffers())
         try:
             with torch.no_grad():
                 logits_BK = model(black_BCHW)
                 kept = _in_place_of_placeholders(kept, _copies(model.named_buffers()))
                 if kept:
-                    model(torch.linspace(-1, 1, black_BCHW.numel()).reshape(black_BCHW.shape))
+                    model(torch.linspace(-1, 1, black_BCHW.numel(), dtype=torch.float32).reshape(black_BCHW.shape))
         except Exception as error:
             raise WrongSize(
                 f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
@@ -217,7 +217,8 @@ def check_answers(builder: ModelBuilder, form: ImageForm, num_classes: int) -> N
                                    remedy="Give it values where the network is built.")
         load(model, {f"{name}.{kind}": fill(layer.num_features) for name, layer in layers_of(model).items()
                      for kind, fill in (("mean", torch.zeros), ("var", torch.ones))})
-        images_BCHW = torch.linspace(-1, 1, 2 * form.channels * form.size**2).reshape(2, form.channels, form.size, -1)
+        images_BCHW = torch.linspace(-1, 1, 2 * form.channels * form.size**2, dtype=torch.float32).reshape(
+            2, form.channels, form.size, -1)
 
         def answered(number: int) -> object:
             return model.eval()(images_BCHW[:number].clone())
@@ -393,7 +394,7 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
         model = find()(num_classes=len(settings.classes), channels=channels, size=size)
     except SemisiloError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that reads its own command line ends what imports it
         raise BadConfiguration(
             f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
             remedy="It is called as factory(num_classes=, channels=, size=).") from error
@@ -402,6 +403,6 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
     return model
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".! ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -371,7 +372,7 @@ def test_fewer_than_two_classes_are_refused() -> None:
 
 
 @pytest.fixture
-def hospital(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def hospital(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     module = types.ModuleType("hospital_nets")
 
     def tiny(*, num_classes: int, channels: int, size: int) -> nn.Module:
@@ -390,10 +391,18 @@ def hospital(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     def breaks(**_: int) -> nn.Module:
         raise RuntimeError("first line\nsecond line")
 
-    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks):
+    def ends_the_process(**_: int) -> nn.Module:
+        return sys.exit(2)  # as argparse does at a command line that is not a script's own
+
+    def of_another_type(*, channels: int, size: int, num_classes: int) -> nn.Module:
+        torch.set_default_dtype(torch.float64)  # some files do, and nobody sets it back
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))
+
+    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "hospital_nets", module)
-    return module
+    yield module
+    torch.set_default_dtype(torch.float32)
 
 
 def test_a_permitted_factory_is_called_and_its_batch_norm_replaced(hospital: types.ModuleType) -> None:
@@ -412,6 +421,7 @@ def test_a_factory_that_is_not_listed_is_not_even_imported() -> None:
 
 @pytest.mark.parametrize(("function", "says"), [
     ("absent", "failed: AttributeError"), ("not_a_module", "returned str"), ("breaks", "RuntimeError: first line."),
+    ("ends_the_process", "failed: SystemExit"), ("of_another_type", "cannot take images of 1x8x8"),
     ("wrong_size", "cannot take images of 1x8x8"), ("wrong_head", r"\(2, 99\)")])
 def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, function: str, says: str) -> None:
     name, form = f"hospital_nets:{function}", ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
