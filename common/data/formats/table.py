@@ -48,7 +48,10 @@ from semisilo.common.errors import BadData
 from semisilo.common.text.describe import counted
 from semisilo.common.text.system_errors import source_trouble
 
-__all__ = ["is_table", "list_table"]
+__all__ = ["COUNTED_ONCE", "is_table", "list_table"]
+
+COUNTED_ONCE = "counted once"
+"""What ends a line about an image that several rows name."""
 
 _FILE_NAMES = ("file", "filename", "file_name", "filepath", "file_path", "path", "relative_path", "image", "image_path",
                "image_name", "image_file", "image_id", "image_index", "img", "img_path", "dicom", "id", "name")
@@ -501,7 +504,7 @@ def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, 
             skipped.append(Skipped(file.name, f"listed {count} times, as {' and '.join(sorted(named))}", broken=True))
             continue
         if count > 1 and file.name not in shows:
-            skipped.append(Skipped(file.name, f"listed {count} times; counted once"))
+            skipped.append(Skipped(file.name, f"listed {count} times; {COUNTED_ONCE}", counts=True))
         found.append(ImageFile(file.path, file.name, next(iter(named), ""), patient=of[file.name],
                                findings=shows.get(file.name), unsure=tuple(sorted(open_.get(file.name, ())))))
     found.sort(key=lambda file: file.name.encode())

@@ -155,6 +155,16 @@ def test_labels_that_are_codes_give_a_few_lines_and_a_sheet_that_can_be_opened(t
     assert len(look_at(str(tmp_path / "n.npz"), form=FORM).notes) == 6
 
 
+def test_images_that_a_table_lists_several_times_are_not_said_to_be_left_out(tmp_path):
+    """As in lists of boxes: each is an image, and counts once."""
+    for name in ("a", "b"):
+        Image.new("L", (8, 8), ord(name)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("file,label\na,cat\na,cat\nb,dog\nb,dog\nb,dog\n")
+    said = lines(look_at(str(tmp_path / "t.csv"), form=FORM))
+    assert "  listed      2 several times; each counts once" in said
+    assert not [line for line in said if "left out" in line]
+
+
 def test_a_source_without_a_readable_picture_still_has_a_sheet(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     found = look_at(str(tmp_path), form=FORM)
