@@ -24,7 +24,7 @@ from semisilo.common.data.form import PatientRule, Reading, Selection
 from semisilo.common.data.formats import decoding, parquet
 from semisilo.common.data.formats.archive import Arrays
 from semisilo.common.data.formats.folder import ImageFile
-from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, squares
+from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, range_of, squares
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.layout import Layout, layout_of
 from semisilo.common.data.multi_hot import findings_of
@@ -359,13 +359,17 @@ def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], range
         notes.append(f"DICOM images that say of themselves that there is writing in them: {found.burned_in}"
                      " (BurnedInAnnotation = YES). It may name a patient, and a network may learn from it. To leave"
                      ' them out: [data] dicom = { BurnedInAnnotation = ["NO", ""] }')
-    for kind, limit in ranges.items():
-        if len(found.bits) > 1 or limit != 65535:
-            notes.append(f"values of {kind}: {limit:g} and above become white, as far as this source shows; a study can"
-                         " fix it for all with [data.image.reading] window")
+    return (*notes, *_of_depth({kind: limit for kind, limit in ranges.items()
+                                if len(found.bits) > 1 or limit != 65535}, reading))
+
+
+def _of_depth(ranges: Mapping[str, float], reading: Reading) -> list[str]:
+    """Lines about what becomes white of values of more than 8 bits, where that should be known."""
+    notes = [f"values of {kind}: {limit:g} and above become white, as far as this source shows; a study can fix it for"
+             " all with [data.image.reading] window" for kind, limit in ranges.items()]
     if reading.window == "image":
         notes.append("each picture is stretched from its own smallest value to its largest")
-    return tuple(notes)
+    return notes
 
 
 def _without_images(empty: Mapping[str, str]) -> list[str]:
@@ -399,12 +403,15 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     shown = own if named or not classes or len(own) > len(classes) else classes
     counts: Counter[str] = Counter()
     tiles: list[Tile] = []
+    ranges: dict[str, float] = {}
     for number, part in enumerate(parts):
         assert part.images is not None
         labels = _named(part.labels_N, shown, part.shape[0])
         counts.update(labels)
         indices = sorted(_chosen(labels))
         try:
+            if (found := range_of(part.images, reading=reading)) is not None:
+                ranges[found[0]] = max(found[1], ranges.get(found[0], 0.0))
             made = squares(_eight_bits(part.images, reading)[indices], size=form.size, channels=form.channels,
                            resize=form.resize)
         except UnusableError as error:
@@ -427,7 +434,8 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     preview.num_sizes = len(preview.sizes)
     preview.classes = _by_finding(counts, (*shown, *(c for c in classes if own and c not in shown)))
     preview.misfits = _misfits(shown, classes)
-    preview.notes = tuple(_without_images({name: "" for name, count in preview.classes.items() if not count}))
+    preview.notes = (*_without_images({name: "" for name, count in preview.classes.items() if not count}),
+                     *_of_depth({kind: limit for kind, limit in ranges.items() if limit != 65535}, reading))
     preview.tiles = tuple(tiles)
     return preview
 

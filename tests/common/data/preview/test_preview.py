@@ -155,6 +155,17 @@ def test_labels_that_are_codes_give_a_few_lines_and_a_sheet_that_can_be_opened(t
     assert len(look_at(str(tmp_path / "n.npz"), form=FORM).notes) == 6
 
 
+def test_of_arrays_too_it_is_said_what_becomes_white(tmp_path):
+    deep = np.arange(128, dtype=np.uint16).reshape(2, 8, 8) * 30
+    np.savez(tmp_path / "n.npz", images=deep, labels=np.array([0, 1]))
+    (note,) = look_at(str(tmp_path / "n.npz"), form=FORM).notes
+    assert note.startswith("values of 16 bits: 4095 and above become white")
+    (note,) = look_at(str(tmp_path / "n.npz"), form=FORM, reading=Reading(window="image")).notes
+    assert note.startswith("each picture is stretched")
+    np.savez(tmp_path / "n.npz", images=deep.astype(np.uint8), labels=np.array([0, 1]))
+    assert look_at(str(tmp_path / "n.npz"), form=FORM).notes == ()
+
+
 def test_images_that_a_table_lists_several_times_are_not_said_to_be_left_out(tmp_path):
     """As in lists of boxes: each is an image, and counts once."""
     for name in ("a", "b"):
