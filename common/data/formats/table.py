@@ -109,6 +109,10 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
                       " labels.", remedy="Leave that part out.")
     head, rows, lines = _rows(path, source)
     columns = _columns(head, rows, wanted, source)
+    called = [head[index] for index in columns.labels]
+    if (double := next((name for name in called if called.count(name) > 1), None)) is not None:
+        columns = replace(columns, question=BadData(
+            f"{source}: several columns of labels are called '{double}'.", remedy="Give each class one column."))
     if columns.split is not None:
         chosen = [at for at, row in enumerate(rows) if _cell(row, columns.split) == wanted["split"]]
         rows, lines = [rows[at] for at in chosen], [lines[at] for at in chosen]
@@ -130,7 +134,7 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     question = columns.question
     if several:
         if "several" not in wanted:
-            question = _several_labels(several, told, source)
+            question = question or _several_labels(several, told, source)
         elif wanted["several"] == "skip":
             left_out = [Skipped(f"row {line}", "has several labels", unchosen=True) for line in several]
             kept = [at for at, each in enumerate(told) if len(each) <= 1]
@@ -295,7 +299,8 @@ def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], sou
     label = usual(_LABEL_NAMES)
     if label is not None and label != file:
         return _Columns(file, (label,), split, patient)
-    others = [index for index in range(len(head)) if index not in (file, split, patient)]
+    # A column without a name is what pandas numbers rows by.
+    others = [index for index in range(len(head)) if index not in (file, split, patient) and head[index]]
     ones = [index for index in others if all(
         _flag(cell := _cell(row, index)) is not None or _is_unknown(cell) for row in rows)]
     if others and len(ones) != len(others):

@@ -20,6 +20,7 @@ from semisilo.common.data.partly_labelled import read_partly_labelled, survey_pa
 from semisilo.common.data.preview.preview import look_at
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadData
+from tests.each_of import each_of
 
 
 @pytest.fixture
@@ -319,6 +320,22 @@ def test_a_column_of_patients_tells_them_apart(scans):
         assert of["part_2/d.png"] == ""
     assert read_images(f"{source}#patient=who", size=8, channels=1, selection=Selection(patient="none")
                        ).images.patients == ()
+
+
+@each_of("text", [",image,cat,dog\n0,a,1,0\n1,b,0,1\n2,c,1,0\n", "image,cat,,dog\na,1,0,0\nb,0,1,1\nc,1,1,0\n"])
+def test_a_column_without_a_name_is_no_class(scans, text):
+    """pandas numbers rows in one."""
+    assert read_images(table(scans, text), size=8, channels=1).classes == ("cat", "dog")
+    assert read(str(scans / "t.csv")) == {"a.png": 0, "b.png": 1, "part_1/c.jpg": 0}
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("settings", ["", "#label=cat,dog,cat"])
+def test_two_columns_of_one_name_are_not_taken_for_two_classes(scans, settings, multi_label):
+    source = table(scans, "image,cat,dog,cat\na,1,0,0\nb,0,1,0\nc,0,0,1\n") + settings
+    with pytest.raises(BadData, match="several columns of labels are called 'cat'"):
+        read_images(source, size=8, channels=1, multi_label=multi_label)
+    assert len(read_images(source, size=8, channels=1, labelled=False).images) == 3
 
 
 def test_a_patient_that_a_later_row_of_an_image_names_is_its_patient(scans):
