@@ -465,9 +465,9 @@ class _FilesByName:
                     self._by_end[end] = file if self._by_end.get(end, file) is file else None
         found = [self._by_path[end] for end in _ends_of(path) if end in self._by_path]
         if path in self._by_end:
-            if (file := self._by_end[path]) is None:
+            if (ends_so := self._by_end[path]) is None:
                 return None
-            found.append(file)
+            found.append(ends_so)
         return found[0] if found and all(each is found[0] for each in found) else None
 
 
