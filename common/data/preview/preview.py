@@ -347,7 +347,8 @@ def _misfits(own: Sequence[str], classes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], ranges: Mapping[str, float],
            reading: Reading) -> tuple[str, ...]:
-    notes = _without_images({name: "" if name in own else ", and no folder or label"
+    named = set(own)
+    notes = _without_images({name: "" if name in named else ", and no folder or label"
                              for name, count in by_class.items() if not count})
     notes += [f"the same image in two classes: {first} and {second}" for first, second in found.twins[:_NAMED]]
     if len(found.twins) > _NAMED:

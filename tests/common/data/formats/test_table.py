@@ -201,7 +201,6 @@ def test_of_files_of_one_name_that_one_is_meant_whose_path_is_written(tmp_path, 
     assert names == ("1.x/2.png", *([found] if found else []))
 
 
-@pytest.mark.slow
 def test_many_folders_with_files_of_one_name_are_looked_up(tmp_path):
     """Every patient's folder has its 1.png, and the table has paths of another machine."""
     files = [ImageFile(tmp_path / f"P{number}/1.png", f"P{number}/1.png", f"P{number}") for number in range(5000)]
