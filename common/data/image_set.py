@@ -162,7 +162,7 @@ def _place(count: int, channels: int, size: int, disk: Path | None) -> Path | No
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that was left out, and why. Never leaves the site."""
+    """A file that was left out, and why; or of which something else is to be said. Never leaves the site."""
 
     name: str
     reason: str
@@ -170,6 +170,8 @@ class Skipped:
     """Whether it should have been an image; False for a report among scans, say, which is never a reason to stop."""
     unchosen: bool = False
     """Whether it is an image that a setting of this site leaves out."""
+    counts: bool = False
+    """Whether it is not left out at all: an image that a table lists several times."""
 
 
 @dataclass(frozen=True, slots=True)

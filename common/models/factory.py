@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, NotPermitted, SemisiloError, UnknownName
-from semisilo.common.learning.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
+from semisilo.common.learning.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert, layers_of, load
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Tensors
@@ -40,9 +40,10 @@ from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.wide_resnet import WideResNet28
 from semisilo.common.numerics.numerics import at_work
+from semisilo.common.text.describe import counted
 
-__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "check_name", "check_what_is_kept",
-           "initial_model", "model_builder", "model_file_content", "model_names"]
+__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_answers", "check_model", "check_name",
+           "check_what_is_kept", "initial_model", "model_builder", "model_file_content", "model_names"]
 
 
 class WrongSize(BadConfiguration):
@@ -71,6 +72,11 @@ _BUILT_IN: dict[str, _BuiltIn] = {
 
 _NOTHING_TO_NORMALISE = ("alexnet_like", "mlp_5000")
 """Networks that are defined without normalisation layers, and have no place for them."""
+
+_SENT = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
+"""Types of tensors that payloads have."""
+_SAME = 1e-4
+"""Of the largest logit: what equal images may be answered otherwise by."""
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -162,20 +168,21 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
     not black where it keeps tensors besides its parameters, since an average of black ones may move nothing.
 
     Returns: the number of trainable parameters.
-    Raises: BadConfiguration when the network cannot take the images or does not give (2, num_classes) finite logits, or
-        changes while it trains what never travels.
+    Raises: BadConfiguration when the network cannot take the images or does not give (2, num_classes) finite logits,
+        has parameters of a type that is not sent, or changes while it trains what never travels.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = builder().train()
-        black_BCHW = torch.zeros(2, form.channels, form.size, form.size)
+        _check_types(model)
+        black_BCHW = torch.zeros(2, form.channels, form.size, form.size, dtype=torch.float32)  # whatever is the default
         kept = _copies(model.named_buffers())
         try:
             with torch.no_grad():
                 logits_BK = model(black_BCHW)
                 kept = _in_place_of_placeholders(kept, _copies(model.named_buffers()))
                 if kept:
-                    model(torch.linspace(-1, 1, black_BCHW.numel()).reshape(black_BCHW.shape))
+                    model(torch.linspace(-1, 1, black_BCHW.numel(), dtype=torch.float32).reshape(black_BCHW.shape))
         except Exception as error:
             raise WrongSize(
                 f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
@@ -194,6 +201,59 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
     if count == 0:
         raise BadConfiguration("The model has no trainable parameters.")
     return count
+
+
+def check_answers(builder: ModelBuilder, form: ImageForm, num_classes: int) -> None:
+    """Whether a network of somebody's own answers in evaluation as it must: one image as well as several, and equal
+    images equally, whatever it has answered and trained on before. Statistics of batch-norm layers are 0 and 1 here.
+
+    Raises: BadConfiguration, saying what it does.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(0)
+        model = builder()
+        if wrong := next((name for name, each in model.named_parameters() if not bool(torch.isfinite(each).all())), ""):
+            raise BadConfiguration(f"The model's parameter '{wrong}' begins with numbers that are not finite.",
+                                   remedy="Give it values where the network is built.")
+        load(model, {f"{name}.{kind}": fill(layer.num_features) for name, layer in layers_of(model).items()
+                     for kind, fill in (("mean", torch.zeros), ("var", torch.ones))})
+        images_BCHW = torch.linspace(-1, 1, 2 * form.channels * form.size**2, dtype=torch.float32).reshape(
+            2, form.channels, form.size, -1)
+
+        def answered(number: int) -> object:
+            return model.eval()(images_BCHW[:number].clone())
+
+        try:
+            answers = [(2, answered(2)), (1, answered(1)), (2, answered(2))]
+            model.train()(images_BCHW.clone())
+            answers.append((2, answered(2)))
+        except Exception as error:
+            raise BadConfiguration(f"The model fails in evaluation, as .eval() leaves it: {_first_line(error)}.",
+                                   remedy="It must answer one image and several, in either mode.") from error
+    logits: list[Tensor] = []
+    for number, answer in answers:
+        if not isinstance(answer, Tensor) or tuple(answer.shape) != (number, num_classes):
+            found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise BadConfiguration(f"The model answers {counted(number, 'image')} in evaluation with {found}; expected"
+                                   f" logits ({number}, {num_classes}).",
+                                   remedy="Keep the batch's axis: write x.flatten(1) for x.squeeze()." if number == 1
+                                   else "Return the logits alone, in either mode.")
+        logits += [answer] if number == 2 else []
+    room = _SAME * max(1.0, float(logits[0].abs().max()))
+    if not all(torch.allclose(each, logits[0], rtol=0.0, atol=room, equal_nan=True) for each in logits):
+        raise BadConfiguration("The model answers the same images otherwise a second time, also in evaluation: what it"
+                               " is measured by would be chance.",
+                               remedy="Draw random numbers only while it trains, as in functional.dropout(x, training="
+                                      "self.training), and keep nothing from one batch for the next.")
+
+
+def _check_types(model: nn.Module) -> None:
+    """Raises: BadConfiguration for a parameter of a type that is neither sent nor kept."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in _SENT:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise BadConfiguration(f"The model's parameter '{name}' is of the type {kind}, which is not sent.",
+                                   remedy=f"Make it one of float32{' (torch.view_as_real)' * parameter.is_complex()}.")
 
 
 def check_what_is_kept(model: nn.Module, builder: ModelBuilder) -> None:
@@ -334,7 +394,7 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
         model = find()(num_classes=len(settings.classes), channels=channels, size=size)
     except SemisiloError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that reads its own command line ends what imports it
         raise BadConfiguration(
             f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
             remedy="It is called as factory(num_classes=, channels=, size=).") from error
@@ -343,6 +403,6 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
     return model
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".! ")

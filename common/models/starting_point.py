@@ -118,10 +118,15 @@ def _fitted(model: nn.Module, stored: StoredWeights, settings: ModelSettings, fo
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     layers = batch_norm.layers_of(model)
-    tensors = _without_prefixes(stored.tensors, {*parameters, *buffers, *_statistics_names(model)})
+    shared = _other_names(model)
+    tensors = _without_prefixes(stored.tensors, {*parameters, *shared, *buffers, *_statistics_names(model)})
     found: dict[str, Tensor] = {}
     wrong: dict[str, str] = {}
     summed = []
+    for name, own_name in shared.items():  # a state_dict has a shared tensor under each of its names
+        other = tensors.pop(name, None)
+        if other is not None and not torch.equal(tensors.setdefault(own_name, other), other):
+            wrong[name] = f"{name} has other values in the file than {own_name}, and is the same tensor here"
     for name, parameter in parameters.items():
         tensor = tensors.pop(name, None)
         if tensor is None or not tensor.is_floating_point():
@@ -150,6 +155,13 @@ def _fitted(model: nn.Module, stored: StoredWeights, settings: ModelSettings, fo
                                remedy="Check [model] name and weights.")
     return _Fitted(parameters=found, statistics=statistics, left_random=tuple(lacking),
                    notes=_notes(stored.path, lacking, summed, left_out, settings, form))
+
+
+def _other_names(model: nn.Module) -> dict[str, str]:
+    """Further names of parameters that several modules share, each with the one by which it is known."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = ((name, known[id(parameter)]) for name, parameter in model.named_parameters(remove_duplicate=False))
+    return {name: first for name, first in every if name != first}
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

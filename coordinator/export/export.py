@@ -32,6 +32,7 @@ from torch import nn
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.form import PatientRule
 from semisilo.common.data.formats.folder import is_left_behind
+from semisilo.common.data.formats.table import COUNTED_ONCE
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.readers import read_images
@@ -478,7 +479,7 @@ def _check_weights(path: Path, opened: _Opened, images: ImageSet | None, logits_
         found = logits_of(again, first, facts.image).numpy()
         if not np.array_equal(found, logits_NK[:len(found)]):
             raise BadData(f"{path.name}: read again, the network answers otherwise.",
-                          remedy="It may hold something that is neither parameter nor buffer.")
+                          remedy="It may hold something that is neither parameter nor buffer, or draw random numbers.")
 
 
 def _checked(path: Path, opened: _Opened, images: ImageSet | None) -> OnnxCheck:
@@ -509,7 +510,8 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
                 labelled=frozen.num_labelled, validation=frozen.num_validation, test=frozen.num_test,
                 labelled_patients=frozen.labelled_patients,
                 validation_patients=frozen.validation_patients, test_patients=frozen.test_patients,
-                unreadable_files=frozen.num_broken, left_out_files=len(frozen.skipped)),
+                unreadable_files=frozen.num_broken,
+                left_out_files=sum(not each.endswith(COUNTED_ONCE) for each in frozen.skipped)),
             silos=card_silos(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)),
         test=card_test(measures, source=source, digest=_digest_of(images))
         if isinstance(measures, Measures) and images is not None else None,

@@ -31,7 +31,7 @@ from semisilo.common.measures.study_measure import ACCURACY, AUROC, StudyMeasure
 from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
 from semisilo.common.methods.self_training import SelfTrainingSettings
-from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
+from semisilo.common.models.factory import ModelBuilder, WrongSize, check_answers, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.own.model_file import code_of, with_digest
 from semisilo.common.models.starting_point import StartingPoint, starting_point
@@ -197,7 +197,8 @@ def _read(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
                                " unasked.", remedy=NEEDS_VALIDATION.format(setting="patience"))
     form = frozen.image if frozen is not None else _form(config, images)
     left_out, left_out_reason = _left_out_views(config, images, frozen, num_classes=len(classes))
-    start, num_parameters = _network(config, replace(config.model, classes=classes), form, folder, progress)
+    start, num_parameters = _network(config, replace(config.model, classes=classes), form, folder, progress,
+                                     is_new=frozen is None)
     group = TensorGroup(start.frozen, digest=digest(start.frozen)) if start.frozen else None
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
@@ -507,9 +508,11 @@ def _read_with() -> str:
 
 
 def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder: Path,
-             progress: Callable[[float, str], None] | None) -> tuple[StartingPoint, int]:
+             progress: Callable[[float, str], None] | None, *, is_new: bool) -> tuple[StartingPoint, int]:
     """The network that the study starts from, and its number of trainable parameters.
 
+    Args:
+        is_new: whether the study begins: what has begun with a network goes on with it.
     Raises: BadConfiguration or BadData; where the image size does not fit, with sizes that do.
     """
     weights = folder / Path(model.weights).expanduser() if model.weights else None
@@ -517,7 +520,10 @@ def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder:
     try:
         start = starting_point(model, form, seed=config.study.seed, weights=weights, progress=progress,
                                allow_factories=code_of(model, folder))
-        return start, check_model(start.builder, form, len(model.classes))
+        num_parameters = check_model(start.builder, form, len(model.classes))
+        if is_new and ":" in model.name:
+            check_answers(start.builder, form, len(model.classes))
+        return start, num_parameters
     except WrongSize as error:
         sizes = sizes_that_work(model, channels=form.channels, near=form.size)
         if not sizes:

@@ -164,6 +164,8 @@ def predict(
     elif out is None:
         typer.echo(found.to_csv(top=top), nl=False)
     for each in found.skipped:
+        if each.counts:
+            continue
         console.print(Text(printable(f"left out: {each.name}: {each.reason}", limit=500)), soft_wrap=True)
     for note in found.notes():
         console.print(Text(printable(note, limit=2000)), soft_wrap=True)

@@ -455,7 +455,7 @@ def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
     unchosen = sum(item.unchosen for item in skipped)
     if unchosen:
         _LOG.info("left out by [data] of silo.toml: %s", counted(unchosen, "file"))
-    if others := len(skipped) - len(broken) - unchosen:
+    if others := sum(not (item.broken or item.unchosen or item.counts) for item in skipped):
         _LOG.info("left out because they are not images, or have no class: %s", counted(others, "file"))
 
 

@@ -60,6 +60,8 @@ _FIRST_GROUPS = (b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08")
 _META = 2048
 _STEPS = (2**18, 2**22, 2**26)
 """Bytes of a header that are tried, one after another; real ones are small."""
+_NEEDED = ("SamplesPerPixel", "PhotometricInterpretation", "BitsStored", "PixelRepresentation")
+"""Tags that a picture must have, beside those for which it is no picture without."""
 _COLOURS: dict[int, tuple[str, ...]] = {
     1: ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR"),
     3: ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420"),
@@ -150,7 +152,14 @@ class Opened:
             if isinstance(error, RuntimeError) and "missing dependencies" in str(error):
                 raise BadData("Compressed DICOM files need the packages 'pylibjpeg', 'pylibjpeg-libjpeg' and "
                               "'pylibjpeg-openjpeg'.", remedy=how_to_install("semisilo[dicom]")) from None
-            raise UnusableError("its pixels are damaged or cut off") from None
+            raise UnusableError(self._lacking() or "its pixels are damaged or cut off") from None
+
+    def _lacking(self) -> str:
+        """Which tags are missing without which nobody can say what the pixels are; empty where none is. Keywords are no
+        values."""
+        wanted = _NEEDED if self.data.get("SamplesPerPixel") in (None, "", 1) else (*_NEEDED, "PlanarConfiguration")
+        missing = [keyword for keyword in wanted if self.data.get(keyword) in (None, "")]
+        return f"its header does not say how its pixels are stored: it lacks {', '.join(missing)}" if missing else ""
 
     def _check_stream(self, stream: bytes) -> None:
         if self.syntax == _RUN_LENGTHS:  # run lengths: rows and columns are all there is

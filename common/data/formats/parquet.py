@@ -3,8 +3,8 @@
 The column of images is a struct {bytes, path}, or binary. Names of classes come from the schema's metadata where
 Hugging Face's `datasets` wrote it, or are the labels' own texts; whole numbers without names count into the study's
 list of classes, and negative ones or nothing mean: no label. Settings follow a #, joined by &: image=COLUMN,
-label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class), and in a folder train, test or another start of
-file names; by default train where there is one.
+label=COLUMN (label=A,B,C are columns of 0 and 1, one for each class; label=none: there are no labels), and in a folder
+train, test or another start of file names; by default train where there is one.
 
 Rows are read a row group at a time, one column of images and nothing else, so a file may be larger than memory; what a
 row group declares is compared with the memory that is free first. One value may stand for thousands of rows in a few
@@ -37,6 +37,8 @@ __all__ = ["Rows", "files_of", "open_rows", "parquet_files"]
 
 _IMAGE_NAMES = ("image", "img", "picture", "image_bytes", "bytes", "jpg", "jpeg", "png", "data", "content")
 _LABEL_NAMES = ("label", "labels", "class", "target", "diagnosis", "dx", "category", "finding", "fine_label", "y")
+_NO_COLUMN = "none"
+"""Of label=: no column holds labels."""
 _BATCH = 16
 _BATCH_OF_LABELS = 4096
 """Rows that are taken at once, where they may be."""
@@ -142,7 +144,7 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str, multi_label:
             labels += list(zip(*(_column(file, path, name, source) for name in columns), strict=True)) if columns else \
                 _column(file, path, label, source)
         if patient is not None:
-            patients += [patient_key("" if value is None else str(value).strip())
+            patients += [patient_key("" if value is None else str(_whole(value)).strip())
                          for value in _column(file, path, patient, source)]
     if not sum(counts):
         raise BadData(f"{source}: has no rows.", remedy="Add images.")
@@ -324,8 +326,8 @@ def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
                 raise BadData(f"{source}: {path.name} has an entry of more than {_LONGEST_LABEL} bytes in its column"
                               f" '{name}'.", remedy="Name another column: what says a class or a patient is short.")
             check_room(16 * (entries.nbytes + 8 * len(found)), what=what, remedy="Split the file.")
-            values += [texts.setdefault(value, value) if isinstance(value, str) else value
-                       for value in found.to_pylist()]
+            values += [texts.setdefault(value, value) if isinstance(value, str) else
+                       None if value != value else value for value in found.to_pylist()]  # NaN: nothing is said
     except BadData:
         raise
     except MemoryError:
@@ -335,6 +337,11 @@ def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
     if len(values) != file.metadata.num_rows:
         raise _damaged(source, path)
     return values
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as one, also where it is a fraction by its type, as pandas writes a column with empty cells."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
@@ -381,6 +388,8 @@ def _image_column(schema: Any, features: Mapping[str, Mapping[str, object]], wan
 
 def _label_column(schema: Any, features: Mapping[str, Mapping[str, object]], wanted: str | None, source: str
                   ) -> str | None:
+    if wanted == _NO_COLUMN and _as_written(schema.names, wanted) not in schema.names:
+        return None
     if wanted is not None:
         return _named_column(schema, wanted, source)
     described: list[str] = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
@@ -404,19 +413,19 @@ def _as_written(names: Sequence[str], wanted: str) -> str:
 
 
 def _patient_column(schema: Any, wanted: str | None, source: str) -> str | None:
-    """The column that says whose image it is: the wanted one, or one with a usual name, of texts or whole numbers."""
+    """The column that says whose image it is: the wanted one, or one with a usual name, of texts or numbers."""
     types = needed("pyarrow.types", PARQUET)
 
     def can_be(name: str) -> bool:
         kind = schema.field(name).type
         return bool(schema.names.count(name) == 1 and (
             types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
-            or types.is_dictionary(kind)))
+            or types.is_floating(kind) or types.is_dictionary(kind)))
 
     if wanted is not None:
         wanted = _as_written(schema.names, wanted)
         if wanted not in schema.names or not can_be(wanted):
-            raise BadData(f"{source}: has no column '{wanted}' of texts or whole numbers.",
+            raise BadData(f"{source}: has no column '{wanted}' of texts or numbers.",
                           remedy=f"Its columns: {', '.join(schema.names[:12])}.")
         return wanted
     return next((str(name) for want in PATIENT_COLUMNS for name in schema.names
@@ -465,6 +474,7 @@ def _findings(labels: list[Any], columns: tuple[str, ...], names: tuple[str, ...
 
 def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
     """Indices into the list of classes, that list, and whether it is the file's own."""
+    labels = [_whole(label) for label in labels]
     there = {type(label) for label in labels if label is not None}
     if there <= {int, bool}:
         found = np.array([-1 if label is None else min(max(int(label), -1), _MAX_LABEL + 1) for label in labels],
@@ -482,4 +492,4 @@ def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[ND
         index_of = {text: index for index, text in enumerate(texts)}
         return np.array([index_of.get(name, -1) for name in named], dtype=np.int64), texts, True
     raise BadData(f"{source}: the labels are neither whole numbers nor texts.",
-                  remedy="Name another column: add #label=COLUMN.")
+                  remedy="Name another column: add #label=COLUMN; or #label=none if none holds labels.")

@@ -16,8 +16,8 @@
 A name in the table is a path within the folder, or a file name that occurs once in it, with or without its suffix; no
 file outside the folder is ever opened. A row without a label is unlabelled. A cell such as "Cardiomegaly|Emphysema",
 and several columns of 1 in a row, are several labels, which is no class: where labels count, such a table is refused
-until several= says what becomes of these rows. Whole numbers that are no class names count into the study's list of
-classes, from 0.
+until several= says what becomes of these rows. Whole numbers count into the study's list of classes, from 0, unless its
+classes are whole numbers themselves; a negative one among them says that there is no label.
 
 In a study whose images may have several labels or none ([study] task = "multi_label") they are what they are: a row of
 columns that are all 0, or a cell that says "No Finding", is an image that shows nothing, and one whose cells are empty
@@ -34,7 +34,7 @@ import csv
 import io
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +48,10 @@ from semisilo.common.errors import BadData
 from semisilo.common.text.describe import counted
 from semisilo.common.text.system_errors import source_trouble
 
-__all__ = ["is_table", "list_table"]
+__all__ = ["COUNTED_ONCE", "is_table", "list_table"]
+
+COUNTED_ONCE = "counted once"
+"""What ends a line about an image that several rows name."""
 
 _FILE_NAMES = ("file", "filename", "file_name", "filepath", "file_path", "path", "relative_path", "image", "image_path",
                "image_name", "image_file", "image_id", "image_index", "img", "img_path", "dicom", "id", "name")
@@ -106,6 +109,10 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
                       " labels.", remedy="Leave that part out.")
     head, rows, lines = _rows(path, source)
     columns = _columns(head, rows, wanted, source)
+    called = [head[index] for index in columns.labels]
+    if (double := next((name for name in called if called.count(name) > 1), None)) is not None:
+        columns = replace(columns, question=BadData(
+            f"{source}: several columns of labels are called '{double}'.", remedy="Give each class one column."))
     if columns.split is not None:
         chosen = [at for at, row in enumerate(rows) if _cell(row, columns.split) == wanted["split"]]
         rows, lines = [rows[at] for at in chosen], [lines[at] for at in chosen]
@@ -116,7 +123,7 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     if not folder.is_dir():
         raise BadData(f"{source}: there is no folder {folder}.", remedy="Fix the part behind #folder=.")
     told = [_labels(row, columns, head, line, source) for line, row in zip(lines, rows, strict=True)]
-    told = _alone(told) if len(columns.labels) == 1 else told
+    told = _known(_alone(told), classes) if len(columns.labels) == 1 else told
     if multi_label:
         findings, names = _as_findings(told, rows, columns, head, classes)
         found = _listed([""] * len(rows), findings, names, (), columns, rows, lines, folder, source, columns.question,
@@ -127,7 +134,7 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     question = columns.question
     if several:
         if "several" not in wanted:
-            question = _several_labels(several, told, source)
+            question = question or _several_labels(several, told, source)
         elif wanted["several"] == "skip":
             left_out = [Skipped(f"row {line}", "has several labels", unchosen=True) for line in several]
             kept = [at for at, each in enumerate(told) if len(each) <= 1]
@@ -151,7 +158,8 @@ def _listed(labels: list[str], findings: Sequence[tuple[str, ...] | None], names
             left_out: Sequence[Skipped], columns: _Columns, rows: list[list[str]], lines: Sequence[int], folder: Path,
             source: str, question: BadData | None, *, unsure: Sequence[tuple[str, ...]] = ()) -> Listing:
     """The images of the rows. Raises: BadData when none is there."""
-    patients = ["" if columns.patient is None else patient_key(_cell(row, columns.patient)) for row in rows]
+    patients = ["" if columns.patient is None else patient_key(_whole(_cell(row, columns.patient)))
+                for row in rows]
     found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, findings, patients, lines,
                               _FilesByName(list_images(folder)), unsure or [()] * len(rows))
     if not found:
@@ -291,7 +299,8 @@ def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], sou
     label = usual(_LABEL_NAMES)
     if label is not None and label != file:
         return _Columns(file, (label,), split, patient)
-    others = [index for index in range(len(head)) if index not in (file, split, patient)]
+    # A column without a name is what pandas numbers rows by.
+    others = [index for index in range(len(head)) if index not in (file, split, patient) and head[index]]
     ones = [index for index in others if all(
         _flag(cell := _cell(row, index)) is not None or _is_unknown(cell) for row in rows)]
     if others and len(ones) != len(others):
@@ -364,6 +373,16 @@ def _alone(told: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [apart.get(each[0], each) if len(each) == 1 else each for each in told] if apart else told
 
 
+def _known(told: list[tuple[str, ...]], classes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The same, without a label where that is a negative whole number among whole ones: so it is said of an image that
+    its class is not known."""
+    there = {piece for each in told for piece in each}
+    below = {piece for piece in there if piece.startswith("-") and _number(piece[1:]) is not None} - {*classes}
+    if not below or any(_number(piece) is None for piece in there - below):
+        return told
+    return [() if below.intersection(each) else each for each in told]
+
+
 def _several_labels(lines: Sequence[int], told: Sequence[tuple[str, ...]], source: str) -> BadData:
     """What is to be said where nothing says what becomes of rows with several labels."""
     first = next(each for each in told if len(each) > 1)
@@ -375,15 +394,30 @@ def _several_labels(lines: Sequence[int], told: Sequence[tuple[str, ...]], sourc
 
 
 def _as_classes(labels: list[str], classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """Class names as they occur, and the label of each row as one of them."""
+    """Class names as they occur, and the label of each row as one of them.
+
+    Where the study's classes are whole numbers themselves, a number is the class of this name, also where it is written
+    3.0; else whole numbers count into its classes.
+    """
     there = {label for label in labels if label}
     number = {label: _number(label) for label in there}
     if not there or None in number.values() or there <= set(classes):
         return tuple(sorted(there)), labels
     numbers = {label: value for label, value in number.items() if value is not None}
+    named = {_number(name): name for name in reversed(classes)}
+    if named and None not in named:
+        called = {label: label if label in classes else named.get(value, str(value))
+                  for label, value in numbers.items()}
+        return tuple(sorted(set(called.values()))), [called[label] if label else "" for label in labels]
     last = max(numbers.values())
     names = classes if classes and last < len(classes) else tuple(str(value) for value in range(last + 1))
     return names, [names[numbers[label]] if label else "" for label in labels]
+
+
+def _whole(text: str) -> str:
+    """A whole number without the ".0" that spreadsheets and pandas write behind it where the column has empty cells."""
+    head, _, tail = text.partition(".")
+    return head if head.isascii() and head.isdigit() and tail and not tail.strip("0") else text
 
 
 def _number(text: str) -> int | None:
@@ -401,6 +435,7 @@ class _FilesByName:
     def __init__(self, listing: Listing) -> None:
         self._by_path = {unicodedata.normalize("NFC", file.name): file for file in listing.images}
         self._by_name: dict[str, list[ImageFile]] = {}
+        self._by_end: dict[str, ImageFile | None] = {}
         for file in listing.images:
             name = unicodedata.normalize("NFC", file.name.rpartition("/")[2])
             for each in {name, name.partition(".")[0], name.rpartition(".")[0]} - {""}:
@@ -414,13 +449,33 @@ class _FilesByName:
             return self._by_path[path]
         # A path of another machine: the file whose path agrees furthest from the right.
         candidates = self._by_name.get(path.rpartition("/")[2], [])
-        if len(candidates) > 1:
-            whole = [file for file in candidates if f"/{file.name}".rpartition(".")[0].endswith(f"/{path}")
-                     or f"/{path}".endswith(f"/{file.name}") or f"/{file.name}".endswith(f"/{path}")]
-            candidates = whole if len(whole) == 1 else candidates
+        if len(candidates) > 1 and (whole := self._of_path(path)) is not None:
+            return whole
         if not candidates:
             return _NOT_THERE
         return candidates[0] if len(candidates) == 1 else f"the name fits {len(candidates)} images in the folder"
+
+    def _of_path(self, path: str) -> ImageFile | None:
+        """The one file whose whole path the end of `path` is, or whose path, with or without its suffix, ends so; None
+        where there is none or several. Looked up: many folders may have a file of the same name."""
+        if not self._by_end:
+            for name, file in self._by_path.items():
+                suffix = name.rpartition("/")[2].rpartition(".")[2]
+                for end in (*_ends_of(name), *_ends_of(name.removesuffix(f".{suffix}"))):
+                    self._by_end[end] = file if self._by_end.get(end, file) is file else None
+        found = [self._by_path[end] for end in _ends_of(path) if end in self._by_path]
+        if path in self._by_end:
+            if (ends_so := self._by_end[path]) is None:
+                return None
+            found.append(ends_so)
+        return found[0] if found and all(each is found[0] for each in found) else None
+
+
+def _ends_of(path: str) -> Iterator[str]:
+    """A path from each of its parts on, the whole one first."""
+    while path:
+        yield path
+        path = path.partition("/")[2]
 
 
 def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, ...] | None], patients: list[str],
@@ -443,7 +498,7 @@ def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, 
         _, seen, count = rows.setdefault(file.name, (file, set(), 0))
         seen.add(label)
         rows[file.name] = (file, seen, count + 1)
-        of.setdefault(file.name, patient)
+        of[file.name] = of.get(file.name) or patient
         if finding is not None:
             shows[file.name] = tuple(dict.fromkeys((*shows.get(file.name, ()), *finding)))
             open_[file.name] = open_.get(file.name, set(unknown)) & set(unknown)  # what any row knows is known
@@ -454,7 +509,7 @@ def _matched(names: list[str], labels: list[str], findings: Sequence[tuple[str, 
             skipped.append(Skipped(file.name, f"listed {count} times, as {' and '.join(sorted(named))}", broken=True))
             continue
         if count > 1 and file.name not in shows:
-            skipped.append(Skipped(file.name, f"listed {count} times; counted once"))
+            skipped.append(Skipped(file.name, f"listed {count} times; {COUNTED_ONCE}", counts=True))
         found.append(ImageFile(file.path, file.name, next(iter(named), ""), patient=of[file.name],
                                findings=shows.get(file.name), unsure=tuple(sorted(open_.get(file.name, ())))))
     found.sort(key=lambda file: file.name.encode())

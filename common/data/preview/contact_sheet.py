@@ -21,6 +21,7 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 _COLUMNS = 8
 _SMALLEST, _LARGEST = 64, 160
 """Sides of a picture on the sheet, in pixels."""
+_MOST_NAMES = 200
 _GAP, _TEXT = 6, 18
 _PAPER, _INK, _FAINT = (255, 255, 255), (20, 20, 20), (120, 120, 120)
 
@@ -30,11 +31,15 @@ def contact_sheet(tiles: Sequence[Tile], *, title: str, counts: Mapping[str, int
 
     Args:
         tiles: in any order of classes.
-        counts: images of each class, in the order of the sheet; those without a picture are named too.
+        counts: images of each class, in the order of the sheet; those without a picture are named too, of a few
+            classes.
         unlabelled: images without a class; their pictures come last.
     """
     side = _side(tiles)
     names = [*counts, *([""] if unlabelled or any(not tile.class_name for tile in tiles) else [])]
+    if len(names) > _MOST_NAMES:  # a picture must be one that can be opened
+        shown = {tile.class_name for tile in tiles}
+        names = [name for name in names if name in shown]
     groups = [(name, [tile for tile in tiles if tile.class_name == name]) for name in names]
     rows = sum(-(-len(group) // _COLUMNS) for _, group in groups)
     width = _COLUMNS * (side + _GAP) + _GAP

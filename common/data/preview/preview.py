@@ -24,7 +24,7 @@ from semisilo.common.data.form import PatientRule, Reading, Selection
 from semisilo.common.data.formats import decoding, parquet
 from semisilo.common.data.formats.archive import Arrays
 from semisilo.common.data.formats.folder import ImageFile
-from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, squares
+from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, range_of, squares
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.layout import Layout, layout_of
 from semisilo.common.data.multi_hot import findings_of
@@ -236,7 +236,7 @@ def _files_of_sample(source: str, selection: Selection) -> list[ImageFile] | Non
         return None
     assert path is not None
     if kind == "parquet":
-        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source, multi_label=None)
         return list(itertools.islice(parquet.files_of(rows), _TILES))
     images = readers.listing_of(path, split, source=source, selection=selection).images
     return list(images[::max(1, -(-len(images) // _TILES))])
@@ -353,8 +353,9 @@ def _misfits(own: Sequence[str], classes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], ranges: Mapping[str, float],
            reading: Reading) -> tuple[str, ...]:
-    notes = [f"class '{name}' has no image here" + ("" if name in own else ", and no folder or label")
-             for name, count in by_class.items() if not count]
+    named = set(own)
+    notes = _without_images({name: "" if name in named else ", and no folder or label"
+                             for name, count in by_class.items() if not count})
     notes += [f"the same image in two classes: {first} and {second}" for first, second in found.twins[:_NAMED]]
     if len(found.twins) > _NAMED:
         notes.append(f"the same image in two classes: {len(found.twins) - _NAMED} more")
@@ -365,13 +366,30 @@ def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], range
         notes.append(f"DICOM images that say of themselves that there is writing in them: {found.burned_in}"
                      " (BurnedInAnnotation = YES). It may name a patient, and a network may learn from it. To leave"
                      ' them out: [data] dicom = { BurnedInAnnotation = ["NO", ""] }')
-    for kind, limit in ranges.items():
-        if len(found.bits) > 1 or limit != 65535:
-            notes.append(f"values of {kind}: {limit:g} and above become white, as far as this source shows; a study can"
-                         " fix it for all with [data.image.reading] window")
+    return (*notes, *_of_depth({kind: limit for kind, limit in ranges.items()
+                                if len(found.bits) > 1 or limit != 65535}, reading))
+
+
+def _of_depth(ranges: Mapping[str, float], reading: Reading) -> list[str]:
+    """Lines about what becomes white of values of more than 8 bits, where that should be known."""
+    notes = [f"values of {kind}: {limit:g} and above become white, as far as this source shows; a study can fix it for"
+             " all with [data.image.reading] window" for kind, limit in ranges.items()]
     if reading.window == "image":
         notes.append("each picture is stretched from its own smallest value to its largest")
-    return tuple(notes)
+    return notes
+
+
+def _without_images(empty: Mapping[str, str]) -> list[str]:
+    """Lines about classes without an image.
+
+    Args:
+        empty: each with what else is to be said of it.
+    """
+    lines = [f"class '{name}' has no image here{more}" for name, more in list(empty.items())[:_NAMED]]
+    if len(empty) > _NAMED:
+        lines.append(f"{len(empty) - _NAMED:,} more classes have no image here" + (
+            ": where labels are numbers, each one from 0 to the largest is a class" * all(map(str.isdecimal, empty))))
+    return lines
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -392,12 +410,15 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     shown = own if named or not classes or len(own) > len(classes) else classes
     counts: Counter[str] = Counter()
     tiles: list[Tile] = []
+    ranges: dict[str, float] = {}
     for number, part in enumerate(parts):
         assert part.images is not None
         labels = _named(part.labels_N, shown, part.shape[0])
         counts.update(labels)
         indices = sorted(_chosen(labels))
         try:
+            if (found := range_of(part.images, reading=reading)) is not None:
+                ranges[found[0]] = max(found[1], ranges.get(found[0], 0.0))
             made = squares(_eight_bits(part.images, reading)[indices], size=form.size, channels=form.channels,
                            resize=form.resize)
         except UnusableError as error:
@@ -420,7 +441,8 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     preview.num_sizes = len(preview.sizes)
     preview.classes = _by_finding(counts, (*shown, *(c for c in classes if own and c not in shown)))
     preview.misfits = _misfits(shown, classes)
-    preview.notes = tuple(f"class '{name}' has no image here" for name, count in preview.classes.items() if not count)
+    preview.notes = (*_without_images({name: "" for name, count in preview.classes.items() if not count}),
+                     *_of_depth({kind: limit for kind, limit in ranges.items() if limit != 65535}, reading))
     preview.tiles = tuple(tiles)
     return preview
 

@@ -72,7 +72,10 @@ def _images(preview: Preview) -> str:
 def _problems(preview: Preview, on_error: OnError | None) -> list[str]:
     found = []
     unchosen = [item for item in preview.skipped if item.unchosen]
-    others = [item for item in preview.skipped if not item.broken and not item.unchosen]
+    again = sum(item.counts for item in preview.skipped)
+    if again:
+        found.append(f"  listed      {again:,} several times; each counts once")
+    others = [item for item in preview.skipped if not (item.broken or item.unchosen or item.counts)]
     for items, words in ((unchosen, "by a setting of this site"), (others, "that are no images")):
         if items:
             found.append(f"  left out    {len(items):,} {words}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from semisilo.common.models.alexnet_like import AlexNetLike
 from semisilo.common.models.cnn13 import CNN13
 from semisilo.common.models.factory import (
     build_model,
+    check_answers,
     check_model,
     check_what_is_kept,
     initial_model,
@@ -370,7 +372,7 @@ def test_fewer_than_two_classes_are_refused() -> None:
 
 
 @pytest.fixture
-def hospital(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def hospital(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     module = types.ModuleType("hospital_nets")
 
     def tiny(*, num_classes: int, channels: int, size: int) -> nn.Module:
@@ -389,10 +391,18 @@ def hospital(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     def breaks(**_: int) -> nn.Module:
         raise RuntimeError("first line\nsecond line")
 
-    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks):
+    def ends_the_process(**_: int) -> nn.Module:
+        return sys.exit(2)  # as argparse does at a command line that is not a script's own
+
+    def of_another_type(*, channels: int, size: int, num_classes: int) -> nn.Module:
+        torch.set_default_dtype(torch.float64)  # some files do, and nobody sets it back
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))
+
+    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "hospital_nets", module)
-    return module
+    yield module
+    torch.set_default_dtype(torch.float32)
 
 
 def test_a_permitted_factory_is_called_and_its_batch_norm_replaced(hospital: types.ModuleType) -> None:
@@ -411,6 +421,7 @@ def test_a_factory_that_is_not_listed_is_not_even_imported() -> None:
 
 @pytest.mark.parametrize(("function", "says"), [
     ("absent", "failed: AttributeError"), ("not_a_module", "returned str"), ("breaks", "RuntimeError: first line."),
+    ("ends_the_process", "failed: SystemExit"), ("of_another_type", "cannot take images of 1x8x8"),
     ("wrong_size", "cannot take images of 1x8x8"), ("wrong_head", r"\(2, 99\)")])
 def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, function: str, says: str) -> None:
     name, form = f"hospital_nets:{function}", ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -490,6 +501,79 @@ def test_the_constant_scale_of_spectral_norm_moves_while_it_trains() -> None:
 
     with pytest.raises(BadConfiguration, match=r"changes '1\.parametrizations\.weight\.0\._[uv]' while it trains"):
         check_model(build, form, 10)
+
+
+class Answers(nn.Module):
+    """A network whose answers are as somebody may have written them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.head, self.norm = how, nn.Linear(64, 10), nn.BatchNorm1d(64)
+        self.seen, self.first_F = 0, torch.zeros(64)
+        if how == "not finite":
+            self.scale = nn.Parameter(torch.full((3,), torch.nan))
+
+    def forward(self, images_BCHW: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        features_BF: Tensor = self.norm(images_BCHW.mul_(1.5).flatten(1))  # its own images are not to be asked twice
+        if self.how == "always dropout":
+            features_BF = nn.functional.dropout(features_BF)
+        if self.how == "changes its mode":
+            features_BF = nn.functional.dropout(features_BF, training=self.train().training)
+        if self.how == "random":
+            features_BF = features_BF + torch.rand(1)
+        if self.how == "counts":
+            self.seen += 1
+            features_BF = features_BF * (1 + 0.01 * self.seen)
+        if self.how == "remembers":
+            features_BF = features_BF - self.first_F
+            self.first_F = features_BF.detach()[0] if self.training else self.first_F
+        if self.how == "dropout while it trains":
+            features_BF = nn.functional.dropout(features_BF, training=self.training)
+        logits_BK: Tensor = self.head(features_BF)
+        if self.how == "squeezes":
+            return logits_BK.squeeze()
+        if self.how == "fails":
+            return logits_BK if self.training else logits_BK.reshape(7, -1)
+        return (logits_BK, features_BF) if self.how == "two answers" and not self.training else logits_BK
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ("squeezes", r"1 image in evaluation with \(10,\); expected logits \(1, 10\)"),
+    ("two answers", "2 images in evaluation with tuple"), ("fails", "fails in evaluation"),
+    ("always dropout", "otherwise a second time"), ("changes its mode", "otherwise a second time"),
+    ("random", "otherwise a second time"), ("counts", "otherwise a second time"),
+    ("remembers", "otherwise a second time"), ("not finite", "'scale' begins with numbers that are not finite"),
+    ("dropout while it trains", ""), ("plain", "")])
+def test_a_network_of_ones_own_answers_in_evaluation_as_it_must_or_is_refused(how: str, says: str) -> None:
+    """Else a study fails at the first batch of one image, or its measures and its export are chance."""
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+    def build() -> nn.Module:
+        model = Answers(how)
+        batch_norm.convert(model, "static_batch")
+        return model
+
+    assert check_model(build, form, 10) > 650, "what two images show while it trains is as it must be"
+    if not says:
+        check_answers(build, form, 10)
+        return
+    with pytest.raises(BadConfiguration, match=says) as caught:
+        check_answers(build, form, 10)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("dtype", "remedy"), [(torch.complex64, "view_as_real"), (torch.bool, "float32")])
+def test_a_parameter_of_a_type_that_is_not_sent_is_refused(dtype: torch.dtype, remedy: str) -> None:
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        model.register_parameter("extra", nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False))
+        return model
+
+    with pytest.raises(BadConfiguration, match=f"'extra' is of the type {str(dtype)[6:]}, which is not sent") as caught:
+        check_model(build, form, 10)
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "wide_resnet_28_2", "resnet18"])

@@ -343,3 +343,37 @@ def test_a_missing_file_is_named_with_where_paths_start(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="there is no such file") as caught:
         start(tmp_path / "none.safetensors")
     assert "folder of the study file" in caught.value.remedy
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self, num_classes: int, channels: int, size: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(channels * size * size, channels * size * size), nn.Linear(64, 64)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        found: Tensor = self.head(self.two(self.one(images_BCHW.flatten(1)).relu()))
+        return found
+
+
+def test_weights_of_a_network_whose_layers_share_a_tensor_are_read_under_each_of_its_names(tmp_path: Path) -> None:
+    """A state_dict, and the file that a study writes at its end, have it twice."""
+    form, settings = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), ModelSettings(
+        name="tests.common.models.test_starting_point:Tied", classes=NAMES)
+    network, path = Tied(7, 1, 8), tmp_path / "w.pth"
+
+    def started() -> StartingPoint:
+        return starting_point(settings, form, seed=SEED, weights=path, allow_factories=(settings.name,))
+
+    torch.save(network.state_dict(), path)
+    begins = initial_model(started().builder, SEED)
+    assert list(begins) == ["one.weight", "one.bias", "two.bias", "head.weight", "head.bias"]
+    assert all(torch.equal(begins[name], parameter) for name, parameter in network.named_parameters())
+    torch.save({name: tensor for name, tensor in network.state_dict().items() if name != "one.weight"}, path)
+    assert torch.equal(initial_model(started().builder, SEED)["one.weight"], network.two.weight)
+    torch.save({**network.state_dict(), "two.weight": torch.zeros(64, 64)}, path)
+    with pytest.raises(BadConfiguration, match=r"two\.weight has other values in the file than one\.weight"):
+        started()

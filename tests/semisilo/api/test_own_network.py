@@ -94,6 +94,15 @@ def test_data_sets_and_a_network_of_ones_own_are_all_that_a_simulation_needs(dig
     assert "label_accuracy" not in next(iter(silos.values())).metrics, "nobody knows the classes of these images"
 
 
+def test_a_network_that_cannot_answer_one_image_is_refused_before_it_is_trained(digits: tuple[Tensor, Tensor]) -> None:
+    class Squeezes(Flat):
+        def forward(self, images_BCHW: Tensor) -> Tensor:
+            return super().forward(images_BCHW).squeeze()
+
+    with pytest.raises(semisilo.SemisiloError, match="answers 1 image in evaluation"):
+        semisilo.simulate(**sets(digits), model=Squeezes, **CALL)
+
+
 @pytest.mark.slow
 def test_classes_of_unlabelled_images_are_for_diagnostics_and_change_no_bit(digits: tuple[Tensor, Tensor]) -> None:
     images, labels = digits

@@ -422,6 +422,9 @@ def test_the_command_prints_facts_as_one_document_and_writes_the_file(
     assert facts["predictions"][0]["file"] == "9/good.png"
     assert "left out: 9/bad.png" in done.err
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 2
+    (tmp_path / "twice.csv").write_text("file,label\nscans/9/good.png,9\nscans/9/good.png,9\n")
+    assert run_cli(app, ["predict", str(model), str(tmp_path / "twice.csv")], name="semisilo") == 0
+    assert "left out" not in capsys.readouterr().err, "it is predicted, once"
 
 
 @pytest.mark.usefixtures("pictures_left_blank")

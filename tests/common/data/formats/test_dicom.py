@@ -600,3 +600,20 @@ def test_without_pydicom_one_line_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(BadData, match="pydicom") as caught:
         read_images(str(tmp_path), size=8, channels=1, labelled=False, on_error="skip")
     assert "pip install 'semisilo[dicom]'" in caught.value.line()
+
+
+@pytest.mark.parametrize("keyword", ["SamplesPerPixel", "PhotometricInterpretation", "BitsStored",
+                                     "PixelRepresentation", "PlanarConfiguration"])
+def test_a_tag_that_says_how_pixels_are_stored_is_named_where_it_is_missing(tmp_path, keyword):
+    """The file is whole: to be told that it is damaged sends people to copy it again."""
+    pixels = np.zeros((4, 4, 3) if keyword == "PlanarConfiguration" else (4, 4), np.uint8)
+    path = made(tmp_path / "x.dcm", pixels)
+    data = pydicom.dcmread(path)
+    for missing in (False, True):
+        if missing:
+            delattr(data, keyword)
+        else:
+            data[keyword].value = None
+        data.save_as(path)
+        with pytest.raises(UnusableError, match=f"how its pixels are stored: it lacks {keyword}$"):
+            shown(path)

@@ -24,7 +24,7 @@ from semisilo.common.data.partly_labelled import (  # noqa: E402
     read_partly_labelled,
     survey_partly_labelled,
 )
-from semisilo.common.data.preview.preview import look_at  # noqa: E402
+from semisilo.common.data.preview.preview import look_at, sample_of, tied_in_sample  # noqa: E402
 from semisilo.common.data.readers import check_labelled, read_images, survey  # noqa: E402
 from semisilo.common.errors import BadData  # noqa: E402
 
@@ -75,6 +75,24 @@ def test_numbers_without_names_count_into_the_studys_classes(tmp_path):
         read_images(source, size=8, channels=1, classes=("x",))
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), -1.0])
+def test_whole_numbers_may_be_stored_as_fractions(tmp_path, missing):
+    """As pandas stores a column of whole numbers in which a cell is empty."""
+    source = hugging_face(tmp_path / "a.parquet", [0.0, missing, 1.0, missing])
+    result = read_images(source, size=8, channels=1)
+    assert (result.classes, result.images.labels_N.tolist()) == (("0", "1"), [0, 1])
+    assert survey_partly_labelled(source).unlabelled == 2
+    with pytest.raises(BadData, match="neither whole numbers nor texts"):
+        read_images(hugging_face(tmp_path / "b.parquet", [0.0, 0.5]), size=8, channels=1)
+    columns = {"image": [png(1), png(2), png(3)], "label": ["a", "b", "a"]}
+    whose = []
+    for name, patients in (("whole", [7, 7, 8]), ("fractions", [7.0, 7.0, None])):
+        pq.write_table(pa.table({**columns, "patient_id": patients}), tmp_path / f"{name}.parquet")
+        whose.append(read_images(str(tmp_path / f"{name}.parquet"), size=8, channels=1).images.patients)
+    assert whose[0][:2] == whose[1][:2]
+    assert whose[1][0] == whose[1][1] != whose[1][2] == ""
+
+
 @pytest.mark.parametrize("missing", [None, -1])
 def test_rows_without_a_label_are_unlabelled(tmp_path, missing):
     source = hugging_face(tmp_path / "a.parquet", [0, missing, 1, missing], names=["cat", "dog"])
@@ -88,6 +106,29 @@ def test_rows_without_a_label_are_unlabelled(tmp_path, missing):
     hub = read_images(source, size=8, channels=1)
     assert len(hub.images) == 2
     assert [(item.name, item.reason) for item in hub.skipped] == [("2 rows", "have no label")]
+
+
+def test_images_beside_a_column_that_is_no_label_can_be_used_without(tmp_path):
+    source = hugging_face(tmp_path / "a.parquet", [0.25, 0.5, 1.0])
+    with pytest.raises(BadData, match="neither whole numbers nor texts") as caught:
+        read_images(source, size=8, channels=1, labelled=False)
+    assert "#label=none" in caught.value.remedy
+    assert len(read_images(f"{source}#label=none", size=8, channels=1, labelled=False).images) == 3
+    assert survey_partly_labelled(f"{source}#label=none").unlabelled == 3
+    with pytest.raises(BadData, match="has no labels"):
+        read_images(f"{source}#label=none", size=8, channels=1)
+    pq.write_table(pa.table({"image": [png(1), png(2)], "none": ["a", "b"]}), tmp_path / "b.parquet")
+    assert read_images(f"{tmp_path / 'b.parquet'}#label=none", size=8, channels=1).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(("columns", "settings"), [
+    ({"labels": [["a"], [], ["a", "b"]]}, ""), ({"a": [1, 0, 1], "b": [0, 0, 1]}, "#label=a,b")])
+def test_a_sample_is_taken_of_images_with_several_labels_too(tmp_path, columns, settings):
+    """`silo check` compares it with the study's images; of these it compared none, and said nothing."""
+    pq.write_table(pa.table({"image": [png(1), png(2), png(3)], **columns}), tmp_path / "a.parquet")
+    source, form = f"{tmp_path / 'a.parquet'}{settings}", Geometry(size=8, channels=1, resize="fit")
+    assert [int(square[0, 0, 0]) for square in sample_of(source, form=form)] == [1, 2, 3]
+    assert tied_in_sample(source, form=form) == ()
 
 
 def test_plain_binary_columns_and_texts_as_labels_are_understood(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from PIL import Image
 from semisilo.common.data import room
 from semisilo.common.data.form import ImageForm, Selection
 from semisilo.common.data.formats import table as tables
+from semisilo.common.data.formats.folder import ImageFile, Listing
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
 from semisilo.common.data.preview.preview import look_at
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadData
+from tests.each_of import each_of
 
 
 @pytest.fixture
@@ -93,6 +96,31 @@ def test_numbers_count_into_the_studys_classes(scans):
         read(table(scans, "file,target\na,2\nb,0\n"), classes=("benign", "malignant"))
 
 
+def test_numbers_are_names_where_the_studys_classes_are_numbers(scans):
+    """pandas writes 2.0 where a label is missing: counted from 0 it would be the class behind the one that is meant."""
+    classes = ("1", "2", "3")
+    for labels in ("1.0 3.0 2.0", "1 3 2", "1 3.0 2"):
+        one, three, two = labels.split()
+        source = table(scans, f"file,target\na,{one}\nb,{three}\nc,{two}\nd,\n")
+        assert read(source, classes=classes) == {"a.png": 0, "b.png": 2, "part_1/c.jpg": 1}
+    assert read(source, classes=("3", "2", "1")) == {"a.png": 2, "b.png": 0, "part_1/c.jpg": 1}, "in the study's order"
+    with pytest.raises(BadData, match="class '0' is not a class of the study"):
+        read(table(scans, "file,target\na,0\nb,1\nc,2\n"), classes=classes)
+    assert read(table(scans, "file,target\na,0\nb,1.0\nc,1\n"), classes=("none", "grade 1")) == {
+        "a.png": 0, "b.png": 1, "part_1/c.jpg": 1}
+
+
+def test_a_negative_number_among_numbers_is_no_class(scans):
+    source = table(scans, "file,target\na,0\nb,-1\nc,1\nd,-1.0\n")
+    result = read_images(source, size=8, channels=1)
+    assert (result.classes, result.images.names) == (("0", "1"), ("a.png", "part_1/c.jpg"))
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    found = read_partly_labelled(source, form, classes=("benign", "malignant"), use_labels=True)
+    assert (found.labelled.labels_N.tolist(), found.unlabelled.names) == ([0, 1], ("b.png", "part_2/d.png"))
+    assert read(source, classes=("-1", "0", "1", "-1.0"))["b.png"] == 0, "a study that has such a class keeps it"
+    assert read_images(table(scans, "file,label\na,-1\nb,cat\n"), size=8, channels=1).classes == ("-1", "cat")
+
+
 def test_rows_without_a_label_are_unlabelled(scans):
     source = table(scans, "file,label\na,cat\nb,\nc,NaN\nd,dog\n")
     form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -157,6 +185,28 @@ def test_a_name_that_fits_several_images_is_never_guessed(scans):
     assert [(item.name, item.reason) for item in result.skipped] == [("c.jpg", "the name fits 2 images in the folder")]
     assert read(table(scans, "file,label\na,cat\npart_2/c.jpg,dog\n")) == {"a.png": 0, "part_2/c.jpg": 1}
     assert read(table(scans, "file,label\na,cat\n/x/part_2/c.jpg,dog\n")) == {"a.png": 0, "part_2/c.jpg": 1}
+
+
+@pytest.mark.parametrize(("written", "found"), [
+    ("p1/1.png", "p1/1.png"), ("/old/disk/p2/1.png", "p2/1.png"), (r"D:\scans\p2\1.png", "p2/1.png"),
+    ("p2/1", "p2/1.png"),
+    ("p1/in/1.png", "p1/in/1.png"), ("in/1.png", "p1/in/1.png"), ("in/1", "p1/in/1.png"),
+    ("/x/p1/in/1.png", "p1/in/1.png"), ("1", None), ("1.png", None), ("/x/1.png", None), ("p3/1.png", None)])
+def test_of_files_of_one_name_that_one_is_meant_whose_path_is_written(tmp_path, written, found):
+    for name in ("p1/1.png", "p1/in/1.png", "p2/1.png", "p.2/1", "1.x/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / name, "PNG")
+    source = table(tmp_path, f"file,label\n{written},cat\n1.x/2,dog\n")
+    names = read_images(source, size=8, channels=1, on_error="skip").images.names
+    assert names == ("1.x/2.png", *([found] if found else []))
+
+
+def test_many_folders_with_files_of_one_name_are_looked_up(tmp_path):
+    """Every patient's folder has its 1.png, and the table has paths of another machine."""
+    files = [ImageFile(tmp_path / f"P{number}/1.png", f"P{number}/1.png", f"P{number}") for number in range(5000)]
+    by_name, began = tables._FilesByName(Listing(tuple(files), (), ())), time.process_time()
+    assert [by_name.find(f"/other/disk/{file.name}") for file in files] == files
+    assert time.process_time() - began < 20, "by comparing each with all it is over a minute"
 
 
 def test_no_table_leads_out_of_its_folder(scans, tmp_path_factory):
@@ -269,6 +319,36 @@ def test_a_column_of_patients_tells_them_apart(scans):
         assert of["part_2/d.png"] == ""
     assert read_images(f"{source}#patient=who", size=8, channels=1, selection=Selection(patient="none")
                        ).images.patients == ()
+
+
+@each_of("text", [",image,cat,dog\n0,a,1,0\n1,b,0,1\n2,c,1,0\n", "image,cat,,dog\na,1,0,0\nb,0,1,1\nc,1,1,0\n"])
+def test_a_column_without_a_name_is_no_class(scans, text):
+    """pandas numbers rows in one."""
+    assert read_images(table(scans, text), size=8, channels=1).classes == ("cat", "dog")
+    assert read(str(scans / "t.csv")) == {"a.png": 0, "b.png": 1, "part_1/c.jpg": 0}
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("settings", ["", "#label=cat,dog,cat"])
+def test_two_columns_of_one_name_are_not_taken_for_two_classes(scans, settings, multi_label):
+    source = table(scans, "image,cat,dog,cat\na,1,0,0\nb,0,1,0\nc,0,0,1\n") + settings
+    with pytest.raises(BadData, match="several columns of labels are called 'cat'"):
+        read_images(source, size=8, channels=1, multi_label=multi_label)
+    assert len(read_images(source, size=8, channels=1, labelled=False).images) == 3
+
+
+def test_a_patient_that_a_later_row_of_an_image_names_is_its_patient(scans):
+    rows = "a.png,cat,\na.png,cat,7\nb.png,dog,7\n"
+    mine, other = read_images(table(scans, f"file,label,patient\n{rows}"), size=8, channels=1).images.patients
+    assert mine == other != ""
+
+
+def test_a_patient_is_one_also_where_another_tables_numbers_have_a_point(scans):
+    """pandas writes 7.0 where it does not know the patient of another row."""
+    whole, fraction = (
+        read_images(table(scans, f"file,label,patient\na.png,cat,{seven}\nb.png,dog,{other}\n"), size=8, channels=1
+                    ).images.patients[0] for seven, other in (("7", "8"), ("7.0", "")))
+    assert whole == fraction != ""
 
 
 @pytest.mark.parametrize("text", [

@@ -139,6 +139,43 @@ def test_the_sheet_shows_each_class_under_its_name():
     assert len(rows[120]) == 128, "ten cats take two rows"
 
 
+def test_labels_that_are_codes_give_a_few_lines_and_a_sheet_that_can_be_opened(tmp_path):
+    """They count from 0, so two diagnoses of five digits are twenty thousand classes: they were as many lines."""
+    for name in ("a", "b"):
+        Image.new("L", (8, 8), ord(name)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("file,label\na,10234\nb,20345\n")
+    found = look_at(str(tmp_path / "t.csv"), form=FORM)
+    assert len(found.classes) == 20346
+    assert found.notes == (*(f"class '{number}' has no image here" for number in range(5)),
+                           "20,339 more classes have no image here: where labels are numbers, each one from 0 to the"
+                           " largest is a class")
+    sheet = contact_sheet(found.tiles, title="t", counts=found.classes, unlabelled=0)
+    assert Image.open(io.BytesIO(sheet)).height < 1000
+    np.savez(tmp_path / "n.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array([0, 40]))
+    assert len(look_at(str(tmp_path / "n.npz"), form=FORM).notes) == 6
+
+
+def test_of_arrays_too_it_is_said_what_becomes_white(tmp_path):
+    deep = np.arange(128, dtype=np.uint16).reshape(2, 8, 8) * 30
+    np.savez(tmp_path / "n.npz", images=deep, labels=np.array([0, 1]))
+    (note,) = look_at(str(tmp_path / "n.npz"), form=FORM).notes
+    assert note.startswith("values of 16 bits: 4095 and above become white")
+    (note,) = look_at(str(tmp_path / "n.npz"), form=FORM, reading=Reading(window="image")).notes
+    assert note.startswith("each picture is stretched")
+    np.savez(tmp_path / "n.npz", images=deep.astype(np.uint8), labels=np.array([0, 1]))
+    assert look_at(str(tmp_path / "n.npz"), form=FORM).notes == ()
+
+
+def test_images_that_a_table_lists_several_times_are_not_said_to_be_left_out(tmp_path):
+    """As in lists of boxes: each is an image, and counts once."""
+    for name in ("a", "b"):
+        Image.new("L", (8, 8), ord(name)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("file,label\na,cat\na,cat\nb,dog\nb,dog\nb,dog\n")
+    said = lines(look_at(str(tmp_path / "t.csv"), form=FORM))
+    assert "  listed      2 several times; each counts once" in said
+    assert not [line for line in said if "left out" in line]
+
+
 def test_a_source_without_a_readable_picture_still_has_a_sheet(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     found = look_at(str(tmp_path), form=FORM)
