@@ -443,8 +443,9 @@ def sizes_of_last_updates(ledger: Ledger, study: str) -> list[int]:
     """
     return [int(row["total"]) for row in ledger.query(
         "SELECT sum(size_bytes) AS total FROM declared_update JOIN task USING (task_id) WHERE task.study = ? AND"
-        # From the last round backwards: a study may have half a million tasks.
+        # From the last round backwards, and of that one alone ("+silo": not by the index of silos, for its order): a
+        # study may have half a million tasks.
         " task.state = ? AND round = (SELECT number FROM round WHERE round.study = ? AND round.state = ? AND EXISTS"
         " (SELECT 1 FROM task WHERE task.study = round.study AND task.round = round.number AND task.state = ?)"
-        " ORDER BY number DESC LIMIT 1) AND accepted_unix IS NOT NULL GROUP BY silo",
+        " ORDER BY number DESC LIMIT 1) AND accepted_unix IS NOT NULL GROUP BY +silo",
         study, TaskState.UPDATED, study, RoundState.COMPLETED, TaskState.UPDATED)]
