@@ -156,7 +156,8 @@ class CostSums:
 
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:
-    """The costs of a study, rows of equal keys added up, by round."""
+    """The costs of a study, rows of equal keys added up, by round. Of a large study there are millions, which
+    `semisilo.coordinator.ledger.traffic` has sums of."""
     # A study that never went back has a million rows to which this need not be asked.
     gone = "(SELECT count(*) FROM rollback WHERE rollback.study = cost.study AND to_round < cost.round AND" \
         " cost_row >= cost.rowid)" if ledger.query("SELECT 1 FROM rollback WHERE study = ? LIMIT 1", study) else "0"
