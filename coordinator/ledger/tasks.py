@@ -234,9 +234,11 @@ def received_answers(ledger: Ledger, study: str) -> list[ReceivedAnswer]:
     rows = ledger.query(
         "SELECT task.silo, task.state, task.metrics_json, groups_json, accepted_unix FROM task LEFT JOIN"
         " declared_update ON declared_update.update_id = task.update_id WHERE task.study = ?", study)
-    return [ReceivedAnswer(silo=row["silo"], state=TaskState(row["state"]), metrics=json.loads(row["metrics_json"]),
-                           groups=None if row["accepted_unix"] is None else json.loads(row["groups_json"]))
-            for row in rows]
+    # One text for all, as in `answers_of_study`.
+    metrics = json.loads(f"[{','.join(row['metrics_json'] for row in rows)}]")
+    groups = json.loads(f"[{','.join('null' if row['accepted_unix'] is None else row['groups_json'] for row in rows)}]")
+    return [ReceivedAnswer(silo=row["silo"], state=_STATES[row["state"]], metrics=numbers, groups=sizes)
+            for row, numbers, sizes in zip(rows, metrics, groups, strict=True)]
 
 
 def site_evaluation_counts(ledger: Ledger, study: str) -> dict[str, int]:
