@@ -140,7 +140,7 @@ def test_a_study_that_goes_round_in_circles_is_told() -> None:
 
 @pytest.mark.slow
 def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
-    # Which seed it is that finds it changes with the program that the schedules run; the first that does ends the search.
+    # Which seed it is that finds it changes with the program that the schedules run; the first one ends the search.
     found = _run("1-400", "--planted", "a-name-is-not-on-the-disk")
     assert found.returncode == 1
     assert re.search(r"^seed \d+: fingerprint", found.stdout, re.MULTILINE), found.stdout + found.stderr
