@@ -33,6 +33,8 @@ LARGEST_VALUE = 1e12
 """No weight, gradient or statistic of a model that anyone can use comes near it, and the sum over thousands of silos of
 what does not exceed it is far from the largest float32, 3.4e38: one silo cannot make a sum infinite."""
 _PIECE_ELEMENTS = 1 << 20
+_REMEMBERED_FILES = 16_384
+"""Some megabytes; of a phase with more silos than that the first updates are hashed once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,10 @@ class SoundFiles:
         """
         self._looks[path.name] = _looks(path)
         self._norms[path.name] = norms
+        while len(self._looks) > _REMEMBERED_FILES:  # an update that came too late is never read again
+            oldest = next(iter(self._looks))
+            self._looks.pop(oldest)
+            self._norms.pop(oldest, None)
 
     def norms(self, path: Path) -> Mapping[str, float] | None:
         """What the check of a file found, as long as it looks untouched; None where nothing is known."""

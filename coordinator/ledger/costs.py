@@ -156,7 +156,8 @@ class CostSums:
 
 
 def costs_of(ledger: Ledger, study: str) -> list[Cost]:
-    """The costs of a study, rows of equal keys added up, by round."""
+    """The costs of a study, rows of equal keys added up, by round. Of a large study there are millions, which
+    `semisilo.coordinator.ledger.traffic` has sums of."""
     # A study that never went back has a million rows to which this need not be asked.
     gone = "(SELECT count(*) FROM rollback WHERE rollback.study = cost.study AND to_round < cost.round AND" \
         " cost_row >= cost.rowid)" if ledger.query("SELECT 1 FROM rollback WHERE study = ? LIMIT 1", study) else "0"
@@ -194,12 +195,13 @@ def rounds_with_payload(ledger: Ledger, study: str, silo: str, *, looked_at: int
 
     Args:
         looked_at: only so many of the last rounds in which the silo was asked are looked at: that it was asked is found
-            by an index, while a study has a million costs.
+            by the index of silos, while a study has a million costs. SQLite would go through the rounds, for their
+            order, and of a silo that was never asked through all tasks of all silos.
         most: how many rounds are returned at most.
     """
     rows = ledger.query(
-        "SELECT round FROM (SELECT DISTINCT round FROM task WHERE study = ?1 AND silo = ?2 AND round > 0"
-        " ORDER BY round DESC LIMIT ?3) AS asked WHERE EXISTS (SELECT 1 FROM cost WHERE study = ?1 AND"
+        "SELECT round FROM (SELECT DISTINCT round FROM task INDEXED BY task_by_outcome WHERE study = ?1 AND silo = ?2"
+        " AND round > 0 ORDER BY round DESC LIMIT ?3) AS asked WHERE EXISTS (SELECT 1 FROM cost WHERE study = ?1 AND"
         " cost.round = asked.round AND kind = 'payload' AND silo = ?2) ORDER BY round DESC LIMIT ?4",
         study, silo, looked_at, most)
     return [int(row["round"]) for row in reversed(rows)]

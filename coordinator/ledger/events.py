@@ -14,9 +14,9 @@ from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
 __all__ = ["StudyNote", "begun_again_event", "chain_of", "event_kinds", "find_events", "has_gone_back",
-           "has_paused_itself",
-           "is_model_noted", "is_model_written", "last_ended_rounds", "last_event_of", "note_late_answer",
-           "note_model_not_written", "note_model_written", "round_ended_event", "study_notes"]
+           "has_paused_itself", "is_model_noted", "is_model_written", "last_ended_rounds", "last_event_of",
+           "late_tasks", "note_late_answer", "note_model_not_written", "note_model_written", "round_ended_event",
+           "study_notes"]
 
 
 def chain_of(ledger: Ledger, number: int) -> str | None:
@@ -114,12 +114,17 @@ def has_gone_back(ledger: Ledger, study: str) -> bool:
 
 
 def note_late_answer(ledger: Ledger, task: TaskRow) -> None:
-    """Notes that an answer came to a task that is over; once for each task, also after a restart."""
-    with ledger.part():
-        if not ledger.query("SELECT 1 FROM event WHERE study = ? AND kind = 'update_late'"
-                            " AND json_extract(detail_json, '$.task_id') = ? LIMIT 1", task.study, task.task_id):
-            ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state,
-                         task_id=task.task_id)
+    """Notes that an answer came to a task that is over."""
+    ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state,
+                 task_id=task.task_id)
+
+
+def late_tasks(ledger: Ledger, study: str) -> set[str]:
+    """The tasks of a study of which `note_late_answer` has told. All of them at once: no index leads to one, and a
+    study whose rounds end at their deadlines may have many thousands."""
+    return {row["task_id"] for row in ledger.query(
+        "SELECT json_extract(detail_json, '$.task_id') AS task_id FROM event WHERE study = ? AND kind = 'update_late'",
+        study)}
 
 
 def last_ended_rounds(ledger: Ledger, study: str, count: int) -> list[int]:

@@ -353,18 +353,26 @@ class Ledger(LedgerFile):
                           round, phase)
         return sorted((row["silo"] for row in rows), key=str.encode)
 
-    def count_answers(self, study: str, round: int, phase: int) -> int:
+    def count_answers(self, study: str, round: int, phase: int, *, of: Collection[str] | None = None) -> int:
         """How many answers a phase has that count for its quorum: updates, abstentions and answers to steps of a secure
-        sum. A refusal brings nothing."""
-        return self._count_tasks(study, round, phase, (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.ANSWERED))
+        sum. A refusal brings nothing.
+
+        Args:
+            of: silos whose answers alone are looked at; None for all.
+        """
+        return self._count_tasks(study, round, phase, (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.ANSWERED), of)
 
     def count_refusals(self, study: str, round: int, phase: int) -> int:
         """How many silos have refused a phase."""
         return self._count_tasks(study, round, phase, (TaskState.REFUSED,))
 
-    def _count_tasks(self, study: str, round: int, phase: int, states: Sequence[TaskState]) -> int:
-        return int(self.query("SELECT count(*) FROM task WHERE study = ? AND round = ? AND phase = ? AND state IN"
-                              " (SELECT value FROM json_each(?))", study, round, phase, json.dumps(states))[0][0])
+    def _count_tasks(self, study: str, round: int, phase: int, states: Sequence[TaskState],
+                     silos: Collection[str] | None = None) -> int:
+        of, values = ("", ()) if silos is None else (" AND silo IN (SELECT value FROM json_each(?))",
+                                                     (json.dumps(list(silos)),))
+        return int(self.query(f"SELECT count(*) FROM task WHERE study = ? AND round = ? AND phase = ?{of} AND state IN"
+                              " (SELECT value FROM json_each(?))", study, round, phase, *values,
+                              json.dumps(states))[0][0])
 
     def task(self, task_id: str) -> TaskRow | None:
         """One task, with the state of its study: whoever asks for one wants to know whether it still counts."""

@@ -234,9 +234,11 @@ def received_answers(ledger: Ledger, study: str) -> list[ReceivedAnswer]:
     rows = ledger.query(
         "SELECT task.silo, task.state, task.metrics_json, groups_json, accepted_unix FROM task LEFT JOIN"
         " declared_update ON declared_update.update_id = task.update_id WHERE task.study = ?", study)
-    return [ReceivedAnswer(silo=row["silo"], state=TaskState(row["state"]), metrics=json.loads(row["metrics_json"]),
-                           groups=None if row["accepted_unix"] is None else json.loads(row["groups_json"]))
-            for row in rows]
+    # One text for all, as in `answers_of_study`.
+    metrics = json.loads(f"[{','.join(row['metrics_json'] for row in rows)}]")
+    groups = json.loads(f"[{','.join('null' if row['accepted_unix'] is None else row['groups_json'] for row in rows)}]")
+    return [ReceivedAnswer(silo=row["silo"], state=_STATES[row["state"]], metrics=numbers, groups=sizes)
+            for row, numbers, sizes in zip(rows, metrics, groups, strict=True)]
 
 
 def site_evaluation_counts(ledger: Ledger, study: str) -> dict[str, int]:
@@ -443,8 +445,9 @@ def sizes_of_last_updates(ledger: Ledger, study: str) -> list[int]:
     """
     return [int(row["total"]) for row in ledger.query(
         "SELECT sum(size_bytes) AS total FROM declared_update JOIN task USING (task_id) WHERE task.study = ? AND"
-        # From the last round backwards: a study may have half a million tasks.
+        # From the last round backwards, and of that one alone ("+silo": not by the index of silos, for its order): a
+        # study may have half a million tasks.
         " task.state = ? AND round = (SELECT number FROM round WHERE round.study = ? AND round.state = ? AND EXISTS"
         " (SELECT 1 FROM task WHERE task.study = round.study AND task.round = round.number AND task.state = ?)"
-        " ORDER BY number DESC LIMIT 1) AND accepted_unix IS NOT NULL GROUP BY silo",
+        " ORDER BY number DESC LIMIT 1) AND accepted_unix IS NOT NULL GROUP BY +silo",
         study, TaskState.UPDATED, study, RoundState.COMPLETED, TaskState.UPDATED)]

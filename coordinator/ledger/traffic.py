@@ -32,6 +32,8 @@ class RoundTotal:
     """Payload: silos of which this item was the first in this direction and round. The sum over the items is the number
     of silos, however many items and streams each had."""
     estimated: bool
+    count: int = 0
+    """Transfers or messages behind the bytes; 0 where they are added up over rounds."""
 
 
 def last_cost_row(ledger: Ledger) -> int:
@@ -58,7 +60,7 @@ def round_totals(ledger: Ledger, study: str, *, rounds: Iterable[int] | None = N
         row for number in rounds for row in ledger.query(f"{sql} AND round = ?", study, number)]
     return [RoundTotal(round=row["round"], direction=row["direction"], kind=row["kind"], item=row["item"],
                        bytes=row["bytes"], overhead=row["overhead"], silos=row["silos"],
-                       estimated=bool(row["estimated"])) for row in rows]
+                       estimated=bool(row["estimated"]), count=row["count"]) for row in rows]
 
 
 def study_totals(ledger: Ledger, study: str) -> list[RoundTotal]:

@@ -22,6 +22,7 @@ class Participant:
     label_ratio: float | None = None
     """Share of its images with a pseudo-label, 0 to 1, in the last round in which it said so."""
     wire_down: int = 0
+    """Of all rounds, like the next; 0 where only some count."""
     wire_up: int = 0
 
 
@@ -29,7 +30,7 @@ def participants_of(study: StudySummary, *, up_to: int | None = None) -> dict[st
     """Silo -> what it has brought, in byte order; silos that were asked, or with which bytes were exchanged.
 
     Args:
-        up_to: the last round that counts; None for all.
+        up_to: the last round that counts; None for all. Bytes are told of all only.
     """
     found: defaultdict[str, Participant] = defaultdict(Participant)
     for entry in study.rounds:
@@ -40,8 +41,7 @@ def participants_of(study: StudySummary, *, up_to: int | None = None) -> dict[st
             found[silo].took_part |= entry.state is RoundState.COMPLETED and silo in entry.answered
         for silo, ratio in entry.label_ratio.items():
             found[silo].label_ratio = ratio
-    for cost in study.costs:
-        if cost.kind == "wire" and cost.silo and (up_to is None or cost.round <= up_to):
-            found[cost.silo].wire_down += cost.bytes if cost.direction == "down" else 0
-            found[cost.silo].wire_up += cost.bytes if cost.direction == "up" else 0
+    for silo, ways in study.wire_by_silo.items() if up_to is None else ():
+        if silo:
+            found[silo].wire_down, found[silo].wire_up = ways["down"], ways["up"]
     return {silo: found[silo] for silo in sorted(found, key=str.encode)}

@@ -16,7 +16,7 @@ from semisilo.common.measures.site_evaluation import (
     site_scores,
 )
 from semisilo.common.measures.study_measure import StudyMeasure
-from semisilo.coordinator.ledger.costs import Cost, costs_of
+from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.events import StudyNote, event_kinds, study_notes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
@@ -24,6 +24,7 @@ from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_o
 from semisilo.coordinator.ledger.records import FrozenStudy, RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations, takes_in
+from semisilo.coordinator.ledger.traffic import RoundTotal, round_totals, wire_by_silo
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.results.by_class import ByClass, by_class_of_study
 from semisilo.coordinator.monitoring.results.left_of_silos import LeftOfSilo, left_of_silos
@@ -38,7 +39,7 @@ from semisilo.coordinator.monitoring.results.study_numbers import (
     score_on_test,
     seconds_since_start,
 )
-from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
+from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic, silo_ways
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
 from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
 from semisilo.coordinator.studies.privacy import WentBack, went_back
@@ -121,7 +122,10 @@ class StudySummary:
 
     row: StudyRow
     rounds: tuple[RoundSummary, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[RoundTotal, ...]
+    """By round, over all silos: of a thousand silos and five hundred rounds there are seven million rows."""
+    wire_by_silo: Mapping[str, Mapping[Direction, int]]
+    """Of all rounds; the name is empty for what belongs to no silo."""
     traffic: Traffic
     choice: ChoiceFacts
     """Which round is handed over, and why."""
@@ -218,8 +222,8 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
 
     row = ledger.study(study)
     encodings = tuple(encodings_of(ledger, study))
-    dense, costs = row.dense_bytes, tuple(costs_of(ledger, study))
-    book = costs_from_rows(costs)
+    dense, costs, book = row.dense_bytes, tuple(round_totals(ledger, study)), StudyCosts()
+    book.replace(costs)
     answers: dict[int, list[TaskAnswer]] = {}
     for answer in answers_of_study(ledger, study):
         answers.setdefault(answer.round, []).append(answer)
@@ -231,6 +235,7 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
         (each.number for each in rounds if each.state is RoundState.COMPLETED and each.taken_in), None))
     asked = {silo for entry in rounds for silo in entry.outcomes}
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
+                        wire_by_silo=silo_ways(wire_by_silo(ledger, study)),
                         sites=site_lines(ledger, row, choice, asked=asked),
                         notices=notices_of(ledger, study, since_unix=row.queued_unix),
                         rollbacks=rollbacks_of(ledger, study), went_back=went_back(ledger, study),

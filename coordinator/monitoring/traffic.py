@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from semisilo.coordinator.ledger.costs import Cost, Direction, Kind
+from semisilo.coordinator.ledger.costs import Direction, Kind
 from semisilo.coordinator.ledger.traffic import RoundTotal, SiloWay
 
-__all__ = ["OVERHEAD", "SILOS", "CostLine", "RoundCosts", "StudyCosts", "Traffic", "cost_lines", "costs_from_rows",
-           "share_of", "silo_ways", "traffic_of"]
+__all__ = ["OVERHEAD", "SILOS", "CostLine", "RoundCosts", "StudyCosts", "Traffic", "cost_lines", "share_of",
+           "silo_ways", "traffic_of"]
 
 SILOS = "silos"
 OVERHEAD = "overhead"
@@ -198,15 +198,17 @@ class CostLine:
     """Transfers or messages behind them."""
 
 
-def cost_lines(costs: Iterable[Cost]) -> tuple[CostLine, ...]:
-    """The cost rows of a study added up by item: payload, messages, wire; `OVERHEAD` stands last, and is always
-    there."""
+def cost_lines(totals: Iterable[RoundTotal]) -> tuple[CostLine, ...]:
+    """The costs of a study added up by item: payload, messages, wire; `OVERHEAD` stands last, and is always there."""
     sizes: Counter[tuple[Kind, str, Direction]] = Counter()
     counts: Counter[tuple[Kind, str]] = Counter({("wire", OVERHEAD): 0})
-    for cost in costs:
-        item = cost.item if cost.kind != "wire" else SILOS if cost.silo else OVERHEAD
-        sizes[cost.kind, item, cost.direction] += cost.bytes
-        counts[cost.kind, item] += cost.count
+    for total in totals:
+        item, size = (SILOS, total.bytes - total.overhead) if total.kind == "wire" else (total.item, total.bytes)
+        if total.kind == "wire":
+            sizes["wire", OVERHEAD, total.direction] += total.overhead
+        if size or total.count or total.kind != "wire":
+            sizes[total.kind, item, total.direction] += size
+            counts[total.kind, item] += total.count
     keys = sorted(counts, key=lambda key: (_KINDS.index(key[0]), key == ("wire", OVERHEAD), key[1]))
     return tuple(CostLine(kind, item, sizes[kind, item, "down"], sizes[kind, item, "up"], counts[kind, item])
                  for kind, item in keys)
@@ -220,27 +222,11 @@ def silo_ways(wire: Mapping[SiloWay, int]) -> dict[str, dict[Direction, int]]:
     return found
 
 
-def costs_from_rows(costs: Iterable[Cost]) -> StudyCosts:
-    """The sums of some cost rows of a study. A transfer is a (try of a round, silo) with payload bytes in that
-    direction."""
-    study, seen, wire = StudyCosts(), set[tuple[int, int, Direction, str]](), Counter[SiloWay]()
-    for cost in costs:
-        transfer = (cost.round, cost.gone, cost.direction, cost.silo)
-        first = cost.kind == "payload" and cost.bytes > 0 and transfer not in seen
-        if first:
-            seen.add(transfer)
-        if cost.kind == "wire":
-            wire[cost.silo, cost.direction] += cost.bytes
-        study.rounds[cost.round].add(RoundTotal(
-            round=cost.round, direction=cost.direction, kind=cost.kind, item=cost.item, bytes=cost.bytes,
-            overhead=0 if cost.silo else cost.bytes, silos=int(first), estimated=cost.estimated))
-    study.by_silo = silo_ways(wire)
-    return study
-
-
-def traffic_of(costs: Iterable[Cost], *, dense_bytes: int = 0) -> Traffic:
-    """The sum of some cost rows of a study."""
-    return costs_from_rows(costs).traffic(dense_bytes=dense_bytes)
+def traffic_of(totals: Iterable[RoundTotal], *, dense_bytes: int = 0) -> Traffic:
+    """What some sums of a study come to, all of each round that they are of."""
+    book = StudyCosts()
+    book.replace(totals)
+    return book.traffic(dense_bytes=dense_bytes)
 
 
 def share_of(part: int, whole: int) -> float | None:

@@ -552,8 +552,8 @@ class Engine:
             self._resumed = False
             phase = self._ledger.phase(study.name, row.number, row.phase)
         told, answered = False, 0
-        state: tuple[list[str], int] | None = None
-        """Silos that have not answered, and the version of the ledger, at the last count."""
+        waited_for, version = frozenset[str](), -1
+        """Silos that had not answered, and the version of the ledger, at the last count."""
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
             self._move_with_clock(phase)
@@ -562,9 +562,14 @@ class Engine:
                 return
             left_out = self._leave_excluded_out(row)
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
-            before, state = state, (waiting, self._ledger.data_version())
-            if left_out or state != before:  # every call of a silo brings us here, and to count looks at all tasks
+            silent, now_version = frozenset(waiting), self._ledger.data_version()
+            # Every call of a silo brings us here, and to count looks at all tasks: only at those that have ended since,
+            # unless others have written too.
+            if left_out or now_version != version or not silent <= waited_for:
                 answered = self._ledger.count_answers(study.name, row.number, row.phase)
+            elif silent != waited_for:
+                answered += self._ledger.count_answers(study.name, row.number, row.phase, of=waited_for - silent)
+            waited_for, version = silent, now_version
             phase = self._ledger.phase(study.name, row.number, row.phase)
             if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase])):
                 phase = self._ledger.lower_quorum(phase, quorum)

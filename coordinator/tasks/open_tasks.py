@@ -11,7 +11,7 @@ from typing import Literal
 
 from semisilo.common.errors import TaskClosed
 from semisilo.common.text.log_context import bind
-from semisilo.coordinator.ledger.events import note_late_answer
+from semisilo.coordinator.ledger.events import late_tasks, note_late_answer
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
@@ -35,8 +35,8 @@ class OpenTasks:
     def __init__(self, ledger: Ledger, runtime: RuntimeState) -> None:
         self._ledger = ledger
         self._runtime = runtime
-        self._late: set[str] = set()
-        """Of which the audit trail says that an answer came late."""
+        self._late: dict[str, set[str]] = {}
+        """Study -> tasks of it of which the audit trail says that an answer came late; read once."""
 
     def current(self, silo: str) -> TaskRow | None:
         """The open task of the study that runs; a study that has failed keeps its tasks open for another try."""
@@ -94,7 +94,10 @@ class OpenTasks:
         state = task.study_state or self._ledger.study_state(task.study)
         if task.state is TaskState.OPEN and state not in ENDED_STUDY:
             self.check_open(task)
-        if task.task_id not in self._late:  # once, however often the silo repeats it
-            self._late.add(task.task_id)
+        late = self._late.get(task.study)
+        if late is None:
+            late = self._late[task.study] = late_tasks(self._ledger, task.study)
+        if task.task_id not in late:  # once, however often the silo repeats it
             note_late_answer(self._ledger, task)
+            late.add(task.task_id)
         return BeginAnswer("refused", reason=self.why_over(task))

@@ -66,7 +66,8 @@ class Asked:
 class _Acceptance:
     """An update that is being accepted, also when the silo has hung up. All who bring this update wait for it."""
 
-    future: asyncio.Task[None]
+    future: asyncio.Task[SemisiloError | None]
+    """Its result is what it was refused for."""
     waits: bool = False
     """For its turn with the compute process."""
     replaced: bool = False
@@ -284,15 +285,22 @@ class UpdateService:
             future = asyncio.ensure_future(self._accept_or_remove(silo, update, partial))
             acceptance = self._acceptances[update.update_id] = _Acceptance(future)
             future.add_done_callback(lambda _: self._acceptances.pop(update.update_id))
-        await asyncio.shield(acceptance.future)
+        if (refused := await asyncio.shield(acceptance.future)) is not None:
+            raise refused
 
-    async def _accept_or_remove(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
+    async def _accept_or_remove(self, silo: str, update: DeclaredUpdate,
+                                partial: PartialFile | None) -> SemisiloError | None:
+        """What `accept` raises, if anything. Raised here, it would stand in the log with a traceback wherever the silo
+        has hung up meanwhile and nobody waits for it."""
         try:
             await self._accept(silo, update, partial)
-        except TaskClosed:
+        except TaskClosed as error:
             if not self._ledger.may_be_folded(update.digest):  # all of it may have come after the round was tidied up
                 await asyncio.to_thread(self._spool.path(update.digest).unlink, missing_ok=True)
-            raise
+            return error
+        except SemisiloError as error:
+            return error
+        return None
 
     async def _accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
         if self.has_all(update):

@@ -17,6 +17,7 @@ from semisilo.common.payload.reader import PayloadReader, read_manifest
 from semisilo.common.payload.torch_tensors import encode_groups
 from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute import update_reader
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, group_norm
 
 TYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
@@ -65,6 +66,21 @@ def test_an_update_is_opened_once_to_be_checked_and_once_to_be_read(tmp_path: Pa
         assert len(opened) == 2
     assert found.encoded == encodings_of_payload(path)
     assert all(torch.equal(groups["model"].tensors[name], tensor) for name, tensor in tensors.items())
+
+
+def test_of_updates_that_are_never_read_only_the_last_are_remembered(tmp_path: Path) -> None:
+    """Each round may have some that came too late, and the process lives for years."""
+    path, expected = spooled(tmp_path, {"weight": torch.zeros(3)})
+    sound = SoundFiles()
+    with mock.patch.object(update_reader, "_REMEMBERED_FILES", 4):
+        for number in range(10):
+            late = path.with_name(f"late-{number}")
+            late.write_bytes(path.read_bytes())
+            sound.note(late, {})
+        sound.note(path, {"model": 0.5})
+    assert (len(sound._looks), len(sound._norms)) == (4, 4)
+    assert sound.norms(path) == {"model": 0.5}
+    assert "model" in sound.read(path, "alpha", expected)
 
 
 def test_an_update_with_more_numbers_than_top_k_leaves_is_refused(tmp_path: Path) -> None:

@@ -246,6 +246,9 @@ def test_the_rounds_of_a_silo_are_its_last_ones_with_a_payload_oldest_first(tmp_
     assert rounds_with_payload(ledger, "s", SILOS[0], looked_at=64, most=2) == [4, 6]
     assert rounds_with_payload(ledger, "s", SILOS[0], looked_at=3, most=8) == [4, 6]
     assert rounds_with_payload(ledger, "s", SILOS[1], looked_at=64, most=8) == [5]
+    plan = query_plan(ledger, lambda: rounds_with_payload(ledger, "s", SILOS[1], looked_at=64, most=8))
+    asked, = (step for step in plan if " task " in step)
+    assert "(study=? AND silo=?)" in asked  # not through all tasks of all, for a silo that was never asked
     assert silo_round_bytes(ledger, "s", SILOS[0], 4) == SiloRoundBytes(payload_down=0, payload_up=100, wire_down=4,
                                                                         wire_up=0)
 

@@ -16,7 +16,7 @@ from semisilo.coordinator.ledger.events import (
     is_model_noted,
     is_model_written,
     last_ended_rounds,
-    note_late_answer,
+    late_tasks,
     note_model_not_written,
     note_model_written,
     round_ended_event,
@@ -107,12 +107,6 @@ def test_the_last_event_is_the_end_of_the_chain(tmp_path: Path) -> None:
 # How they are found ---------------------------------------------------------------------------------------------------
 
 
-def note_late(ledger: Ledger) -> None:
-    task = ledger.task("first/3/0-train/hospital-a")
-    assert task is not None
-    note_late_answer(ledger, task)
-
-
 @pytest.mark.parametrize("question", [
     lambda ledger: is_model_noted(ledger, "first", digest("4")),
     lambda ledger: is_model_written(ledger, "first", digest("4")),
@@ -120,7 +114,7 @@ def note_late(ledger: Ledger) -> None:
     lambda ledger: ledger.paused_since("first"),
     lambda ledger: begun_again_event(ledger, "first"),
     lambda ledger: round_ended_event(ledger, "first", 3),
-    note_late,
+    lambda ledger: late_tasks(ledger, "first"),
     lambda ledger: study_notes(ledger, "first"),
     lambda ledger: event_kinds(ledger, "first"),
     lambda ledger: find_events(ledger, study="first", kind="study_note", silo="hospital-a", limit=10)])

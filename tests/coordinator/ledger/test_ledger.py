@@ -25,7 +25,7 @@ from semisilo.coordinator.ledger.records import (
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from tests.coordinator.ledger.test_database import dump_of, opened, synchronous_in
-from tests.coordinator.ledger_fixture import digest, open_collecting_round, study_config
+from tests.coordinator.ledger_fixture import digest, open_collecting_round, query_plan, study_config
 
 SILOS = ("alpha", "beta")
 FROZEN = FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.25,)), num_labelled=4,
@@ -433,3 +433,11 @@ def test_a_phase_waits_for_the_silos_that_have_not_answered_and_counts_answers_w
     assert ledger.open_tasks("s", 1, 0) == ["zeta"]
     assert ledger.count_answers("s", 1, 0) == 1, "of the others none has brought anything"
     assert ledger.count_refusals("s", 1, 0) == 1
+    some = ((), ("alpha",), ("beta", "alpha", "zeta"), ("beta",))
+    assert [ledger.count_answers("s", 1, 0, of=of) for of in some] == [0, 1, 1, 0]
+
+
+def test_answers_of_some_silos_are_counted_without_those_of_others(ledger: Ledger) -> None:
+    collecting(ledger)
+    step, *_ = query_plan(ledger, lambda: ledger.count_answers("s", 1, 0, of=("alpha",)))
+    assert step.endswith("(study=? AND round=? AND phase=? AND silo=?)")

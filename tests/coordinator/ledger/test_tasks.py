@@ -96,6 +96,14 @@ def test_the_sizes_of_the_last_updates_are_those_of_the_last_committed_round(fil
     assert sizes_of_last_updates(filled.ledger, "second") == []
 
 
+def test_the_sizes_of_the_last_updates_are_found_by_their_round_alone(filled: Filled) -> None:
+    """A silo that checks its settings waits for them, and so do all others: of half a million tasks for a second."""
+    plan = [step for step in query_plan(filled.ledger, lambda: sizes_of_last_updates(filled.ledger, "first"))
+            if " task " in step]
+    assert plan
+    assert [step for step in plan if "(study=? AND round=?" not in step] == []
+
+
 def test_an_update_counts_once_its_round_is_committed(filled: Filled, tmp_path: Path) -> None:
     assert first_update(filled.ledger, "first") == 1
     ledger = open_federation_with_silos(tmp_path / "federation").ledger

@@ -12,7 +12,8 @@ from semisilo.coordinator.ledger.oversight.rollback import roll_back
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.traffic import study_totals
 from semisilo.coordinator.monitoring.cost_book import CostBook
-from semisilo.coordinator.monitoring.traffic import StudyCosts, costs_from_rows, traffic_of
+from semisilo.coordinator.monitoring.traffic import StudyCosts
+from tests.coordinator.cost_rows import book_of_rows, traffic_of_rows
 
 
 def row(study: str, number: int, size: int) -> Cost:
@@ -43,14 +44,14 @@ def test_the_sums_that_the_ledger_keeps_are_those_of_all_rows(tmp_path: Path) ->
     book.refresh(ledger)
     rows, found = costs_of(ledger, "s"), book.study("s")
     for number in (1, 2, 3, None):
-        assert found.traffic(dense_bytes=100, round=number) == traffic_of(
+        assert found.traffic(dense_bytes=100, round=number) == traffic_of_rows(
             (cost for cost in rows if number in (None, cost.round)), dense_bytes=100)
     assert (found.traffic(dense_bytes=1).downloads, found.traffic(dense_bytes=1).uploads) == (6, 3)
-    assert found.by_silo == costs_from_rows(rows).by_silo
-    assert list(found.items("payload")) == list(costs_from_rows(rows).items("payload"))
+    assert found.by_silo == book_of_rows(rows).by_silo
+    assert list(found.items("payload")) == list(book_of_rows(rows).items("payload"))
     totals = StudyCosts()
     totals.replace(study_totals(ledger, "s"))
-    assert totals.traffic(dense_bytes=100) == traffic_of(rows, dense_bytes=100)
+    assert totals.traffic(dense_bytes=100) == traffic_of_rows(rows, dense_bytes=100)
     ledger.close()
 
 
@@ -69,7 +70,7 @@ def test_transfers_of_a_round_that_is_done_again_are_counted_again(tmp_path: Pat
     def shares(number: int | None) -> tuple[float | None, float | None]:
         book.refresh(ledger)
         found = book.study("s").traffic(dense_bytes=100, round=number)
-        assert found == traffic_of((cost for cost in costs_of(ledger, "s") if number in (None, cost.round)),
+        assert found == traffic_of_rows((cost for cost in costs_of(ledger, "s") if number in (None, cost.round)),
                                    dense_bytes=100)
         return found.share_down, found.share_up
 
@@ -101,11 +102,11 @@ def test_transfers_of_a_round_that_is_done_again_are_counted_again(tmp_path: Pat
 def test_each_look_adds_what_is_new_and_studies_stay_apart(tmp_path: Path) -> None:
     ledger, book = Ledger(tmp_path / "ledger.sqlite", waits=False), CostBook()
     book.refresh(ledger)
-    assert book.study("s").traffic(dense_bytes=10) == traffic_of([], dense_bytes=10)
+    assert book.study("s").traffic(dense_bytes=10) == traffic_of_rows([], dense_bytes=10)
     add_costs(ledger, [row("s", number, 10 * number) for number in range(1, 6)] + [row("t", 1, 7)])
     for _ in range(2):
         book.refresh(ledger)
-        assert book.study("s").traffic(dense_bytes=10) == traffic_of(costs_of(ledger, "s"), dense_bytes=10)
+        assert book.study("s").traffic(dense_bytes=10) == traffic_of_rows(costs_of(ledger, "s"), dense_bytes=10)
         assert book.study("s").traffic(dense_bytes=10).payload_up == 150
     assert book.study("s").traffic(dense_bytes=10, round=4).payload_up == 40
     add_costs(ledger, [row("s", 5, 1)])

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
-from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs
+from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs, costs_of
 from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.results.study_numbers import seconds_left
 from semisilo.coordinator.monitoring.summary import audit, summarise
-from semisilo.coordinator.monitoring.traffic import traffic_of
+from semisilo.coordinator.monitoring.traffic import cost_lines
+from tests.coordinator.cost_rows import book_of_rows, totals_of_rows, traffic_of_rows
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
@@ -42,7 +43,7 @@ def _round(number: int, opened: float, closed: float | None) -> RoundRow:
 
 
 def test_a_transfer_is_one_silo_in_one_round_however_many_streams_and_groups_it_takes() -> None:
-    traffic = traffic_of([_cost(1, "a", "down", "payload", 60), _cost(1, "a", "down", "payload", 40),
+    traffic = traffic_of_rows([_cost(1, "a", "down", "payload", 60), _cost(1, "a", "down", "payload", 40),
                           _cost(1, "b", "down", "payload", 100), _cost(2, "a", "down", "payload", 100),
                           _cost(1, "a", "up", "payload", 50)], dense_bytes=100)
     assert (traffic.downloads, traffic.uploads) == (3, 1)
@@ -52,13 +53,13 @@ def test_a_transfer_is_one_silo_in_one_round_however_many_streams_and_groups_it_
 
 
 def test_wire_bytes_without_a_silo_are_overhead_and_an_estimate_is_marked() -> None:
-    traffic = traffic_of([_cost(1, "a", "down", "wire", 10), _cost(1, "", "down", "wire", 3),
+    traffic = traffic_of_rows([_cost(1, "a", "down", "wire", 10), _cost(1, "", "down", "wire", 3),
                           _cost(1, "", "up", "wire", 4)])
     assert (traffic.wire_down, traffic.wire_up, traffic.wire) == (13, 4, 17)
     assert (traffic.overhead_down, traffic.overhead_up, traffic.overhead) == (3, 4, 7)
     assert not traffic.estimated
     assert traffic.share is None, "there is nothing to compare with"
-    assert traffic_of([_cost(1, "a", "up", "wire", 1, estimated=True)]).estimated
+    assert traffic_of_rows([_cost(1, "a", "up", "wire", 1, estimated=True)]).estimated
 
 
 def test_over_several_phases_the_answer_that_stands_out_counts() -> None:
@@ -106,6 +107,22 @@ def test_every_kind_of_answer_is_told_apart(tmp_path: Path) -> None:
     assert rounds[6].outcomes[SILOS[1]] is TaskState.REFUSED
     assert "METHOD_NOT_PERMITTED" in rounds[6].reasons[SILOS[1]]
     assert (rounds[7].count(TaskState.UPDATED), rounds[7].count(TaskState.OPEN), rounds[7].seconds) == (1, 2, None)
+
+
+def test_the_costs_of_a_summary_are_those_of_all_rows_and_none_of_them_is_read(tmp_path: Path) -> None:
+    """A study of a thousand silos and five hundred rounds has seven million: they took five gigabytes of memory."""
+    ledger = fill_study(tmp_path / "federation", rounds=4).ledger
+    asked: list[str] = []
+    ledger._db.set_trace_callback(asked.append)
+    study = summarise(ledger, "first")
+    ledger._db.set_trace_callback(None)
+    assert not [sql for sql in asked if "FROM cost " in sql]
+    rows = costs_of(ledger, "first")
+    assert study.traffic == traffic_of_rows(rows, dense_bytes=DENSE_BYTES)
+    assert [entry.traffic for entry in study.rounds] == [traffic_of_rows(
+        (row for row in rows if row.round == entry.number), dense_bytes=DENSE_BYTES) for entry in study.rounds]
+    assert study.wire_by_silo == book_of_rows(rows).by_silo
+    assert cost_lines(study.costs) == cost_lines(totals_of_rows(rows))
 
 
 def test_a_failed_round_has_no_accuracy_and_costs_all_the_same(tmp_path: Path) -> None:

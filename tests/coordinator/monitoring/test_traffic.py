@@ -9,10 +9,9 @@ from semisilo.coordinator.monitoring.traffic import (
     CostLine,
     Traffic,
     cost_lines,
-    costs_from_rows,
     share_of,
-    traffic_of,
 )
+from tests.coordinator.cost_rows import book_of_rows, totals_of_rows, traffic_of_rows
 
 
 def cost(round: int, silo: str, direction: Direction, kind: Kind, item: str, size: int, *, count: int = 0) -> Cost:
@@ -27,7 +26,7 @@ ROWS = [cost(1, "a", "down", "payload", "model", 80, count=1), cost(1, "a", "dow
 
 
 def test_a_traffic_has_sums_both_ways_and_shares_of_dense_models() -> None:
-    traffic = traffic_of(ROWS, dense_bytes=100)
+    traffic = traffic_of_rows(ROWS, dense_bytes=100)
     assert (traffic.payload_down, traffic.payload_up, traffic.payload) == (200, 30, 230)
     assert (traffic.wire_down, traffic.wire_up, traffic.wire, traffic.overhead) == (300, 7, 307, 7)
     assert (traffic.downloads, traffic.uploads) == (3, 1), "silos by round, however many streams"
@@ -37,7 +36,7 @@ def test_a_traffic_has_sums_both_ways_and_shares_of_dense_models() -> None:
 
 
 def test_without_a_dense_model_there_is_no_share() -> None:
-    traffic = traffic_of(ROWS)
+    traffic = traffic_of_rows(ROWS)
     shares = (traffic.share_down, traffic.share_up, traffic.payload_share, traffic.wire_share_down,
               traffic.wire_share_up, traffic.share)
     assert shares == (None,) * 6
@@ -45,15 +44,15 @@ def test_without_a_dense_model_there_is_no_share() -> None:
 
 
 def test_only_payload_bytes_are_a_simulation_and_nothing_at_all_is_not() -> None:
-    assert traffic_of([row for row in ROWS if row.kind == "payload"]).simulated
-    assert not traffic_of(ROWS).simulated
+    assert traffic_of_rows([row for row in ROWS if row.kind == "payload"]).simulated
+    assert not traffic_of_rows(ROWS).simulated
     assert not Traffic(payload_up=3, message_up=1).simulated
     assert not Traffic().simulated
 
 
 def test_one_round_is_that_round_and_a_round_that_never_was_is_empty() -> None:
-    book = costs_from_rows(reversed(ROWS))
-    assert book.traffic(dense_bytes=100) == traffic_of(ROWS, dense_bytes=100), "in any order"
+    book = book_of_rows(reversed(ROWS))
+    assert book.traffic(dense_bytes=100) == traffic_of_rows(ROWS, dense_bytes=100), "in any order"
     assert book.traffic(dense_bytes=100, round=2) == Traffic(payload_down=50, downloads=1, dense_bytes=100)
     assert book.traffic(dense_bytes=100, round=9) == Traffic(dense_bytes=100)
     assert book.wire() == 307
@@ -62,7 +61,7 @@ def test_one_round_is_that_round_and_a_round_that_never_was_is_empty() -> None:
 
 
 def test_lines_are_by_kind_and_item_and_overhead_is_always_the_last() -> None:
-    assert cost_lines(ROWS) == (
+    assert cost_lines(totals_of_rows(ROWS)) == (
         CostLine("payload", "delta", 0, 30, 1), CostLine("payload", "model", 200, 0, 4),
         CostLine("message", "AwaitTask", 9, 0, 4), CostLine("wire", SILOS, 300, 0, 0),
         CostLine("wire", OVERHEAD, 0, 7, 0))

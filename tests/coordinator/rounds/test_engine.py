@@ -111,6 +111,7 @@ def test_calls_of_silos_that_bring_no_answer_have_nobody_go_through_all_tasks_or
         deliver = partial(coordinator.deliver, tasks[0], content_of(tasks[0]))
         counted = [sql for sql in await wake(50, after=deliver) if "count(*)" in sql]
         assert len(counted) == 1, "an answer is counted once"
+        assert """silo IN (SELECT value FROM json_each('["alpha"]'))""" in counted[0], "no other is looked at for it"
 
         async def leave_out() -> None:
             coordinator.roster.set_aside("alpha", reason="of the test")

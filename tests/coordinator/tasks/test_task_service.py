@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -218,6 +220,26 @@ def test_late_answers_to_several_tasks_in_turn_are_one_event_for_each_task_also_
                 service._tasks._late.clear()  # the coordinator has started again
             late = coordinator.ledger.query("SELECT detail_json FROM event WHERE kind = 'update_late' ORDER BY number")
             assert [json.loads(row["detail_json"])["task_id"] for row in late] == [first.task_id, second.task_id]
+    asyncio.run(scenario())
+
+
+def test_the_audit_trail_is_looked_through_once_for_late_answers_however_many_come(tmp_path: Path) -> None:
+    """Of a study whose rounds end at their deadlines it has tens of thousands, and each would be read for each."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            service, query, looks = coordinator.task_service, coordinator.ledger.query, []
+
+            def counted(sql: str, *values: object) -> list[sqlite3.Row]:
+                looks.extend([sql] if "update_late" in sql else [])
+                return query(sql, *values)
+
+            for silo in ("alpha", "beta"):
+                service.abstain(silo, tasks[silo].task_id, "none", {})
+            with mock.patch.object(coordinator.ledger, "query", counted):
+                for silo in ("alpha", "beta"):
+                    assert service.refuse(silo, tasks[silo].task_id, "C", "late").state == "refused"
+            assert len(looks) == 1
+            assert len(query("SELECT 1 FROM event WHERE kind = 'update_late'")) == 2
     asyncio.run(scenario())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import hashlib
 import math
 import threading
@@ -246,6 +247,8 @@ def test_an_update_that_is_brought_again_and_again_is_checked_once(tmp_path: Pat
 
 def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
+        said = list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: said.append(f"{what}"))
         async with collecting(tmp_path) as (coordinator, tasks):
             task, compute, service = tasks["alpha"], HeldUp(coordinator, CheckUpdate), coordinator.task_service.updates
             for number in range(20):
@@ -262,6 +265,8 @@ def test_an_update_that_is_replaced_while_it_waits_for_its_check_goes_at_once(tm
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
             assert compute.answered == 3
             await until(coordinator, lambda: service._acceptances == {})
+            gc.collect()
+            assert said == [], "that nobody waits for a refused update any more is no error of the program"
     asyncio.run(scenario())
 
 
