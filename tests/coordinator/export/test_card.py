@@ -148,6 +148,17 @@ def test_the_cost_is_that_of_the_rounds_up_to_the_model_s(summary: StudySummary)
     assert cost.payload_share_of_dense == (cost.payload_down + cost.payload_up) / cost.dense_total
 
 
+def test_updates_of_which_the_gate_has_accepted_nothing_are_in_no_model(summary: StudySummary) -> None:
+    """Page and report say then that no silo has part in it; the card spoke of what the silos had brought."""
+    rounds = [replace(entry, taken_in=entry.number > 2) for entry in summary.rounds]
+    shut = replace(summary, rounds=tuple(rounds))
+    assert [card_cost(shut, up_to=number).updates_accepted for number in (2, 3)] == [0, 2]
+    assert card_cost(shut, up_to=2).uploads == 6, "they have come all the same"
+    card = replace(COMPLETE, cost=card_cost(shut, up_to=2))
+    assert (card.shows_gain, card.gain) == (False, None)
+    assert any("no silo has contributed to this model" in limit for limit in limits_of(card))
+
+
 def test_a_simulation_has_no_message_and_no_wire_bytes(summary: StudySummary) -> None:
     simulated = replace(summary, costs=tuple(cost for cost in summary.costs if cost.kind == "payload"))
     cost = card_cost(simulated, up_to=6)
@@ -189,7 +200,7 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
     (replace(COMPLETE, test=FEW), "Fewer than 30 test images each are of: a; their intervals are wide."),
     (replace(COMPLETE, test=replace(TEST, auroc_macro=None)), "No AUROC was measured"),
     (replace(COMPLETE, test=replace(TEST, temperature=1.0)), "No temperature was fitted"),
-    (replace(COMPLETE, cost=replace(COST, updates_accepted=0)), "No update of any silo was accepted"),
+    (replace(COMPLETE, cost=replace(COST, updates_accepted=0)), "No update of any silo was taken in"),
     (replace(COMPLETE, labelled_only=None), "so the gain is not known"),
     (replace(COMPLETE, model=replace(COMPLETE.model, method=replace(COMPLETE.model.method, scenario="labels-at-both"))),
      "the gain is of these and of images without labels together"),

@@ -388,7 +388,7 @@ def test_a_card_of_a_study_in_which_no_silo_trained_says_so_and_claims_no_gain(
     found = exported(run(tables, out=tmp_path / "run", device="cpu"), tmp_path / "out", formats=("safetensors",))
     text, usual = (each.folder.joinpath("model_card.md").read_text() for each in (found, hand_over))
     assert found.card["cost"]["updates_accepted"] == 0 < hand_over.card["cost"]["updates_accepted"]
-    assert any("No update of any silo was accepted" in limit for limit in found.card["limits"])
+    assert any("No update of any silo was taken in" in limit for limit in found.card["limits"])
     assert not any("No update of any silo" in limit for limit in hand_over.card["limits"])
     assert ("| Gain" in text, "| Gain" in usual) == (False, True)
 
