@@ -13,6 +13,7 @@ from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_estimate,
+    describe_metric,
     describe_percentage,
     describe_points,
     describe_progress,
@@ -204,18 +205,20 @@ def test_amounts_are_written_as_everywhere_in_the_product(shown: Tab) -> None:
             273_600, 8e5]
     times = [0, 0.04, 0.25, 4.25, 59.94, 59.95, 61, 185, 3599.6, 3600, 7_800, 172_799, 172_800, 273_600]
     shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.8325, 0.9994, 0.9996, 1, 1.3]
+    areas = [0, 0.0625, 0.4999, 0.5625, 0.8125, 0.9375, 0.9996, 1]  # sixteenths: halves of the third decimal
     shown.go("#/")
     said = shown.page.evaluate(
-        """async ([sizes, times, shares, left]) => {
+        """async ([sizes, times, shares, left, areas]) => {
             const format = await import("/static/js/format.js");
             return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share),
                     shares.map((value) => format.percentage(value)), shares.map(format.progress),
-                    shares.map((value) => format.points(value, 0.735)), left.map(format.estimate)];
-        }""", [sizes, times, shares, left])
+                    shares.map((value) => format.points(value, 0.735)), left.map(format.estimate),
+                    areas.map((value) => format.score(value, "auroc"))];
+        }""", [sizes, times, shares, left, areas])
     assert said == [[describe_bytes(value) for value in sizes], [describe_seconds(value) for value in times],
                 [describe_share(value) for value in shares], [describe_percentage(value) for value in shares],
                 [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares],
-                [describe_estimate(value) for value in left]]
+                [describe_estimate(value) for value in left], [describe_metric("auroc", value) for value in areas]]
 
 
 def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(shown: Tab) -> None:

@@ -300,7 +300,7 @@ const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 function beside(study) {
   if (!study.beside?.length) return null;
   const share = (each, value) => (each.error === null ? format.percentage(value) : `${format.percentage(value).replace(/ %$/, "")} ± ${format.percentage(each.error)}`);
-  const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? value.toFixed(3) : share(each, value));
+  const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? format.area(value) : share(each, value));
   const columns = [
     { name: "Measure", cell: (each) => each.words },
     { name: capital(study.federated), class: "digits", cell: (each) => shown(each, each.federated) },

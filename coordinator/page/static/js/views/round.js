@@ -132,7 +132,7 @@ const OF_FINDINGS = /^(validation_)?(recall|auroc|average_precision|calibration_
 const SHARES = /accuracy|ratio|calibration_error/;
 const AREAS = /^(auroc|average_precision)(\/|$)/;
 
-const valued = (name, value) => (AREAS.test(name) ? value.toFixed(3) : SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value));
+const valued = (name, value) => (AREAS.test(name) ? format.area(value) : SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value));
 
 /** Numbers of the whole model as facts, those of single classes ("auroc/rare") as a table. */
 function metrics(values, shown) {
