@@ -70,7 +70,7 @@ function matrix({ classes, confusion, mistakes }) {
   const shares = confusion.map((row) => { const sum = row.reduce((a, b) => a + b, 0); return row.map((count) => (sum ? count / sum : 0)); });
   const most = Math.max(0, ...shares.flatMap((row, label) => row.filter((_, other) => other !== label)));
   const strength = (share, right) => (right ? share : most ? share / most : 0).toFixed(3);
-  const columns = [{ name: "Class", cell: (row) => row.name }, ...classes.map(({ name }, other) => ({ name, class: "confused", cell: ({ label }) => {
+  const columns = [{ name: "Class", cell: (row) => className(row.name) }, ...classes.map(({ name }, other) => ({ name: className(name), class: "confused", cell: ({ label }) => {
     const count = confusion[label][other];
     return h("span", { class: `cell ${label === other ? "right" : "wrong"}`, style: { "--share": strength(shares[label][other], label === other) }, title: `${classes[label].name} taken for ${name}: ${format.plural(count, "image")}, ${format.share(shares[label][other])}` }, count || h("span", { class: "none" }, "·"));
   } }))];
@@ -79,6 +79,9 @@ function matrix({ classes, confusion, mistakes }) {
     h("div", { class: "confusion" }, table("Confusion of classes", columns, classes.map(({ name }, label) => ({ name, label })), { key: ({ label }) => label })),
     h("div", { class: "scales" }, scale("right, of the class", "0 %", "100 %", "first"), most ? scale("taken for another", "0 %", format.share(most), "level") : null));
 }
+
+/** As long as there is room for; pointing at it shows all of it. */
+const className = (name) => h("span", { class: "class-name", title: name }, name);
 
 function mistakesTable(mistakes) {
   return table("Most frequent mistakes", [
