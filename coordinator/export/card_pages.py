@@ -216,7 +216,7 @@ def _worth(card: ModelCard) -> _Section:
             if name in alone.metrics:
                 rows.append((f"{words}, labels alone", describe_percentage(alone.metrics[name]), _DASH))
         if "auroc" in alone.metrics:
-            rows.append(("AUROC, macro, labels alone", f"{alone.metrics['auroc']:.4f}", _DASH))
+            rows.append(("AUROC, macro, labels alone", _area(alone.metrics["auroc"]), _DASH))
     if (gain := card.gain) is not None:
         of_other = "" if gain.measure == ACCURACY else f", {gain.measure.title}"
         rows.append((f"Gain{of_other}", ", ".join(filter(None, (gain_text(gain), gain_verdict(gain)))),
@@ -284,7 +284,7 @@ def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
 
 
 def _area(value: float | None) -> str:
-    return _DASH if value is None else f"{value:.4f}"
+    return describe_metric("auroc", value)
 
 
 def _area_between(interval: Interval | None) -> str:

@@ -259,6 +259,16 @@ def test_the_gain_is_in_the_studys_measure_with_its_interval() -> None:
     assert replace(COMPLETE, cost=replace(COST, updates_accepted=0)).gain is None
 
 
+def test_who_subtracts_the_areas_of_the_card_finds_its_gain() -> None:
+    """They had a digit more than the gain, and than page and report."""
+    card = replace(COMPLETE, onnx=None, model=replace(COMPLETE.model, measure="auroc"), labelled_only=replace(
+        COMPLETE.labelled_only, metrics={"accuracy": 0.6, "auroc": 0.75049}))
+    page = card_markdown(card).replace(" ---: ", "")
+    assert "| AUROC, macro | 1.000 |" in page
+    assert "| AUROC, macro, labels alone | 0.750 |" in page
+    assert "| Gain, AUROC | +0.250 |" in page
+
+
 def test_the_graph_s_tolerances_stand_beside_its_check() -> None:
     found = to_dict(COMPLETE.onnx)
     assert isinstance(COMPLETE.onnx, CardOnnx)
