@@ -226,7 +226,8 @@ def _bytes_tile(traffic: Traffic) -> _Tile:
     if traffic.wire or not traffic.payload:
         estimated = ", estimated" if traffic.estimated else ""
         return _Tile("On the wire", describe_bytes(traffic.wire) if traffic.wire else _DASH,
-                     f"{describe_share(traffic.share)} of dense{estimated}" if traffic.wire else "nothing yet")
+                     f"{describe_share(traffic.share)} of dense{estimated}" if traffic.share is not None else
+                     "no model has been sent yet" if traffic.wire else "nothing yet")
     return _Tile("Payload", describe_bytes(traffic.payload),
                  f"{describe_share(traffic.payload_share)} of dense")
 

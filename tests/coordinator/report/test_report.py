@@ -23,6 +23,7 @@ from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
+    OVERHEAD,
     SILOS,
     accuracy_after,
     answer,
@@ -231,6 +232,15 @@ def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: P
 
 
 @pytest.mark.usefixtures("pictures_left_blank")
+def test_a_study_that_was_stopped_before_any_silo_worked_is_compared_with_no_dense_model(tmp_path: Path) -> None:
+    """It was "– of dense"."""
+    filled = fill_study(tmp_path / "fed", rounds=2, done=0, complete=False)
+    filled.ledger.set_study_state("first", StudyState.STOPPED)
+    page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
+    assert f"On the wire {describe_bytes(OVERHEAD)} no model has been sent yet" in page.text
+
+
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=3, done=1, collecting=True)
     filled.ledger.fail_round(filled.ledger.round("first", 2), reason="1 of 2 answers within round_limit")
@@ -348,6 +358,16 @@ def test_the_page_says_what_left_each_hospital(tmp_path: Path) -> None:
         assert row[1] == f"model {describe_bytes(updates * DENSE_BYTES)}"
         assert "label ratio" in row[2]
         assert row[3:5] == [str(updates), describe_bytes(updates * DENSE_BYTES)]
+
+
+def test_bars_of_very_many_rounds_leave_no_gaps_that_would_be_a_pattern(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    for rounds, width in ((3, 0.8), (80, 1.0)):
+        axes = Figure().add_subplot()
+        made = fill_study(tmp_path / f"hub-{rounds}", rounds=rounds)
+        assert FIGURES["cost_by_round"][1](axes, summarise(made.ledger, "first"), LIGHT)
+        assert {round(bar.get_width(), 6) for bar in axes.patches} == {width}
 
 
 def test_the_last_value_stands_beside_the_axes(tmp_path: Path) -> None:
