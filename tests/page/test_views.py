@@ -304,6 +304,28 @@ def test_a_state_is_shown_once_it_has_held(shown: Tab) -> None:
               "connected", "silent"]
 
 
+def test_a_silo_that_is_only_connected_is_not_counted_as_working(shown: Tab) -> None:
+    """The list of silos called it connected at the same time."""
+    shown.go("#/")
+    assert shown.page.evaluate("""async () => {
+        const { laneState } = await import("/static/js/views/overview.js");
+        const state = (word) => laneState("open", { state: word }, { waiting_for: ["x"] });
+        return [state("working"), state("connected"), state("away"), laneState("updated", { state: "working" }, {})];
+    }""") == ["working", "open", "away", "updated"]
+
+
+@pytest.mark.slow
+def test_nor_do_the_longest_names_of_a_study_and_of_silos(browser: Any, tmp_path: Path) -> None:
+    study, silos = "s" * 63, ("a" * 63, "university-hospital-hamburg-eppendorf-radiology-department-one")
+    filled = fill_study(tmp_path / "hub", name=study, rounds=2, silos=silos)
+    with live_page(filled.federation, serving=False) as page, tab(browser, page.address, viewport=NARROW) as shown:
+        for view in ("#/", f"#/study/{study}/rounds", f"#/study/{study}/round/2", "#/silos", f"#/silo/{silos[0]}", "#/cost",
+                     "#/audit", "#/studies", "#/wall", "#/alerts"):
+            shown.go(view)
+            over = shown.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, f"{view} is {over} px too wide"
+
+
 @pytest.mark.slow
 def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address, viewport=NARROW) as shown:

@@ -194,7 +194,7 @@ function lane({ name, outcome, silo }, open) {
 export function laneState(outcome, silo, open) {
   if (outcome !== "open") return outcome;
   if (["late", "away", "away by policy", "silent", "revoked", "left", "set aside"].includes(silo?.state)) return silo.state;
-  return open?.waiting_for ? "working" : "open";
+  return open?.waiting_for && silo?.state === "working" ? "working" : "open";
 }
 
 const STAGE = { downloading: [0, 0.1], training: [0.1, 0.8], uploading: [0.9, 0.1] };
