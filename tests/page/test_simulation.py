@@ -22,13 +22,13 @@ VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/fi
          "#/silo/hospital-a": "hospital-a", "#/cost/first": "Cost", "#/studies": "Studies", "#/wall/first": "first"}
 
 
-def simulated(folder: Path, *, failed: bool = False) -> Filled:
+def simulated(folder: Path, *, failed: bool = False, over: bool = True) -> Filled:
     """A study with bytes of payloads only, as a simulation counts them."""
     def add(ledger: Ledger, costs: Iterable[Cost]) -> None:
         add_costs(ledger, [cost for cost in costs if cost.kind == "payload"])
 
     with mock.patch.object(ledger_fixture, "add_costs", add):
-        filled = fill_study(folder / "hub", rounds=2, complete=not failed)
+        filled = fill_study(folder / "hub", rounds=2, complete=over and not failed)
     if failed:
         filled.ledger.set_study_state("first", StudyState.FAILED, reason="the disk is full")
     return filled
@@ -79,3 +79,14 @@ def test_nobody_is_sent_to_a_hub_that_there_is_not(browser: Any, tmp_path: Path,
             said = f"coordinator {'queue' if failed else 'export'} first"
             assert (said in shown.text()) is not simulation
             assert ("start the simulation again" in shown.text()) is (simulation and failed)
+
+
+@pytest.mark.slow
+def test_a_study_that_goes_on_is_not_called_finished(browser: Any, tmp_path: Path) -> None:
+    """Who looks at a simulation while it runs read "finished study" at the top."""
+    for over, words in ((False, "as recorded"), (True, "finished study")):
+        filled = simulated(tmp_path / words, over=over)
+        with live_page(filled.federation, read_only=True, serving=False, simulation=True) as served, \
+                tab(browser, served.address) as shown:
+            shown.go("#/study/first")
+            assert shown.text(".connection") == words
