@@ -118,7 +118,8 @@ def _answer(answers: Sequence[TaskAnswer], num_classes: int) -> SiloAnswer:
     ratio = label_ratio_in(metrics)
     return SiloAnswer(
         state=state, reason=next((answer.reason for answer in answers if answer.reason and answer.state is state), ""),
-        label_ratio=None if ratio is None else round(ratio, _DIGITS), pseudo_labels=pseudo_label_counts(metrics, num_classes=num_classes))
+        label_ratio=None if ratio is None else round(ratio, _DIGITS),
+        pseudo_labels=pseudo_label_counts(metrics, num_classes=num_classes))
 
 
 def _move(counts: dict[str, int], before: TaskState, after: TaskState, silos: int) -> None:

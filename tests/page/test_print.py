@@ -13,8 +13,8 @@ from tests.coordinator.ledger_fixture import fill_study
 
 A4 = {"width": 684, "height": 1000}
 """Between the margins of Chromium, in CSS pixels."""
-TABLES_CUT_OFF = """() => [...document.querySelectorAll(".scroll")].filter((each) => each.scrollWidth > each.clientWidth)
-    .map((each) => each.getAttribute("aria-label"))"""
+TABLES_CUT_OFF = """() => [...document.querySelectorAll(".scroll")]
+    .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.getAttribute("aria-label"))"""
 
 
 @pytest.mark.slow

@@ -319,8 +319,8 @@ def test_nor_do_the_longest_names_of_a_study_and_of_silos(browser: Any, tmp_path
     study, silos = "s" * 63, ("a" * 63, "university-hospital-hamburg-eppendorf-radiology-department-one")
     filled = fill_study(tmp_path / "hub", name=study, rounds=2, silos=silos)
     with live_page(filled.federation, serving=False) as page, tab(browser, page.address, viewport=NARROW) as shown:
-        for view in ("#/", f"#/study/{study}/rounds", f"#/study/{study}/round/2", "#/silos", f"#/silo/{silos[0]}", "#/cost",
-                     "#/audit", "#/studies", "#/wall", "#/alerts"):
+        for view in ("#/", f"#/study/{study}/rounds", f"#/study/{study}/round/2", "#/silos", f"#/silo/{silos[0]}",
+                     "#/cost", "#/audit", "#/studies", "#/wall", "#/alerts"):
             shown.go(view)
             over = shown.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert over <= 0, f"{view} is {over} px too wide"
