@@ -248,7 +248,7 @@ def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -
     page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
     assert page.table("Round")[3][0] == "2 (failed)"
     assert "Round 2: 1 of 2 answers within round_limit" in page.text
-    assert "the compute process died" in page.text
+    assert "the compute process died Once the cause is removed: coordinator queue first" in page.text
 
 
 @pytest.mark.usefixtures("pictures_left_blank")
