@@ -8,7 +8,6 @@ Tests: tests/coordinator/report/test_report.py.
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from semisilo.common.text.describe import (
     describe_seconds,
     describe_share,
 )
-from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.html import Table, png_address, render_html
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.coordinator.ledger.encodings import EncodingUse
 from semisilo.coordinator.ledger.records import FrozenStudy
@@ -173,7 +172,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
             for each in study.participation.refusing),
         completed_rounds=study.completed_rounds, planned_rounds=study.planned_rounds,
         started=_moment(row.started_unix) if row.started_unix else "", tiles=tuple(_tiles(study)),
-        figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
+        figures=tuple(_Figure(each.title, each.description, png_address(each.light_png), png_address(each.dark_png))
                       for each in figures),
         rounds=_rounds(study), classes=_classes(study.by_class), classes_of=_classes_of(study.by_class),
         confusion=_confusion(study.by_class), confusion_note=_confusion_note(study.by_class),
@@ -520,10 +519,6 @@ def _starting_weights(frozen: FrozenStudy | None) -> list[tuple[str, str]]:
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 def _bytes(count: int) -> str:

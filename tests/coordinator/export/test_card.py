@@ -269,6 +269,17 @@ def test_who_subtracts_the_areas_of_the_card_finds_its_gain() -> None:
     assert "| Gain, AUROC | +0.250 |" in page
 
 
+def test_the_page_of_a_card_can_be_handed_on_without_a_file_beside_it() -> None:
+    """The operator page offers it alone, and its picture was missing there."""
+    card = replace(COMPLETE, onnx=None)
+    assert 'src="reliability.png"' in card_html(card)
+    page = card_html(card, pictures={"reliability.png": b"the picture"})
+    assert "reliability.png" not in page
+    assert 'src="data:image/png;base64,dGhlIHBpY3R1cmU="' in page
+    assert "img-src 'self' data:;" in page
+    assert "(reliability.png)" in card_markdown(card), "which cannot hold it"
+
+
 def test_the_graph_s_tolerances_stand_beside_its_check() -> None:
     found = to_dict(COMPLETE.onnx)
     assert isinstance(COMPLETE.onnx, CardOnnx)

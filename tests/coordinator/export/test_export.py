@@ -81,6 +81,7 @@ def test_the_folder_holds_the_weights_the_graph_and_the_card(hand_over: Exported
     assert {path.name for path in hand_over.folder.iterdir()} == {
         "model.safetensors", "model.onnx", "model_card.md", "model_card.html", "model_card.json", "reliability.png"}
     assert (hand_over.folder / "reliability.png").stat().st_size > 5000, "a picture"
+    assert 'src="data:image/png;base64,' in (hand_over.folder / "model_card.html").read_text()
     assert json.loads((hand_over.folder / "model_card.json").read_text()) == hand_over.card
     for name, each in hand_over.card["files"].items():
         content = (hand_over.folder / name).read_bytes()
