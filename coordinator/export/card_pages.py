@@ -100,8 +100,8 @@ def card_html(card: ModelCard, *, pictures: Mapping[str, bytes] | None = None) -
     """The card as a page without scripts.
 
     Args:
-        pictures: name of a file -> its PNG, which becomes part of the page, so that it can be handed on by itself. Those
-            that are not among them are the files beside it.
+        pictures: name of a file -> its PNG, which becomes part of the page, so that it can be handed on by itself.
+            Others are files beside it.
     """
     inside = {name: png_address(png) for name, png in (pictures or {}).items()}
     sections = tuple(replace(section, blocks=tuple(
