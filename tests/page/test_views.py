@@ -232,6 +232,7 @@ def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(sh
     assert row == ["3", "91.7 %", f"{100 * found.low:.1f} to {describe_percentage(found.high)}"]
     cells = shown.page.locator(".confusion tbody tr").nth(3).locator("td").all_inner_texts()
     assert cells == ["·", "·", "·", "33", "·", "·", "·", "·", "3", "·"]
+    assert "Lowest: 5, 6, 7 and 2 others, 91.4 %." in shown.text(), "of five with 32 of 35 one alone was named"
     assert "Model of round 10, which is handed over, on 355 test images." in shown.text()
     shown.page.get_by_role("link", name="round 10", exact=True).click()
     shown.page.get_by_role("heading", level=1, name="Round 10").wait_for()
