@@ -52,6 +52,7 @@ __all__ = ["render_page"]
 
 _DASH = "–"
 _MOST_IN_MATRIX = 20
+_MOST_NUMBERS = 40
 _SHOWN = tuple(outcome for outcome in OUTCOMES if outcome is not TaskState.CANCELLED)
 """Outcomes that have a column."""
 
@@ -342,11 +343,17 @@ def _left(study: StudySummary) -> Table | None:
     if not study.left:
         return None
     rows = [[each.silo, ", ".join(f"{group} {describe_bytes(size)}" for group, size in each.groups.items()) or _DASH,
-             ", ".join(name.replace("_", " ") for name in each.numbers) or _DASH, str(each.updates),
+             _names_of_numbers(each.numbers), str(each.updates),
              describe_bytes(each.payload_bytes) if each.groups else _DASH, _bytes(each.wire_bytes),
              str(each.refusals or ""), str(each.evaluations or "")] for each in study.left]
     return Table("What has left each hospital", ("Silo", "Tensor groups", "Numbers beside them", "Updates", "Payload",
                                                  "Wire", "Refusals", "Own evaluations"), rows, words=3)
+
+
+def _names_of_numbers(names: Sequence[str]) -> str:
+    """A method has a few; a silo may send others in every round, and must not make the page endless."""
+    shown = [name.replace("_", " ") for name in names[:_MOST_NUMBERS]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or _DASH
 
 
 def _rounds(study: StudySummary) -> Table | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Annotation
 
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import UnknownName
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
@@ -358,6 +359,21 @@ def test_the_page_says_what_left_each_hospital(tmp_path: Path) -> None:
         assert row[1] == f"model {describe_bytes(updates * DENSE_BYTES)}"
         assert "label ratio" in row[2]
         assert row[3:5] == [str(updates), describe_bytes(updates * DENSE_BYTES)]
+
+
+@pytest.mark.usefixtures("pictures_left_blank")
+def test_a_silo_that_sends_ever_new_numbers_does_not_make_the_page_endless(tmp_path: Path) -> None:
+    """256 names in every update: 60 rounds made a page of 4 MB."""
+    made = fill_study(tmp_path / "hub", rounds=4)
+    with made.ledger.transaction() as db:
+        for number in range(1, 5):
+            sent = canonical_json({f"round_{number}_number_{each:03}": 1.0 for each in range(256)})
+            db.execute("UPDATE task SET metrics_json = ? WHERE round = ? AND silo = ?", (sent, number, SILOS[2]))
+    text = write_report(made.federation, made.ledger, "first").read_text(encoding="utf-8")
+    table = next(table for table in _Page(text).tables if "Tensor groups" in table[0])
+    assert table[1][2] == "label ratio, loss"
+    assert table[3][2].startswith("round 1 number 000, round 1 number 001, ")
+    assert table[3][2].endswith("round 1 number 039 and 984 more")
 
 
 def test_bars_of_very_many_rounds_leave_no_gaps_that_would_be_a_pattern(tmp_path: Path) -> None:
