@@ -148,7 +148,9 @@ def failures(log: str) -> Mapping[Any, Failure]:
 async def _http_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP")
-    return failure(error.status_code, code, f"{error.detail}.")
+    answer = failure(error.status_code, code, f"{error.detail}.")
+    answer.headers.update(error.headers or {})  # which methods are allowed
+    return answer
 
 
 async def _catalogue_failure(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ Templates of this folder are there for all: `html_document.html.j2` is the frame
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["Table", "render_html"]
+__all__ = ["Table", "png_address", "render_html"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ def render_html(module: str, page: object) -> str:
     """
     package, _, name = module.rpartition(".")
     return _environment(package).get_template(f"{name}.html.j2").render(page=page)
+
+
+def png_address(png: bytes) -> str:
+    """A picture itself, as a data: address, so that a page needs no file beside it."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 @cache

@@ -231,7 +231,7 @@ def _round_text(row: RoundFacts, now: float) -> Text:
 
 def _silo_table(facts: StatusFacts) -> _Rows:
     labels = any(silo.labelled_count for silo in facts.silos)
-    columns = [_Column("silo", most=24), _Column("state"), _Column("last seen", "right"),
+    columns = [_Column("silo"), _Column("state"), _Column("last seen", "right"),
                _Column("certificate", "right"), _Column("images", "right"),
                *([_Column("labelled", "right")] if labels else []), _Column("version", most=12, first_to_go=True)]
     return _Rows(columns, [_silo_row(silo, facts.unix, labels=labels) for silo in facts.silos])

@@ -310,6 +310,7 @@ class CardCost:
     downloads: int
     uploads: int
     updates_accepted: int
+    """Of committed rounds that have taken them in: not of one in which the gate has accepted nothing of them."""
     payload_share_of_dense: float | None
     wire_share_of_dense: float | None
 
@@ -627,7 +628,7 @@ def card_cost(summary: StudySummary, *, up_to: int) -> CardCost:
         wire_estimated=traffic.estimated, dense_model=traffic.dense_bytes, dense_total=traffic.dense_total,
         downloads=traffic.downloads, uploads=traffic.uploads,
         updates_accepted=sum(entry.updates for entry in summary.rounds
-                             if entry.number <= up_to and entry.state is RoundState.COMPLETED),
+                             if entry.number <= up_to and entry.state is RoundState.COMPLETED and entry.taken_in),
         payload_share_of_dense=traffic.payload_share, wire_share_of_dense=traffic.share if network else None)
 
 
@@ -717,7 +718,7 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
                      "The operating point's threshold was chosen on the validation images, and was not measured on any"
                      " others.")
     if card.cost.updates_accepted == 0 and card.model.round > 0:
-        found.append("No update of any silo was accepted up to this round: no silo has contributed to this model,"
+        found.append("No update of any silo was taken in up to this round: no silo has contributed to this model,"
                      f" and its {worth} comes from the coordinator's training alone.")
     if card.model.chosen == LABELS_ALONE:
         found.append("This is the model of labels alone, the baseline: trained on the coordinator's labelled images"

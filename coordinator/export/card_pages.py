@@ -9,8 +9,8 @@ Tests: tests/coordinator/export/test_export.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from semisilo.common.text.describe import (
     describe_range,
     describe_share,
 )
-from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.html import Table, png_address, render_html
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.coordinator.export.card import CardFindings, CardModel, CardSilo, CardSilos, CardSite, CardTest, ModelCard
 from semisilo.coordinator.export.choose_model import STUDY_TEST
@@ -96,9 +96,18 @@ def card_markdown(card: ModelCard) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def card_html(card: ModelCard) -> str:
-    """The card as a page without scripts; pictures are the files beside it."""
-    return render_html(__name__, _Page(_title(card), _subtitle(card), tuple(_sections(card))))
+def card_html(card: ModelCard, *, pictures: Mapping[str, bytes] | None = None) -> str:
+    """The card as a page without scripts.
+
+    Args:
+        pictures: name of a file -> its PNG, which becomes part of the page, so that it can be handed on by itself.
+            Others are files beside it.
+    """
+    inside = {name: png_address(png) for name, png in (pictures or {}).items()}
+    sections = tuple(replace(section, blocks=tuple(
+        replace(block, file=inside.get(block.file, block.file)) if isinstance(block, _Picture) else block
+        for block in section.blocks)) for section in _sections(card))
+    return render_html(__name__, _Page(_title(card), _subtitle(card), sections))
 
 
 # What stands in it ----------------------------------------------------------------------------------------------------
@@ -216,7 +225,7 @@ def _worth(card: ModelCard) -> _Section:
             if name in alone.metrics:
                 rows.append((f"{words}, labels alone", describe_percentage(alone.metrics[name]), _DASH))
         if "auroc" in alone.metrics:
-            rows.append(("AUROC, macro, labels alone", f"{alone.metrics['auroc']:.4f}", _DASH))
+            rows.append(("AUROC, macro, labels alone", _area(alone.metrics["auroc"]), _DASH))
     if (gain := card.gain) is not None:
         of_other = "" if gain.measure == ACCURACY else f", {gain.measure.title}"
         rows.append((f"Gain{of_other}", ", ".join(filter(None, (gain_text(gain), gain_verdict(gain)))),
@@ -284,7 +293,7 @@ def _worth_of_findings(card: ModelCard, findings: CardFindings) -> _Section:
 
 
 def _area(value: float | None) -> str:
-    return _DASH if value is None else f"{value:.4f}"
+    return describe_metric("auroc", value)
 
 
 def _area_between(interval: Interval | None) -> str:

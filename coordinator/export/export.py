@@ -109,8 +109,8 @@ __all__ = ["FORMATS", "ExportChoice", "Exported", "export_study"]
 
 FORMATS = ("safetensors", "onnx")
 """What can be written; the first one always is."""
-_CARD = "model_card.json"
-_FILES = frozenset({"model.safetensors", "model.onnx", _CARD, "model_card.md", "model_card.html", "reliability.png"})
+_CARD, _PICTURE = "model_card.json", "reliability.png"
+_FILES = frozenset({"model.safetensors", "model.onnx", _CARD, "model_card.md", "model_card.html", _PICTURE})
 """What an export may write, but for a file that builds the network: the card names that."""
 _RANDOM_IMAGES = 64
 _SAME = 1e-6
@@ -451,11 +451,12 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
         write_onnx(graph, opened.model, opened.facts)
         tell(0.6, "checking the ONNX graph")
         check = _checked(graph, opened, images)
+    pictures = {}
     if measures is not None:
         tell(0.8, "drawing")
-        picture = reliability_figure(measures) if isinstance(measures, Measures) else \
+        pictures[_PICTURE] = reliability_figure(measures) if isinstance(measures, Measures) else \
             finding_reliability_figure(measures)
-        write_durably(work / "reliability.png", picture)
+        write_durably(work / _PICTURE, pictures[_PICTURE])
     tell(0.9, "writing the card")
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
@@ -463,7 +464,8 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
                  {path.name: path for path in [*sorted(work.glob("model.*")), *([work / own] if own else [])]},
                  silo_names=choice.silo_names)
     text = json.dumps(to_dict(card), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)), ("model_card.html", card_html(card))):
+    for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)),
+                          ("model_card.html", card_html(card, pictures=pictures))):
         write_durably(work / name, content.encode("utf-8"))
     return card
 

@@ -35,7 +35,6 @@ def export_trail(federation: str, ledger: Ledger, *, form: ExportFormat, study: 
 
 def _chosen(ledger: Ledger, *, study: str, since_unix: float) -> Iterator[ChainedEvent]:
     last = 0
-    while events := ledger.events_after(last, limit=_STRETCH):
+    while events := ledger.events_after(last, limit=_STRETCH, study=study, since_unix=since_unix):
         last = events[-1].number
-        yield from (event for event in events
-                    if (not study or event.study == study) and event.unix >= since_unix)
+        yield from events

@@ -20,7 +20,13 @@ from semisilo.coordinator.ledger.progress import SiloTotal, round_heads, round_o
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, not_added_up
-from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
+from semisilo.coordinator.monitoring.drift import (
+    EARLIER_ROUNDS,
+    MOST_CLASSES,
+    class_shares,
+    drift_of,
+    pseudo_label_counts,
+)
 from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.results.study_numbers import accuracy_in, label_ratio_in, score_on_test
@@ -85,15 +91,23 @@ class _Round:
     """Empty of a round that is not shown by silo."""
 
 
-def silo_answers(ledger: Ledger, study: str, *, first: int, silo: str = "") -> dict[int, dict[str, SiloAnswer]]:
-    """Round -> silo -> answer, of the rounds from `first` on, of one silo or of all."""
+def silo_answers(ledger: Ledger, study: str, *, first: int, num_classes: int, silo: str = ""
+                 ) -> dict[int, dict[str, SiloAnswer]]:
+    """Round -> silo -> answer, of the rounds from `first` on, of one silo or of all.
+
+    Args:
+        num_classes: of the study: labels that are not below it are nobody's, whatever a silo has sent; 0 where that is
+            not known.
+    """
+    most = num_classes or MOST_CLASSES
     found: dict[int, dict[str, list[TaskAnswer]]] = {}
     for answer in answers_of_study(ledger, study, first=first, silo=silo, counted=False):
         found.setdefault(answer.round, {}).setdefault(answer.silo, []).append(answer)
-    return {number: {name: _answer(answers) for name, answers in silos.items()} for number, silos in found.items()}
+    return {number: {name: _answer(answers, most) for name, answers in silos.items()}
+            for number, silos in found.items()}
 
 
-def _answer(answers: Sequence[TaskAnswer]) -> SiloAnswer:
+def _answer(answers: Sequence[TaskAnswer], num_classes: int) -> SiloAnswer:
     """One answer from those to all phases, in order of the phases."""
     if len(answers) == 1:  # of most methods: a study of a thousand silos has tens of thousands
         state, metrics = answers[0].state, answers[0].metrics
@@ -104,7 +118,8 @@ def _answer(answers: Sequence[TaskAnswer]) -> SiloAnswer:
     ratio = label_ratio_in(metrics)
     return SiloAnswer(
         state=state, reason=next((answer.reason for answer in answers if answer.reason and answer.state is state), ""),
-        label_ratio=None if ratio is None else round(ratio, _DIGITS), pseudo_labels=pseudo_label_counts(metrics))
+        label_ratio=None if ratio is None else round(ratio, _DIGITS),
+        pseudo_labels=pseudo_label_counts(metrics, num_classes=num_classes))
 
 
 def _move(counts: dict[str, int], before: TaskState, after: TaskState, silos: int) -> None:
@@ -154,7 +169,8 @@ class StudyBook:
                 self._rounds[row.number] = _Round(row, finite(row.metrics), counts.get(row.number, {}), {})
         self._open = [(_Round(row, finite(row.metrics), {}, {}), {}) for row in rows[len(over):]]
         # Of a study that has run for a while when it is first looked at, only the end is read answer by answer.
-        answers = silo_answers(ledger, self.name, first=max(first, self.detail_from - EARLIER_ROUNDS)) if rows else {}
+        answers = silo_answers(ledger, self.name, first=max(first, self.detail_from - EARLIER_ROUNDS),
+                               num_classes=len(ledger.study(self.name).classes)) if rows else {}
         for row in over:
             silos = answers.get(row.number, {})
             shown = row.number >= self.detail_from
@@ -233,7 +249,7 @@ def silo_over_all_rounds(ledger: Ledger, study: str, silo: str, *, rows: Iterabl
                          num_classes: int) -> SiloOfStudy:
     """One silo with the values of every round; `sums` is what the study's book says of it."""
     book = _Silo()
-    answers = silo_answers(ledger, study, first=0, silo=silo)
+    answers = silo_answers(ledger, study, first=0, num_classes=num_classes, silo=silo)
     for row in rows:
         if silo in answers.get(row.number, {}):
             book.add(row.number, answers[row.number][silo])

@@ -139,6 +139,7 @@ class _Routes:
 
     async def audit(self, request: Request) -> Response:
         """GET /api/audit.csv and /api/audit.json: the audit trail as a file, of one study where `study` names it."""
+        check_query(request, {"study"})
         form: ExportFormat = "csv" if request.url.path.endswith(".csv") else "json"
         pieces = self._service.export(form, request.query_params.get("study", "")[:200])
         return await table_file(pieces, form, name="audit")

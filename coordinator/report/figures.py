@@ -21,6 +21,7 @@ from semisilo.coordinator.report.figure_style import (
     DARK,
     LIGHT,
     MAX_LINES,
+    MAX_MARKERS,
     Theme,
     legend,
     marker_of,
@@ -188,9 +189,10 @@ def _cost_by_round(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     if wire:
         parts.append(("overhead: no silo's", theme.faint, [row.overhead for row in traffic]))
     bottom = [0.0] * len(numbers)
+    width = 0.8 if len(numbers) <= MAX_MARKERS else 1.0  # of very many the gaps would be a pattern of their own
     for label, colour, sizes in parts:
         heights = [size / unit for size in sizes]
-        axes.bar(numbers, heights, bottom=bottom, width=0.8, color=colour, label=label, linewidth=0)
+        axes.bar(numbers, heights, bottom=bottom, width=width, color=colour, label=label, linewidth=0)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set_xlabel("round")
     axes.set_ylabel(f"{kind} bytes ({name}{', estimated' if study.traffic.estimated else ''})")

@@ -8,7 +8,6 @@ Tests: tests/coordinator/report/test_report.py.
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from semisilo.common.text.describe import (
     describe_seconds,
     describe_share,
 )
-from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.html import Table, png_address, render_html
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.coordinator.ledger.encodings import EncodingUse
 from semisilo.coordinator.ledger.records import FrozenStudy
@@ -53,6 +52,7 @@ __all__ = ["render_page"]
 
 _DASH = "–"
 _MOST_IN_MATRIX = 20
+_MOST_NUMBERS = 40
 _SHOWN = tuple(outcome for outcome in OUTCOMES if outcome is not TaskState.CANCELLED)
 """Outcomes that have a column."""
 
@@ -173,7 +173,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
             for each in study.participation.refusing),
         completed_rounds=study.completed_rounds, planned_rounds=study.planned_rounds,
         started=_moment(row.started_unix) if row.started_unix else "", tiles=tuple(_tiles(study)),
-        figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
+        figures=tuple(_Figure(each.title, each.description, png_address(each.light_png), png_address(each.dark_png))
                       for each in figures),
         rounds=_rounds(study), classes=_classes(study.by_class), classes_of=_classes_of(study.by_class),
         confusion=_confusion(study.by_class), confusion_note=_confusion_note(study.by_class),
@@ -226,7 +226,8 @@ def _bytes_tile(traffic: Traffic) -> _Tile:
     if traffic.wire or not traffic.payload:
         estimated = ", estimated" if traffic.estimated else ""
         return _Tile("On the wire", describe_bytes(traffic.wire) if traffic.wire else _DASH,
-                     f"{describe_share(traffic.share)} of dense{estimated}" if traffic.wire else "nothing yet")
+                     f"{describe_share(traffic.share)} of dense{estimated}" if traffic.share is not None else
+                     "no model has been sent yet" if traffic.wire else "nothing yet")
     return _Tile("Payload", describe_bytes(traffic.payload),
                  f"{describe_share(traffic.payload_share)} of dense")
 
@@ -342,11 +343,17 @@ def _left(study: StudySummary) -> Table | None:
     if not study.left:
         return None
     rows = [[each.silo, ", ".join(f"{group} {describe_bytes(size)}" for group, size in each.groups.items()) or _DASH,
-             ", ".join(name.replace("_", " ") for name in each.numbers) or _DASH, str(each.updates),
+             _names_of_numbers(each.numbers), str(each.updates),
              describe_bytes(each.payload_bytes) if each.groups else _DASH, _bytes(each.wire_bytes),
              str(each.refusals or ""), str(each.evaluations or "")] for each in study.left]
     return Table("What has left each hospital", ("Silo", "Tensor groups", "Numbers beside them", "Updates", "Payload",
                                                  "Wire", "Refusals", "Own evaluations"), rows, words=3)
+
+
+def _names_of_numbers(names: Sequence[str]) -> str:
+    """A method has a few; a silo may send others in every round, and must not make the page endless."""
+    shown = [name.replace("_", " ") for name in names[:_MOST_NUMBERS]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or _DASH
 
 
 def _rounds(study: StudySummary) -> Table | None:
@@ -519,10 +526,6 @@ def _starting_weights(frozen: FrozenStudy | None) -> list[tuple[str, str]]:
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 def _bytes(count: int) -> str:

@@ -60,7 +60,9 @@ class ShownModel:
     @property
     def column(self) -> str:
         """The same as the heading of a column; "federated" before there is one."""
-        return "federated" if self.round is None else f"federated, round {self.round}"
+        if self.round is None:
+            return "federated"
+        return f"federated, round {self.round}" if self.has_silos else f"round {self.round}, without silos"
 
     @property
     def no_gain(self) -> str:

@@ -143,7 +143,11 @@ class LivePage:
     """The operator page of a coordinator that is said to run, in a thread of its own."""
 
     def __init__(self, federation: Federation, *, read_only: bool = False, serving: bool = True,
-                 listen: str = "127.0.0.1:0") -> None:
+                 simulation: bool = False, listen: str = "127.0.0.1:0") -> None:
+        """
+        Args:
+            simulation: as over the folder of one, which has a ledger and nothing else.
+        """
         self.said: dict[str, Any] = {"study": "first"}
         """What `coordinator serve` says of itself; a test may change it."""
         self.silos: dict[str, LiveSilo] = {}
@@ -151,6 +155,7 @@ class LivePage:
         self.connected: tuple[str, ...] = ()
         self._serving = serving
         self._federation, self._read_only = federation, read_only
+        self._simulation = simulation
         self._listen = listen
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -167,9 +172,10 @@ class LivePage:
 
     async def _run(self) -> None:
         federation = self._federation
-        source = PageSource(federation=federation.name, address=federation.config.address.public,
-                            ledger=federation.ledger, read_only=self._read_only, folder=federation.folder)
-        service = PageService(source, live=self._live, federation=federation,
+        address = "" if self._simulation else federation.config.address.public
+        source = PageSource(federation=federation.name, address=address, ledger=federation.ledger,
+                            read_only=self._read_only, folder=None if self._simulation else federation.folder)
+        service = PageService(source, live=self._live, federation=None if self._simulation else federation,
                               token=None if self._read_only else lambda: TOKEN,
                               logs=None if self._read_only else self.logs)
         settings = PageSettings(listen=self._listen)

@@ -13,6 +13,7 @@ from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_estimate,
+    describe_metric,
     describe_percentage,
     describe_points,
     describe_progress,
@@ -204,18 +205,20 @@ def test_amounts_are_written_as_everywhere_in_the_product(shown: Tab) -> None:
             273_600, 8e5]
     times = [0, 0.04, 0.25, 4.25, 59.94, 59.95, 61, 185, 3599.6, 3600, 7_800, 172_799, 172_800, 273_600]
     shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.8325, 0.9994, 0.9996, 1, 1.3]
+    areas = [0, 0.0625, 0.4999, 0.5625, 0.8125, 0.9375, 0.9996, 1]  # sixteenths: halves of the third decimal
     shown.go("#/")
     said = shown.page.evaluate(
-        """async ([sizes, times, shares, left]) => {
+        """async ([sizes, times, shares, left, areas]) => {
             const format = await import("/static/js/format.js");
             return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share),
                     shares.map((value) => format.percentage(value)), shares.map(format.progress),
-                    shares.map((value) => format.points(value, 0.735)), left.map(format.estimate)];
-        }""", [sizes, times, shares, left])
+                    shares.map((value) => format.points(value, 0.735)), left.map(format.estimate),
+                    areas.map((value) => format.score(value, "auroc"))];
+        }""", [sizes, times, shares, left, areas])
     assert said == [[describe_bytes(value) for value in sizes], [describe_seconds(value) for value in times],
                 [describe_share(value) for value in shares], [describe_percentage(value) for value in shares],
                 [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares],
-                [describe_estimate(value) for value in left]]
+                [describe_estimate(value) for value in left], [describe_metric("auroc", value) for value in areas]]
 
 
 def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(shown: Tab) -> None:
@@ -229,6 +232,7 @@ def test_the_overview_shows_recalls_with_intervals_and_what_is_taken_for_what(sh
     assert row == ["3", "91.7 %", f"{100 * found.low:.1f} to {describe_percentage(found.high)}"]
     cells = shown.page.locator(".confusion tbody tr").nth(3).locator("td").all_inner_texts()
     assert cells == ["·", "·", "·", "33", "·", "·", "·", "·", "3", "·"]
+    assert "Lowest: 5, 6, 7 and 2 others, 91.4 %." in shown.text(), "of five with 32 of 35 one alone was named"
     assert "Model of round 10, which is handed over, on 355 test images." in shown.text()
     shown.page.get_by_role("link", name="round 10", exact=True).click()
     shown.page.get_by_role("heading", level=1, name="Round 10").wait_for()
@@ -299,6 +303,28 @@ def test_a_state_is_shown_once_it_has_held(shown: Tab) -> None:
                 state("connected", 15000), state("silent", 15500)];
     }""") == ["working", "working", "working", "working", "connected", "connected", "connected", "away",
               "connected", "silent"]
+
+
+def test_a_silo_that_is_only_connected_is_not_counted_as_working(shown: Tab) -> None:
+    """The list of silos called it connected at the same time."""
+    shown.go("#/")
+    assert shown.page.evaluate("""async () => {
+        const { laneState } = await import("/static/js/views/overview.js");
+        const state = (word) => laneState("open", { state: word }, { waiting_for: ["x"] });
+        return [state("working"), state("connected"), state("away"), laneState("updated", { state: "working" }, {})];
+    }""") == ["working", "open", "away", "updated"]
+
+
+@pytest.mark.slow
+def test_nor_do_the_longest_names_of_a_study_and_of_silos(browser: Any, tmp_path: Path) -> None:
+    study, silos = "s" * 63, ("a" * 63, "university-hospital-hamburg-eppendorf-radiology-department-one")
+    filled = fill_study(tmp_path / "hub", name=study, rounds=2, silos=silos)
+    with live_page(filled.federation, serving=False) as page, tab(browser, page.address, viewport=NARROW) as shown:
+        for view in ("#/", f"#/study/{study}/rounds", f"#/study/{study}/round/2", "#/silos", f"#/silo/{silos[0]}",
+                     "#/cost", "#/audit", "#/studies", "#/wall", "#/alerts"):
+            shown.go(view)
+            over = shown.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, f"{view} is {over} px too wide"
 
 
 @pytest.mark.slow

@@ -148,6 +148,17 @@ def test_the_cost_is_that_of_the_rounds_up_to_the_model_s(summary: StudySummary)
     assert cost.payload_share_of_dense == (cost.payload_down + cost.payload_up) / cost.dense_total
 
 
+def test_updates_of_which_the_gate_has_accepted_nothing_are_in_no_model(summary: StudySummary) -> None:
+    """Page and report say then that no silo has part in it; the card spoke of what the silos had brought."""
+    rounds = [replace(entry, taken_in=entry.number > 2) for entry in summary.rounds]
+    shut = replace(summary, rounds=tuple(rounds))
+    assert [card_cost(shut, up_to=number).updates_accepted for number in (2, 3)] == [0, 2]
+    assert card_cost(shut, up_to=2).uploads == 6, "they have come all the same"
+    card = replace(COMPLETE, cost=card_cost(shut, up_to=2))
+    assert (card.shows_gain, card.gain) == (False, None)
+    assert any("no silo has contributed to this model" in limit for limit in limits_of(card))
+
+
 def test_a_simulation_has_no_message_and_no_wire_bytes(summary: StudySummary) -> None:
     simulated = replace(summary, costs=tuple(cost for cost in summary.costs if cost.kind == "payload"))
     cost = card_cost(simulated, up_to=6)
@@ -189,7 +200,7 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
     (replace(COMPLETE, test=FEW), "Fewer than 30 test images each are of: a; their intervals are wide."),
     (replace(COMPLETE, test=replace(TEST, auroc_macro=None)), "No AUROC was measured"),
     (replace(COMPLETE, test=replace(TEST, temperature=1.0)), "No temperature was fitted"),
-    (replace(COMPLETE, cost=replace(COST, updates_accepted=0)), "No update of any silo was accepted"),
+    (replace(COMPLETE, cost=replace(COST, updates_accepted=0)), "No update of any silo was taken in"),
     (replace(COMPLETE, labelled_only=None), "so the gain is not known"),
     (replace(COMPLETE, model=replace(COMPLETE.model, method=replace(COMPLETE.model.method, scenario="labels-at-both"))),
      "the gain is of these and of images without labels together"),
@@ -246,6 +257,27 @@ def test_the_gain_is_in_the_studys_measure_with_its_interval() -> None:
     assert card_markdown(card).splitlines()[2].count("test accuracy") == 1
     assert "test recall of c 100.0 %" in page
     assert replace(COMPLETE, cost=replace(COST, updates_accepted=0)).gain is None
+
+
+def test_who_subtracts_the_areas_of_the_card_finds_its_gain() -> None:
+    """They had a digit more than the gain, and than page and report."""
+    card = replace(COMPLETE, onnx=None, model=replace(COMPLETE.model, measure="auroc"), labelled_only=replace(
+        COMPLETE.labelled_only, metrics={"accuracy": 0.6, "auroc": 0.75049}))
+    page = card_markdown(card).replace(" ---: ", "")
+    assert "| AUROC, macro | 1.000 |" in page
+    assert "| AUROC, macro, labels alone | 0.750 |" in page
+    assert "| Gain, AUROC | +0.250 |" in page
+
+
+def test_the_page_of_a_card_can_be_handed_on_without_a_file_beside_it() -> None:
+    """The operator page offers it alone, and its picture was missing there."""
+    card = replace(COMPLETE, onnx=None)
+    assert 'src="reliability.png"' in card_html(card)
+    page = card_html(card, pictures={"reliability.png": b"the picture"})
+    assert "reliability.png" not in page
+    assert 'src="data:image/png;base64,dGhlIHBpY3R1cmU="' in page
+    assert "img-src 'self' data:;" in page
+    assert "(reliability.png)" in card_markdown(card), "which cannot hold it"
 
 
 def test_the_graph_s_tolerances_stand_beside_its_check() -> None:

@@ -81,6 +81,7 @@ def test_the_folder_holds_the_weights_the_graph_and_the_card(hand_over: Exported
     assert {path.name for path in hand_over.folder.iterdir()} == {
         "model.safetensors", "model.onnx", "model_card.md", "model_card.html", "model_card.json", "reliability.png"}
     assert (hand_over.folder / "reliability.png").stat().st_size > 5000, "a picture"
+    assert 'src="data:image/png;base64,' in (hand_over.folder / "model_card.html").read_text()
     assert json.loads((hand_over.folder / "model_card.json").read_text()) == hand_over.card
     for name, each in hand_over.card["files"].items():
         content = (hand_over.folder / name).read_bytes()
@@ -388,7 +389,7 @@ def test_a_card_of_a_study_in_which_no_silo_trained_says_so_and_claims_no_gain(
     found = exported(run(tables, out=tmp_path / "run", device="cpu"), tmp_path / "out", formats=("safetensors",))
     text, usual = (each.folder.joinpath("model_card.md").read_text() for each in (found, hand_over))
     assert found.card["cost"]["updates_accepted"] == 0 < hand_over.card["cost"]["updates_accepted"]
-    assert any("No update of any silo was accepted" in limit for limit in found.card["limits"])
+    assert any("No update of any silo was taken in" in limit for limit in found.card["limits"])
     assert not any("No update of any silo" in limit for limit in hand_over.card["limits"])
     assert ("| Gain" in text, "| Gain" in usual) == (False, True)
 

@@ -21,7 +21,7 @@ from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, Syst
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 from semisilo.coordinator.ledger.states import StudyState
-from tests.coordinator.ledger_fixture import study_config
+from tests.coordinator.ledger_fixture import query_plan, study_config
 
 pytestmark = pytest.mark.usefixtures("ledgers_made_anew")
 
@@ -332,6 +332,20 @@ def test_what_one_process_has_committed_another_sees_and_hears_of(tmp_path: Path
     assert other.data_version() != version
     assert other.study("s").state is StudyState.QUEUED
     other.close()
+
+
+def test_events_of_a_study_come_in_order_from_a_walk_over_the_table_that_makes_nothing_of_the_others(ledger: Ledger
+                                                                                                    ) -> None:
+    """A stranger may ask for them, and whoever serves silos must go on meanwhile."""
+    for name in ("first", "second", "first"):
+        ledger.event("study_note", study=name, text="a")
+    found = ledger.events_after(0, limit=10, study="first")
+    assert [event.number for event in found] == [event.number for event in ledger.events_after(0, limit=10)
+                                                 if event.study == "first"]
+    assert len(found) == 2
+    assert ledger.events_after(found[0].number, limit=10, study="first", since_unix=found[1].unix) == found[1:]
+    plan = query_plan(ledger, lambda: ledger.events_after(0, limit=10, study="first"))
+    assert plan == ["SEARCH event USING INTEGER PRIMARY KEY (rowid>?)"]
 
 
 def test_a_full_disk_is_said_so_and_loses_nothing(ledger: Ledger) -> None:

@@ -217,6 +217,17 @@ def test_a_change_of_classes_is_marked_as_drift_in_its_round_and_silo_alone(tmp_
     assert 1 not in study.silos[0].drift, "there is nothing before the first round"
 
 
+def test_a_label_that_the_study_does_not_have_makes_no_class_of_it(tmp_path: Path) -> None:
+    """One such number of one silo made the study's document as long as if it had ten thousand classes."""
+    filled = fill_study(tmp_path / "hub", rounds=3)
+    for number in range(1, 4):
+        set_metrics(filled, number, SILOS[0], {"pseudo_labels/3": 40.0, "pseudo_labels/10": 40.0,
+                                               "pseudo_labels/9999": 40.0, "label_ratio": 0.9})
+    reader = reader_of(filled)
+    for found in (reader.study("first").silos[0], reader.silo_of_study("first", SILOS[0])):
+        assert found.class_histogram == dict.fromkeys(range(1, 4), (0, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+
+
 def test_facts_follow_the_ledger_without_reading_it_all_again(tmp_path: Path) -> None:
     """A reader that has looked at every step agrees with one that sees the ledger for the first time."""
     filled = fill_study(tmp_path / "hub", rounds=12, done=3, collecting=True)

@@ -210,6 +210,15 @@ def test_it_fits_eighty_columns_apart_from_sentences(running: Filled) -> None:
     assert max(len(line.rstrip()) for line in tables) <= 80
 
 
+def test_silos_whose_long_names_end_differently_are_told_apart_where_there_is_room(tmp_path: Path) -> None:
+    """All names ended after 23 letters, however wide the terminal was."""
+    names = tuple(f"university-hospital-hamburg-radiology-{number}" for number in (1, 2))
+    filled = open_federation_with_silos(tmp_path / "fed", silos=names)
+    facts = gather(filled.federation, filled.ledger, None)
+    assert all(f"{name}  joined" in _text(facts, width=110) for name in names)
+    assert max(map(len, (line.rstrip() for line in _text(facts).splitlines() if line.startswith("university")))) <= 80
+
+
 def test_an_empty_federation_says_what_to_do_next(tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "fed", silos=())
     text = _text(gather(filled.federation, filled.ledger, None))

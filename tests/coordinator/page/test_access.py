@@ -385,8 +385,11 @@ def test_paths_that_lead_nowhere_are_answered_with_an_error_in_json(still: Fille
 def test_only_declared_methods_are_answered(still: Filled) -> None:
     async def work(page: Page) -> None:
         for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS"):
-            assert (await page.client.request(method, "/api/federation")).status_code == 405
-        assert (await page.client.get("/api/actions/pause")).status_code == 405
+            answer = await page.client.request(method, "/api/federation")
+            assert answer.status_code == 405
+            assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}, "RFC 9110, 15.5.6"
+        answer = await page.client.get("/api/actions/pause")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     asking(still, work)
 
 

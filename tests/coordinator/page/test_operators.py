@@ -150,4 +150,6 @@ def test_the_trail_is_downloaded_whole_or_of_a_study(filled: Filled) -> None:
         assert {row["silo"] for row in rows} >= set(SILOS)
         missing = await page.client.get("/api/audit.csv", params={"study": "nobody"})
         assert missing.status_code == 404
+        other = await page.client.get("/api/audit.json", params={"silo": SILOS[0]})
+        assert (other.status_code, "no parameter 'silo'" in other.text) == (400, True), "else it would be all events"
     asking(filled, work)

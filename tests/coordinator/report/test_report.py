@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Annotation
 
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import UnknownName
 from semisilo.common.measures.intervals import wilson
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
@@ -23,6 +24,7 @@ from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
+    OVERHEAD,
     SILOS,
     accuracy_after,
     answer,
@@ -231,6 +233,15 @@ def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: P
 
 
 @pytest.mark.usefixtures("pictures_left_blank")
+def test_a_study_that_was_stopped_before_any_silo_worked_is_compared_with_no_dense_model(tmp_path: Path) -> None:
+    """It was "– of dense"."""
+    filled = fill_study(tmp_path / "fed", rounds=2, done=0, complete=False)
+    filled.ledger.set_study_state("first", StudyState.STOPPED)
+    page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
+    assert f"On the wire {describe_bytes(OVERHEAD)} no model has been sent yet" in page.text
+
+
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=3, done=1, collecting=True)
     filled.ledger.fail_round(filled.ledger.round("first", 2), reason="1 of 2 answers within round_limit")
@@ -238,7 +249,7 @@ def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -
     page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
     assert page.table("Round")[3][0] == "2 (failed)"
     assert "Round 2: 1 of 2 answers within round_limit" in page.text
-    assert "the compute process died" in page.text
+    assert "the compute process died Once the cause is removed: coordinator queue first" in page.text
 
 
 @pytest.mark.usefixtures("pictures_left_blank")
@@ -348,6 +359,31 @@ def test_the_page_says_what_left_each_hospital(tmp_path: Path) -> None:
         assert row[1] == f"model {describe_bytes(updates * DENSE_BYTES)}"
         assert "label ratio" in row[2]
         assert row[3:5] == [str(updates), describe_bytes(updates * DENSE_BYTES)]
+
+
+@pytest.mark.usefixtures("pictures_left_blank")
+def test_a_silo_that_sends_ever_new_numbers_does_not_make_the_page_endless(tmp_path: Path) -> None:
+    """256 names in every update: 60 rounds made a page of 4 MB."""
+    made = fill_study(tmp_path / "hub", rounds=4)
+    with made.ledger.transaction() as db:
+        for number in range(1, 5):
+            sent = canonical_json({f"round_{number}_number_{each:03}": 1.0 for each in range(256)})
+            db.execute("UPDATE task SET metrics_json = ? WHERE round = ? AND silo = ?", (sent, number, SILOS[2]))
+    text = write_report(made.federation, made.ledger, "first").read_text(encoding="utf-8")
+    table = next(table for table in _Page(text).tables if "Tensor groups" in table[0])
+    assert table[1][2] == "label ratio, loss"
+    assert table[3][2].startswith("round 1 number 000, round 1 number 001, ")
+    assert table[3][2].endswith("round 1 number 039 and 984 more")
+
+
+def test_bars_of_very_many_rounds_leave_no_gaps_that_would_be_a_pattern(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    for rounds, width in ((3, 0.8), (80, 1.0)):
+        axes = Figure().add_subplot()
+        made = fill_study(tmp_path / f"hub-{rounds}", rounds=rounds)
+        assert FIGURES["cost_by_round"][1](axes, summarise(made.ledger, "first"), LIGHT)
+        assert {round(bar.get_width(), 6) for bar in axes.patches} == {width}
 
 
 def test_the_last_value_stands_beside_the_axes(tmp_path: Path) -> None:

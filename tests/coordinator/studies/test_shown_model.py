@@ -161,6 +161,7 @@ def test_of_a_round_without_any_silo_nobody_gives_a_verdict(tmp_path: Path) -> N
     for text in (told.report, told.terminal):
         assert "no silo has part in round 0" in text
         assert "the silos have" not in text
+        assert "ound 0, without silos" in text, "the heading of its column was: federated, round 0"
     assert "Accuracy, without silos" in told.report
 
 

@@ -145,15 +145,15 @@ class LineChart extends HTMLElement {
     const first = series[0]?.points ?? [];
     const away = first.length ? [Math.abs(first[0][1] - value), Math.abs(first.at(-1)[1] - value)] : [0, 1];
     const right = away[1] >= away[0];
-    const above = y(value) > TOP + 18;
     return h("g", { class: "level" },
       h("line", { x1: left, x2: width - RIGHT, y1: half(y(value)), y2: half(y(value)) }),
-      h("text", { x: right ? width - RIGHT : left + 4, y: y(value) + (above ? -6 : 15), "text-anchor": right ? "end" : "start" }, name));
+      h("text", { x: right ? width - RIGHT : left + 4, y: nameOfLevel(y(value)), "text-anchor": right ? "end" : "start" }, name));
   }
 
   /** The last value of every line, clear of each other and of the level's name: the nearest free place. */
   #ends(data, series, { x, y, left, width, height }) {
-    const taken = data.level ? [y(data.level.y) - 10, y(data.level.y) + 4] : [];
+    const level = data.level ? y(data.level.y) : null;
+    const taken = level === null ? [] : nameOfLevel(level) < level ? [level - 10, level + 4] : [level + 4, level + 15];
     return h("g", { class: "ends" }, series.map(({ tone, points, end }, index) => {
       const [px, py] = points.at(-1);
       const text = [end, data.y.text(py, true)].filter(Boolean).join(" ");
@@ -176,6 +176,8 @@ class LineChart extends HTMLElement {
   }
 }
 
+/** Where the name of a level stands: above its line, or below where there is no room. */
+const nameOfLevel = (line) => line + (line > TOP + 18 ? -6 : 15);
 const half = (value) => Math.round(value) + 0.5;
 const at = (points, near) => points.filter(([x]) => x === near).map(([, y]) => y);
 

@@ -95,9 +95,12 @@ export function points(after, before, decimals = 1) {
 const AUROC_DECIMALS = 3;
 const isArea = (measure) => measure === "auroc" || measure === "average_precision";
 
+/** An AUROC or an average precision: 0.953. */
+export const area = (value) => (isNumber(value) ? fixed(value, AUROC_DECIMALS) : DASH);
+
 /** A study's measure: an AUROC or an average precision as 0.953, all others in per cent. */
 export function score(value, measure) {
-  return isArea(measure) && isNumber(value) ? value.toFixed(AUROC_DECIMALS) : percentage(value);
+  return isArea(measure) ? area(value) : percentage(value);
 }
 
 /** An interval of 95 % in the same unit: "89.2 to 94.7 %"; empty without one. */
@@ -110,7 +113,7 @@ export function interval(value, measure) {
 export function scoreChange(after, before, measure) {
   if (!isArea(measure)) return points(after, before);
   if (!isNumber(after) || !isNumber(before)) return DASH;
-  const difference = after.toFixed(AUROC_DECIMALS) - before.toFixed(AUROC_DECIMALS);
+  const difference = area(after) - area(before);
   return `${difference < 0 ? "−" : "+"}${Math.abs(difference).toFixed(AUROC_DECIMALS)}`;
 }
 

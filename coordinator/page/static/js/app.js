@@ -96,13 +96,16 @@ function chooseStudy(route, name) {
   changed();
 }
 
-function connection({ serving, read_only: readOnly }) {
+const OVER = ["completed", "failed", "stopped"];
+
+function connection({ serving, read_only: readOnly, studies }) {
   const state = store.connection;
   if (state === "lost") return shell.connection("bad", "not connected", "The coordinator does not answer.");
   if (state === "polling") return shell.connection("warn", "every 5 s", "The live stream is interrupted; the page polls every five seconds.");
   if (state === "connecting") return shell.connection("idle", "connecting", "");
   if (serving) return shell.connection("good", "live", "Changes appear at once.");
-  return shell.connection("idle", readOnly ? "finished study" : "not serving", "The page shows the current ledger.");
+  const words = !readOnly ? "not serving" : studies.every(({ state }) => OVER.includes(state)) ? "finished study" : "as recorded";
+  return shell.connection("idle", words, "The page shows the current ledger.");
 }
 
 /** Important changes only: a study's state, a committed round, silos that fall silent, the connection. */

@@ -1,5 +1,6 @@
 // A model class by class: how many images of each class it finds, with the interval, and what it takes for what.
 
+import { names } from "./actions.js";
 import { scale } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
@@ -23,16 +24,19 @@ function recalls({ classes, intervals_by: by }) {
   const width = Math.min(16, Math.max(...classes.map(({ name }) => name.length))) + 1;
   return h("div", { class: "by-class-part" },
     h("h3", null, "Recall"),
-    h("p", { class: "note" }, `Share of the images of a class that the model finds, with the 95 % interval ${by}.`, worst ? [" Lowest: ", h("strong", null, worst.name), `, ${format.percentage(worst.recall)}.`] : null),
+    h("p", { class: "note" }, `Share of the images of a class that the model finds, with the 95 % interval ${by}.`, worst.length ? [" Lowest: ", h("strong", null, namesOf(worst)), `, ${format.percentage(worst[0].recall)}.`] : null),
     h("dl", { class: "recall", style: { "--name": `${width}ch` } }, classes.map((each) => h("div", { key: each.name }, h("dt", { title: each.name }, each.name), h("dd", null,
-      whisker(each, each === worst), h("span", { class: "digits" }, format.percentage(each.recall)), h("span", { class: "digits note" }, each.interval ? format.interval(each.interval) : each.images === 0 ? "no image" : ""))))));
+      whisker(each, worst.includes(each)), h("span", { class: "digits" }, format.percentage(each.recall)), h("span", { class: "digits note" }, each.interval ? format.interval(each.interval) : each.images === 0 ? "no image" : ""))))));
 }
 
-/** The class that is worst, null where all are equal. */
+/** The classes that are worst; none where all are equal. */
 function lowest(classes, of) {
-  const found = classes.reduce((least, each) => (least === null || of(each) < of(least) ? each : least), null);
-  return classes.every((each) => of(each) === of(found)) ? null : found;
+  const least = Math.min(...classes.map(of));
+  const found = classes.filter((each) => of(each) === least);
+  return found.length === classes.length ? [] : found;
 }
+
+const namesOf = (classes) => names(classes.map(({ name }) => name));
 
 /** Where images may show several classes or none: how well each is told from its absence. */
 function areas({ findings, intervals_by: by }) {
@@ -42,9 +46,9 @@ function areas({ findings, intervals_by: by }) {
   const score = (value) => format.score(value, "auroc");
   return h("div", { class: "by-class-part whole" },
     h("h3", null, "AUROC"),
-    h("p", { class: "note" }, `How often an image that shows the class is ranked above one that does not, with the 95 % interval ${by}; guessing has 0.5.`, worst ? [" Lowest: ", h("strong", null, worst.name), `, ${score(worst.auroc)}.`] : null),
+    h("p", { class: "note" }, `How often an image that shows the class is ranked above one that does not, with the 95 % interval ${by}; guessing has 0.5.`, worst.length ? [" Lowest: ", h("strong", null, namesOf(worst)), `, ${score(worst[0].auroc)}.`] : null),
     h("dl", { class: "recall", style: { "--name": `${width}ch` } }, findings.map((each) => h("div", { key: each.name }, h("dt", { title: each.name }, each.name), h("dd", null,
-      whisker({ recall: each.auroc, interval: each.auroc_interval }, each === worst), h("span", { class: "digits" }, score(each.auroc)), h("span", { class: "digits note" }, each.auroc_interval ? format.interval(each.auroc_interval, "auroc") : each.images === 0 ? "no image" : ""))))));
+      whisker({ recall: each.auroc, interval: each.auroc_interval }, worst.includes(each)), h("span", { class: "digits" }, score(each.auroc)), h("span", { class: "digits note" }, each.auroc_interval ? format.interval(each.auroc_interval, "auroc") : each.images === 0 ? "no image" : ""))))));
 }
 
 /** Of each class by itself what is found and missed; null where it was not counted. */
@@ -70,7 +74,7 @@ function matrix({ classes, confusion, mistakes }) {
   const shares = confusion.map((row) => { const sum = row.reduce((a, b) => a + b, 0); return row.map((count) => (sum ? count / sum : 0)); });
   const most = Math.max(0, ...shares.flatMap((row, label) => row.filter((_, other) => other !== label)));
   const strength = (share, right) => (right ? share : most ? share / most : 0).toFixed(3);
-  const columns = [{ name: "Class", cell: (row) => row.name }, ...classes.map(({ name }, other) => ({ name, class: "confused", cell: ({ label }) => {
+  const columns = [{ name: "Class", cell: (row) => className(row.name) }, ...classes.map(({ name }, other) => ({ name: className(name), class: "confused", cell: ({ label }) => {
     const count = confusion[label][other];
     return h("span", { class: `cell ${label === other ? "right" : "wrong"}`, style: { "--share": strength(shares[label][other], label === other) }, title: `${classes[label].name} taken for ${name}: ${format.plural(count, "image")}, ${format.share(shares[label][other])}` }, count || h("span", { class: "none" }, "·"));
   } }))];
@@ -79,6 +83,9 @@ function matrix({ classes, confusion, mistakes }) {
     h("div", { class: "confusion" }, table("Confusion of classes", columns, classes.map(({ name }, label) => ({ name, label })), { key: ({ label }) => label })),
     h("div", { class: "scales" }, scale("right, of the class", "0 %", "100 %", "first"), most ? scale("taken for another", "0 %", format.share(most), "level") : null));
 }
+
+/** As long as there is room for; pointing at it shows all of it. */
+const className = (name) => h("span", { class: "class-name", title: name }, name);
 
 function mistakesTable(mistakes) {
   return table("Most frequent mistakes", [

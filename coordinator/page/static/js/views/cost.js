@@ -6,6 +6,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { card, commands, empty, head, table, tile, tiles } from "../parts.js";
 import { api, to } from "../routes.js";
+import { asSent, isSimulation, sentHeading } from "../sent.js";
 import { changed, data, now, store } from "../store.js";
 import { unknown } from "./overview.js";
 
@@ -21,24 +22,22 @@ const both = ({ down, up }) => down + up;
 export function view(route) {
   const name = currentStudy(route);
   if (!name) return [head("Cost"), empty("No study yet", h("p", null, "Bytes are counted from the first study on."), commands("coordinator new first", "coordinator queue first"))];
-  const study = data(api.study(name));
+  const study = asSent(data(api.study(name)));
   if (!study) return unknown(name);
   const { cost } = study;
   const wire = both(cost.wire);
-  const top = head("Cost", { over: h("a", { href: to.overview(name) }, name), state: study.state, below: cost.estimated ? "Wire bytes are estimated from the messages here, because the kernel's counters were not available." : "Wire bytes are what the kernel counted on the connections, including TLS, HTTP/2 and retransmissions." });
+  const top = head("Cost", { over: h("a", { href: to.overview(name) }, name), state: study.state, below: isSimulation() ? "Payloads as real silos would have exchanged them; in a simulation nothing crosses a network." : cost.estimated ? "Wire bytes are estimated from the messages here, because the kernel's counters were not available." : "Wire bytes are what the kernel counted on the connections, including TLS, HTTP/2 and retransmissions." });
   if (wire === 0 && both(cost.payload) === 0) return [top, empty("Nothing sent yet", h("p", null, "The first round sends the model to the silos."))];
   return [
     top,
     h("section", { "aria-label": "Sums", key: "sums" }, tiles(
-      tile("On the wire", format.bytes(wire), `↓ ${format.bytes(cost.wire.down)}  ↑ ${format.bytes(cost.wire.up)}`),
+      tile(sentHeading(), format.bytes(wire), `↓ ${format.bytes(cost.wire.down)}  ↑ ${format.bytes(cost.wire.up)}`),
       tile("Of dense", format.share(cost.share_of_dense), `dense would be ${format.bytes(cost.dense_total)}`, cost.share_of_dense < 1 ? "good" : ""),
-      tile("Outside of tasks", format.bytes(both(cost.overhead)), "waiting, heartbeats, enrollment"),
-      forecastTile(cost, study),
-      tile("Per round", study.rounds_completed ? format.bytes(wire / study.rounds_completed) : format.DASH, "mean of both directions"))),
+      ...(isSimulation() ? [] : [tile("Outside of tasks", format.bytes(both(cost.overhead)), "waiting, heartbeats, enrollment"), forecastTile(cost, study)]),
+      tile("Per round", study.rounds_completed ? format.bytes(wire / study.rounds_completed) : format.DASH, "mean, both directions together"))),
     h("div", { class: "pair", key: "first-pair" }, ladder(cost), directions(cost)),
     encodings(cost),
-    h("div", { class: "pair", key: "second-pair" }, byGroup(cost), byRpc(cost)),
-    bySilo(cost),
+    isSimulation() ? byGroup(cost) : [h("div", { class: "pair", key: "second-pair" }, byGroup(cost), byRpc(cost)), bySilo(cost)],
   ];
 }
 
@@ -51,14 +50,14 @@ function forecastTile(cost, study) {
 /** From dense to wire: each step says what it adds or saves. */
 function ladder(cost) {
   const steps = [["Dense tensors", cost.dense_total, "quiet", "what the papers call 100 %"], ["Payload", both(cost.payload), "first", "encoded tensors"],
-    ["Messages", both(cost.message), "first", "with headers, progress, waiting"], ["Wire", both(cost.wire), "strong", "with TLS, HTTP/2, TCP"]];
+    ["Messages", both(cost.message), "first", "with headers, progress, waiting"], ["Wire", both(cost.wire), "strong", "with TLS, HTTP/2, TCP"]].slice(0, isSimulation() ? 2 : 4);
   const most = Math.max(1, ...steps.map(([, size]) => size));
-  return card("From dense to wire", { id: "ladder" }, h("dl", { class: "ladder" }, steps.map(([name, size, tone, meaning]) =>
+  return card(isSimulation() ? "From dense to payload" : "From dense to wire", { id: "ladder" }, h("dl", { class: "ladder" }, steps.map(([name, size, tone, meaning]) =>
     h("div", { key: name }, h("dt", null, name, h("span", { class: "note block" }, meaning)), h("dd", null, bar([[size / most, tone]]), h("span", { class: "digits ladder-size" }, format.bytes(size)), h("span", { class: "digits note ladder-share" }, cost.dense_total ? format.share(size / cost.dense_total) : ""))))));
 }
 
 function directions(cost) {
-  const rows = [["Payload", cost.payload], ["Messages", cost.message], ["Wire", cost.wire], ["of it outside of tasks", cost.overhead]];
+  const rows = [["Payload", cost.payload], ["Messages", cost.message], ["Wire", cost.wire], ["of it outside of tasks", cost.overhead]].slice(0, isSimulation() ? 1 : 4);
   const most = Math.max(1, ...rows.flatMap(([, ways]) => [ways.down, ways.up]));
   return card("By direction", { id: "directions" }, table("Bytes by direction", [
     { name: "Bytes", cell: ([name]) => name },

@@ -8,6 +8,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { ago, badge, button, card, commands, empty, figure, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
 import { api, to } from "../routes.js";
+import { asSent, isSimulation, sentHeading, sentWords } from "../sent.js";
 import { data, errorOf, store } from "../store.js";
 import { inviteHelp, silentNotice } from "./silos.js";
 
@@ -21,7 +22,7 @@ export function needs(route) {
 export function view(route) {
   const name = currentStudy(route);
   if (!name) return noStudy();
-  const study = data(api.study(name));
+  const study = asSent(data(api.study(name)));
   if (!study) return unknown(name);
   return [
     head(study.name, {
@@ -74,7 +75,7 @@ const MOST_NOTICES = 8;
 function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
-  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It continues from the last committed round.")));
+  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is fixed, ", isSimulation() ? "start the simulation again" : ["queue it again: ", h("code", null, `coordinator queue ${study.name}`)], ". It continues from the last committed round.")));
   if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "Its model stays. To continue it from the last committed round: " : "No round was committed. To continue it: ", h("code", null, `coordinator queue ${study.name}`))));
   if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, capital(study.reason), ".") : null, h("p", null, study.paused_unix ? ["Paused for ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new starts until it is resumed." : "Nothing new starts until it is resumed.")));
   const back = study.rollbacks?.at(-1);
@@ -193,7 +194,7 @@ function lane({ name, outcome, silo }, open) {
 export function laneState(outcome, silo, open) {
   if (outcome !== "open") return outcome;
   if (["late", "away", "away by policy", "silent", "revoked", "left", "set aside"].includes(silo?.state)) return silo.state;
-  return open?.waiting_for ? "working" : "open";
+  return open?.waiting_for && silo?.state === "working" ? "working" : "open";
 }
 
 const STAGE = { downloading: [0, 0.1], training: [0.1, 0.8], uploading: [0.9, 0.1] };
@@ -245,7 +246,7 @@ function outcome(study) {
   ];
   return card("Result", { id: "outcome" },
     h("p", null, study.choice.conclusion),
-    study.next_command ? h("p", { class: "note" }, "Next, at the hub: ", h("code", null, study.next_command)) : null,
+    study.next_command && !isSimulation() ? h("p", { class: "note" }, "Next, at the hub: ", h("code", null, study.next_command)) : null,
     files.length ? h("p", { class: "files" }, files.flatMap((file, index) => (index ? [" ", file] : [file]))) : null);
 }
 
@@ -263,7 +264,7 @@ function numbers(study) {
     study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
     study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
-    tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
+    tile(sentHeading(), format.bytes(wire), isSimulation() ? "encoded tensors, both directions" : cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
 }
 
@@ -300,7 +301,7 @@ const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 function beside(study) {
   if (!study.beside?.length) return null;
   const share = (each, value) => (each.error === null ? format.percentage(value) : `${format.percentage(value).replace(/ %$/, "")} ± ${format.percentage(each.error)}`);
-  const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? value.toFixed(3) : share(each, value));
+  const shown = (each, value) => (value === null ? format.DASH : /auroc|average_precision/.test(each.name.split("/")[0]) ? format.area(value) : share(each, value));
   const columns = [
     { name: "Measure", cell: (each) => each.words },
     { name: capital(study.federated), class: "digits", cell: (each) => shown(each, each.federated) },
@@ -319,7 +320,7 @@ function besideClasses(all, shown) {
   for (const each of all.filter(({ name }) => name.includes("/"))) {
     const [measure, ...rest] = each.name.split("/");
     const name = rest.join("/");
-    measures.set(measure, capital(each.words.slice(0, -` of ${name}`.length)));
+    measures.set(measure, capital(each.words.replace(` of ${name}`, "")));
     classes.set(name, { ...classes.get(name), name, [measure]: each });
   }
   const columns = [{ name: "Class", cell: ({ name }) => name }, ...[...measures].flatMap(([measure, words]) => [
@@ -356,7 +357,7 @@ function charts(study) {
     { name: title, class: "digits", cell: (round) => score(round.test_score) },
     { name: "95 % interval", class: "digits", cell: (round) => format.interval(round.test_interval, study.choice.measure) || format.DASH },
     ...(!withAccuracy(study) ? [] : [{ name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
-    { name: "On the wire so far", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
+    { name: `${sentHeading()} so far`, class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
   ];
   const pick = (number) => { location.hash = to.round(study.name, number); };
   return h("div", { class: "pair", key: "charts" },
@@ -365,8 +366,8 @@ function charts(study) {
       series: [{ name: byAccuracy(study) ? "federated" : study.choice.title, tone: "first", points: byRound, band: band(({ number }) => number) }, { name: "accuracy", tone: "second", points: accuracy }],
       x: { name: "round", text: (value) => String(value), whole: true, low: 0, high: Math.max(study.rounds_planned, last.number, 1), tip: (value) => `round ${value}` },
     }), { id: "by-round", last: newest, key: keyOfRounds, columns, rows: rounds })),
-    h("div", { class: "card" }, figure(`${title} by bytes on the wire`, chart("by-bytes", {
-      label: `Line: test ${study.choice.title} by bytes on the wire so far; ${said}, after ${format.bytes(last.wire_cumulative)}.`, level, y,
+    h("div", { class: "card" }, figure(`${title} by bytes ${sentWords()}`, chart("by-bytes", {
+      label: `Line: test ${study.choice.title} by bytes ${sentWords()} so far; ${said}, after ${format.bytes(last.wire_cumulative)}.`, level, y,
       series: [{ name: "federated", tone: "first", points: byBytes, band: band(({ wire_cumulative: wire }) => wire / unit) }],
       x: { name: `${name}, both directions`, text: (value) => `${Number(value.toPrecision(4))}`, low: 0, tip: (value) => `${format.bytes(value * unit)}` },
     }), { id: "by-bytes", last: `${newest}, after ${format.bytes(last.wire_cumulative)}`, key, columns, rows: rounds })));
@@ -394,8 +395,8 @@ export function roundColumns(study) {
     { name: "Down", sort: "wire_down", class: "digits", cell: (round) => format.bytes(round.wire_down) },
     { name: "Up", sort: "wire_up", class: "digits", cell: (round) => format.bytes(round.wire_up) },
     { name: "So far", sort: "wire_cumulative", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
-    { name: "Of dense", sort: "share_of_dense", class: "digits", cell: (round) => (round.wire_down + round.wire_up ? format.share(round.share_of_dense) : format.DASH) },
-  ];
+    isSimulation() ? null : { name: "Of dense", sort: "share_of_dense", class: "digits", cell: (round) => (round.wire_down + round.wire_up ? format.share(round.share_of_dense) : format.DASH) },
+  ].filter(Boolean);
 }
 
 function change(value, before, measure) {

@@ -8,6 +8,7 @@ import * as format from "../format.js";
 import { badge, button, card, empty, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
 import { icon } from "../icons.js";
 import { api, to } from "../routes.js";
+import { isSimulation } from "../sent.js";
 import { data, errorOf, now, store } from "../store.js";
 
 export const title = (route) => `Round ${route.number} of ${route.study}`;
@@ -33,7 +34,7 @@ export function view(route) {
       worth(study, line, round),
       tile("Down", wire(traffic, "down"), `${format.plural(traffic.downloads, "download")}, payload ${format.bytes(traffic.payload.down)}`),
       tile("Up", wire(traffic, "up"), `${format.plural(traffic.uploads, "update")}, payload ${format.bytes(traffic.payload.up)}`),
-      tile("Of dense", traffic.wire.down + traffic.wire.up ? format.share(traffic.share_of_dense) : format.DASH, `dense would be ${format.bytes(traffic.dense_total)}`))),
+      tile("Of dense", ofDense(traffic), `dense would be ${format.bytes(traffic.dense_total)}`))),
     round.phases.map((phase, index) => phaseCard(phase, index, round)),
     round.phases.length === 0 ? h("p", { class: "nothing", key: "no-phase" }, round.number === 0 ? "No silo works in the preparation: the coordinator trains on its own labels and measures the result." : "No phase has begun yet.") : null,
     classesCard(round.by_class),
@@ -62,7 +63,12 @@ function worth(study, line, round) {
 }
 
 /** The wire is settled when a phase closes; until then there is no number, and 0 would be a wrong one. */
-const wire = ({ wire: counted, payload }, way) => (counted[way] === 0 && payload[way] > 0 ? format.DASH : format.bytes(counted[way]));
+const wire = ({ wire: counted, payload }, way) => (isSimulation() ? format.bytes(payload[way]) : counted[way] === 0 && payload[way] > 0 ? format.DASH : format.bytes(counted[way]));
+
+function ofDense({ wire: { down, up }, payload, share_of_dense: share, dense_total: dense }) {
+  if (isSimulation()) return dense ? format.share((payload.down + payload.up) / dense) : format.DASH;
+  return down + up ? format.share(share) : format.DASH;
+}
 
 function step(name, words, href) {
   return href ? h("a", { class: "button quiet", href, key: name, "aria-label": words, title: words }, icon(name, 16)) : h("span", { class: "button quiet off", key: name, "aria-hidden": "true" }, icon(name, 16));
@@ -129,10 +135,10 @@ function perSilo(phase, round) {
 const OF_CLASSES = /^(validation_)?recall\//;
 const OF_FINDINGS = /^(validation_)?(recall|auroc|average_precision|calibration_error)\//;
 
-const SHARES = /accuracy|ratio|calibration_error/;
-const AREAS = /^(auroc|average_precision)(\/|$)/;
+const SHARES = /accuracy|ratio|calibration_error|recall|exact_match|(^|_)f1$/;
+const AREAS = /^(\w+_)?(auroc|average_precision)(\/|$)/;
 
-const valued = (name, value) => (AREAS.test(name) ? value.toFixed(3) : SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value));
+const valued = (name, value) => (AREAS.test(name) ? format.area(value) : SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value));
 
 /** Numbers of the whole model as facts, those of single classes ("auroc/rare") as a table. */
 function metrics(values, shown) {

@@ -4,6 +4,7 @@ import { currentStudy } from "../current.js";
 import { h } from "../dom.js";
 import { card, head, table, trouble } from "../parts.js";
 import { api, to } from "../routes.js";
+import { asSent } from "../sent.js";
 import { changed, data, store } from "../store.js";
 import { roundColumns, unknown } from "./overview.js";
 
@@ -16,7 +17,7 @@ export function needs(route) {
 
 export function view(route) {
   const name = currentStudy(route);
-  const study = data(api.study(name));
+  const study = asSent(data(api.study(name)));
   if (!study) return unknown(name);
   const ui = store.ui.rounds ?? (store.ui.rounds = { by: "number", direction: -1 });
   const rounds = [...study.rounds].sort((a, b) => ui.direction * ((a[ui.by] ?? -1) - (b[ui.by] ?? -1)) || b.number - a.number);

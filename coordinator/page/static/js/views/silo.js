@@ -6,6 +6,7 @@ import { currentStudy } from "../current.js";
 import * as format from "../format.js";
 import { ago, badge, button, card, empty, figure, head, table, tile, tiles, trouble } from "../parts.js";
 import { api, to } from "../routes.js";
+import { isSimulation } from "../sent.js";
 import { changed, data, store } from "../store.js";
 import { doing, drifted, driftWords, images, ratioPoints, refusalOf, silentNotice, strip } from "./silos.js";
 
@@ -42,8 +43,8 @@ export function view(route) {
       tile("Images", images(line), line.labelled_count ? `${format.count(line.labelled_count)} with a label` : "none has a label"),
       tile("Contribution", inStudy ? format.share(inStudy.contribution) : format.DASH, inStudy ? `${format.count(inStudy.examples)} images trained on, all rounds` : "not asked yet"),
       tile("Rounds", inStudy ? `${inStudy.rounds_updated} / ${inStudy.rounds_asked}` : format.DASH, "updated, of those asked"),
-      tile("Bytes today", format.bytes((line.bytes_today_down ?? 0) + (line.bytes_today_up ?? 0)), `↓ ${format.bytes(line.bytes_today_down ?? 0)}  ↑ ${format.bytes(line.bytes_today_up ?? 0)}`),
-      tile("In this study", inStudy ? format.bytes(inStudy.wire_down + inStudy.wire_up) : format.DASH, inStudy ? `↓ ${format.bytes(inStudy.wire_down)}  ↑ ${format.bytes(inStudy.wire_up)}` : null)) : null,
+      ...(isSimulation() ? [] : [tile("Bytes today", format.bytes((line.bytes_today_down ?? 0) + (line.bytes_today_up ?? 0)), `↓ ${format.bytes(line.bytes_today_down ?? 0)}  ↑ ${format.bytes(line.bytes_today_up ?? 0)}`),
+      tile("In this study", inStudy ? format.bytes(inStudy.wire_down + inStudy.wire_up) : format.DASH, inStudy ? `↓ ${format.bytes(inStudy.wire_down)}  ↑ ${format.bytes(inStudy.wire_up)}` : null)])) : null,
     inStudy && detail ? work(inStudy, detail) : h("p", { class: "nothing" }, study ? `It has not been asked in ${study} yet.` : "No study has asked it yet."),
     line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.join(", ")}.` : "It has not yet said which methods it permits. It will with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; the silo renews it automatically.`) : null) : null,
   ];

@@ -8,6 +8,7 @@ import { newStudy, queueStudy } from "../actions.js";
 import { badge, button, card, commands, empty, head, table } from "../parts.js";
 import { icon } from "../icons.js";
 import { api, to } from "../routes.js";
+import { isSimulation } from "../sent.js";
 import { data, store } from "../store.js";
 
 /** So many of the last studies are compared at first. */
@@ -24,9 +25,9 @@ export function view() {
     { name: "Method", cell: (study) => (study.method === "?" ? format.DASH : [study.method, h("span", { class: "note block" }, format.words(study.scenario).replaceAll("-", " "))]) },
     { name: "Rounds", class: "digits", cell: (study) => [h("span", { class: "block" }, `${study.round} of ${study.rounds}`), bar([[study.rounds ? study.round / study.rounds : 0, "first"]])] },
     { name: studies.every(byAccuracy) ? "Accuracy" : "Measure", class: "digits", cell: (study) => [format.score(study.test_score, study.choice.measure), studies.every(byAccuracy) ? null : h("span", { class: "note block" }, study.choice.title), typeof study.labels_alone_test_score === "number" ? h("span", { class: "note block" }, `labels alone ${format.score(study.labels_alone_test_score, study.choice.measure)}`) : null, study.labels_alone ? h("span", { class: "note block" }, `labels alone: ${study.labels_alone}`) : null, study.choice.text ? h("span", { class: "note block choice" }, `model of ${study.choice.text}`) : null] },
-    { name: "On the wire", class: "digits", cell: (study) => format.bytes(study.wire_bytes) },
+    isSimulation() ? null : { name: "On the wire", class: "digits", cell: (study) => format.bytes(study.wire_bytes) },
     { name: "Time left", class: "digits", cell: (study) => (study.seconds_left === null ? format.DASH : `about ${format.estimate(study.seconds_left)}`) },
-  ];
+  ].filter(Boolean);
   const choices = readOnly ? null : data(api.choices());
   const compare = studies.length > 1 ? h("a", { class: "button quiet", key: "compare", href: to.compare(studies.slice(-MOST_AT_ONCE).map(({ name }) => name)) }, icon("overview", 16), h("span", null, "Compare")) : null;
   const actions = choices || compare ? [compare, choices && button("New study", { name: "plus", tone: "main", key: "new", on: () => newStudy(choices) })] : null;

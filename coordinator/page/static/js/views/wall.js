@@ -7,6 +7,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { badge, glyph, since, toneOf, until, wordOf } from "../parts.js";
 import { api, to } from "../routes.js";
+import { asSent, sentWords } from "../sent.js";
 import { data, now, store } from "../store.js";
 import { TONES } from "./alerts.js";
 
@@ -30,7 +31,7 @@ addEventListener("keydown", (event) => {
 export function view(route) {
   const { federation } = store.federation;
   const name = shown(route);
-  const study = name ? data(api.study(name)) : null;
+  const study = name ? asSent(data(api.study(name))) : null;
   return [
     h("header", { class: "wall-head", key: "head" },
       h("h1", { id: "title", tabindex: "-1" }, name ?? federation, study ? [" ", badge(study.state)] : null),
@@ -54,7 +55,7 @@ function numbers(study) {
     number("Round", [String(open?.number ?? study.rounds_completed), h("small", null, ` of ${study.rounds_planned}`)], [open?.deadline_unix && open.state === "collecting" && study.state !== "paused" ? ["deadline in ", until(open.deadline_unix, "no time")] : open ? ["open for ", since(open.opened_unix)] : wordOf(study.state), bar([[study.rounds_planned ? study.rounds_completed / study.rounds_planned : 0, "first"]])]),
     number(measureHeading(study), format.score(study.test_score, measure), [interval ? `95 % interval ${interval}` : study.test_score === null ? "not measured yet" : null, study.numbers_of ? `${interval ? "; " : ""}${study.numbers_of}` : null, typeof study.accuracy !== "number" || byAccuracy(study) ? null : `, accuracy ${format.percentage(study.accuracy)}`]),
     number("Against labels alone", study.gain === null ? format.DASH : withUnit(study.gain_text), study.gain === null ? study.no_gain || "not known" : [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", "), study.gain_interval?.low > 0 ? "good" : ""),
-    number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} on the wire so far`));
+    number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} ${sentWords()} so far`));
 }
 
 /** "+17.2" large, "points" small. */
