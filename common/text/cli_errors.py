@@ -62,14 +62,15 @@ def clean_exit_on_termination() -> Iterator[None]:
 @contextmanager
 def interrupt_on_termination() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
-    apart."""
+    apart. A SIGHUP that is ignored stays so: with nohup the work goes on when the connection to the machine ends."""
     def interrupt(number: int, frame: object) -> None:
         raise Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGTERM, *hang_up)
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
