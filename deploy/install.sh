@@ -185,24 +185,38 @@ make_folders() {
 make_release() {   # sets $release
     [ "$dry" = yes ] || "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
         fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv; RHEL 9: dnf install python3.11), or name it: --python python3.11."
+    # Both units have ProtectHome=yes. The root of a disk's image is not where its Python will be looked for.
+    lies_in=$("$python" -c 'import os, sys; print(os.path.realpath(sys.base_prefix))' 2>/dev/null || true)
+    case $root$lies_in/ in
+        /home/*|/root/*|/run/user/*) fail "$python lies in $lies_in, which the service cannot read. Name one of the system: --python /usr/bin/python3." ;;
+    esac
     what=${from:-$(dirname -- "$here")}
     [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
     case $what in
         */*|*.whl) [ -e "$what" ] || fail "$what: no such file or folder." 2
             what=$(CDPATH='' cd -- "$(dirname -- "$what")" && pwd)/$(basename -- "$what") ;;
     esac
-    [ -z "$extras" ] || case $what in
-        /*) what="semisilo[$extras] @ file://$what" ;;
-        *[=\<\>~!]*) what=$(printf '%s' "$what" | sed "s/[=<>~!]/[$extras]&/") ;;
-        *) what="${what}[$extras]" ;;
-    esac
     release=$releases/$(date -u +%Y%m%dT%H%M%SZ)
     while [ -e "$release" ]; do release=${release}x; done
     say "$what into $release"
+    source=''
+    if [ -d "$what" ]; then source=$what what=$release/source; fi
+    [ -z "$extras" ] || case $what in
+        /*) what="${what}[$extras]" ;;   # no file:// URL, in which a space would have to be %20
+        *[=\<\>~!]*) what=$(printf '%s' "$what" | sed "s/[=<>~!]/[$extras]&/") ;;
+        *) what="${what}[$extras]" ;;
+    esac
     # What is half there when this is interrupted has no file .complete, and goes at the next try.
     trap '[ -e "$release/.complete" ] || rm -rf -- "$release"' EXIT
     trap 'exit 130' INT TERM HUP
     do_it "$python" -m venv "$release"
+    if [ -n "$source" ]; then
+        # Built from a copy: a build leaves root's files in its folder, and takes along what the version before has left there.
+        do_it mkdir "$release/source"
+        for part in pyproject.toml README.md LICENSE common coordinator silo semisilo; do
+            do_it cp -RP "$source/$part" "$release/source/"
+        done
+    fi
     set -- --disable-pip-version-check --no-input
     [ -z "$index" ] || set -- "$@" --index-url "$index"
     while read -r option; do
@@ -214,6 +228,7 @@ OPTIONS
         do_it "$release/bin/python" -m pip install "$@" --index-url "$torch_index" 'torch>=2.6' 'torchvision>=0.21'
     fi
     do_it "$release/bin/python" -m pip install "$@" "$what"
+    [ -z "$source" ] || do_it rm -rf -- "$release/source"
     [ "$dry" = yes ] || "$release/bin/coordinator" --version >/dev/null || fail "What was installed does not run; see above."
     if [ "$dry" = no ]; then (umask 077 && options >"$release/.options"); fi
     do_it touch "$release/.complete"

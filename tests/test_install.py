@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common import __version__
+from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "deploy" / "install.sh"
@@ -25,21 +26,26 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel of this version, and one of a later version."""
     built = []
     for version in (__version__, "9.9.9"):
-        source = tmp_path_factory.mktemp("source") / "semisilo"
-        for package in PACKAGES:
-            shutil.copytree(ROOT / package, source / package, symlinks=True,
-                            ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, source)
+        source = _source(tmp_path_factory.mktemp("source") / "semisilo")
         code = source / "common" / "__init__.py"
         code.write_text(code.read_text().replace(__version__, version))
-        target = tmp_path_factory.mktemp("wheel")
+        target = tmp_path_factory.mktemp("wheel") / "a folder"
         build = subprocess.run([sys.executable, "-P", "-c", "import sys; from setuptools import build_meta;"
                                 " build_meta.build_wheel(sys.argv[1])", str(target)], cwd=source, capture_output=True,
                                text=True, timeout=240)
         assert build.returncode == 0, build.stderr
         built.append(next(target.glob("*.whl")))
     return built[0], built[1]
+
+
+def _source(folder: Path) -> Path:
+    """A copy of what a wheel is built from."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, symlinks=True,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +174,38 @@ def test_an_installation_that_fails_changes_nothing(
     assert _tree(root) == before
     assert sorted((root / "opt" / "semisilo.d").iterdir()) == releases
     assert _version(root, installed_here, "silo") == f"semisilo {__version__}"
+
+
+@pytest.mark.slow
+def test_from_source_it_takes_nothing_from_an_earlier_build_and_leaves_nothing_there(
+        install: Installer, installed_here: Path, tmp_path: Path) -> None:
+    source = _source(tmp_path / "a folder" / "semisilo")
+    left = source / "build" / "lib" / "semisilo" / "common" / "left_by_the_version_before.py"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    before = {path for path in source.rglob("*") if "__pycache__" not in path.parts}
+    done = install("silo", "--from", source, *OFFLINE, "--pip-option", "--no-build-isolation")
+    assert done.returncode == 0, done.stderr
+    assert {path for path in source.rglob("*") if "__pycache__" not in path.parts} == before
+    assert _version(tmp_path / "root", installed_here) == f"semisilo {__version__}"
+    (release,) = (tmp_path / "root" / "opt" / "semisilo.d").iterdir()
+    assert [path.name for path in release.rglob("common/*.py") if path.name in ("errors.py", left.name)] == ["errors.py"]
+    assert not (release / "source").exists()
+
+
+@each_of(("folder", "refused"), [("/home/alice/miniconda3", True), ("/root/.pyenv/versions/3.12", True),
+                                 ("/usr", False), ("/opt/rooted/home", False)])
+def test_a_python_that_the_services_cannot_read_is_refused(folder: str, refused: bool, tmp_path: Path) -> None:
+    """ProtectHome= of the units hides it: the installation would be well, and no service start."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {folder}\n")
+    python.chmod(0o755)
+    words = ["sh", str(SCRIPT), "hub", "--from", "semisilo==0.1.0", "--dry-run", "--python", str(python)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == int(refused), done.stderr
+    assert (f"error: {python} lies in {folder}, which the service cannot read." in done.stderr) is refused
+    # Whoever fills the disk of another machine has its Python elsewhere.
+    assert subprocess.run([*words, "--root", str(tmp_path / "root")], capture_output=True).returncode == 0
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(install: Installer, tmp_path: Path) -> None:
