@@ -58,8 +58,8 @@ _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
 _ATTEMPTS = 5
 _OF_A_STUDY = ("study.toml", "model.safetensors", NOISE_KEY, START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)
-_MADE_AGAIN = ("states", "report", "export-round-", "export-labels-alone", "contact-sheet")
-"""Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
+_MADE_AGAIN = re.compile(r"states|report|export-round-\d+|export-labels-alone|contact-sheet(-.*)?\.png")
+"""Of the states those go along that the ledger names; reports and exports are written anew from
 ledger and states, contact sheets from images."""
 
 
@@ -327,8 +327,9 @@ def _sources(federation: Federation, staging: Path, named: dict[str, str],
     """Path in the archive -> (where its content is, SHA-256 if it is known)."""
     found = {path: (staging / path, digest) for path, digest in named.items()}
     found["ledger.sqlite"] = (staging / "ledger.sqlite", "")
-    alone = [file for file in federation.folder.iterdir()
-             if not file.name.startswith((".", "ledger.sqlite")) and file != federation.live]
+    archives = _archives_of(federation.name)  # each would hold all before it
+    alone = [file for file in federation.folder.iterdir() if not file.name.startswith((".", "ledger.sqlite"))
+             and file != federation.live and not archives.fullmatch(file.name)]
     for file in [*alone, *federation.authority.iterdir(), *_model_files(federation, studies), *(
             file for study in federation.studies.iterdir() for name in _OF_A_STUDY if (file := study / name).exists())]:
         if file.is_symlink() or not file.is_file() or file.name.startswith("."):
@@ -359,16 +360,18 @@ def _model_files(federation: Federation, studies: list[StudyRow]) -> list[Path]:
 def _beside(federation: Federation, studies: list[StudyRow]) -> tuple[list[str], list[str]]:
     """What lies beside the files of studies, as (paths for a person, files); links are named and never followed."""
     paths, files, taken = [], [], set(_model_files(federation, studies))
+    archives = _archives_of(federation.name)
     for study in sorted(path for path in federation.studies.iterdir() if path.is_dir()):
         for entry in sorted(study.iterdir()):
-            if entry.name in _OF_A_STUDY or entry.name.startswith((".", *_MADE_AGAIN)) or entry in taken:
+            if entry.name in _OF_A_STUDY or entry.name.startswith(".") or _MADE_AGAIN.fullmatch(entry.name) \
+                    or entry in taken or archives.fullmatch(entry.name):
                 continue
             path = entry.relative_to(federation.folder).as_posix()
             if entry.is_symlink():
                 paths.append(str(entry.absolute()))
             elif entry.is_dir():
                 inside = [file for file in sorted(entry.rglob("*")) if file.is_file() and not file.is_symlink()
-                          and file not in taken]
+                          and file not in taken and not archives.fullmatch(file.name)]
                 if inside:
                     paths.append(f"{path}/")
                     files += [file.relative_to(federation.folder).as_posix() for file in inside]
@@ -411,7 +414,7 @@ def _free_name(destination: Path, federation: str, now: float) -> Path:
 
 def _rotate(new: Path, federation: str, keep: int, *, now: float) -> list[str]:
     """Removes the oldest archives of this federation beside the one that was just written; returns what is gone."""
-    ours = re.compile(rf"{re.escape(federation)}-(\d{{8}}T\d{{6}}Z){re.escape(_ENDING)}")
+    ours = _archives_of(federation)
     found = list[tuple[float, str]]()
     for path in new.parent.iterdir():
         named = ours.fullmatch(path.name)
@@ -424,6 +427,11 @@ def _rotate(new: Path, federation: str, keep: int, *, now: float) -> list[str]:
         path.unlink(missing_ok=True)
     _sync(new.parent)
     return [str(path) for path in gone]
+
+
+def _archives_of(federation: str) -> re.Pattern[str]:
+    """Names of archives, with the time as their group."""
+    return re.compile(rf"{re.escape(federation)}-(\d{{8}}T\d{{6}}Z){re.escape(_ENDING)}")
 
 
 def _seen(path: Path, now: float) -> float:

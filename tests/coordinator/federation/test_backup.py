@@ -138,6 +138,31 @@ def test_images_go_along_only_when_asked_for_and_links_are_never_followed(
     assert (tmp_path / "new" / long).read_text() == long
 
 
+def test_images_in_folders_that_are_called_like_what_is_made_again_go_along(federation: Federation,
+                                                                            tmp_path: Path) -> None:
+    first = federation.folder / "studies" / "first"
+    for name in ("reports", "states-of-the-lung", "contact-sheets", "export-round-trip"):
+        _put(first / name / "1.png", name)
+    made = ["report/index.html", "export-round-3/model_card.md", "contact-sheet.png", "contact-sheet-test.png"]
+    for name in made:
+        _put(first / name, name)
+    plain = back_up(federation, tmp_path / "plain", now=NOW)
+    assert {"studies/first/reports/", "studies/first/states-of-the-lung/", "studies/first/contact-sheets/",
+            "studies/first/export-round-trip/"} <= set(plain.left_out)
+    names = _names(Path(back_up(federation, tmp_path / "all", now=NOW, with_data=True).archive))
+    assert {"studies/first/reports/1.png", "studies/first/states-of-the-lung/1.png",
+            "studies/first/contact-sheets/1.png", "studies/first/export-round-trip/1.png"} <= names
+    assert names.isdisjoint(f"studies/first/{name}" for name in made)
+
+
+def test_archives_inside_the_federation_do_not_hold_those_before_them(federation: Federation) -> None:
+    for destination in (federation.folder, federation.folder / "studies" / "first" / "data"):
+        sizes = [len(_names(Path(back_up(federation, destination, now=NOW + second, with_data=True).archive)))
+                 for second in range(3)]
+        assert sizes[0] == sizes[1] == sizes[2]
+    assert not any(name.endswith(".zst") for name in _names(federation.folder / NAME))
+
+
 def test_images_outside_of_the_folder_are_named_as_left_out(federation: Federation, tmp_path: Path) -> None:
     with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
         config = json.loads(db.execute("SELECT config_json FROM study").fetchone()[0])
