@@ -34,6 +34,7 @@ from semisilo.coordinator.federation.backup_archive import (
     write_archive,
 )
 from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.federation.invitations import authority_of
 from semisilo.coordinator.ledger.cleanup import returnable, states_to_keep
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import kept_after
@@ -46,6 +47,7 @@ from semisilo.coordinator.ledger.records import (
     RoundRow,
     StudyRow,
 )
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.snapshot import check_copy, copy_ledger, no_commits
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
@@ -113,8 +115,9 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
         now: Unix seconds, for the name.
         keep: how many archives of this federation stay there, this one included; 0 for all.
         with_data: takes along what lies beside the study files, too: images.
-    Raises: UsageError; DiskFull; StorageDamaged when a file that a study needs is missing or damaged: then there is no
-        archive, and nothing was removed.
+    Raises: UsageError; DiskFull; StorageDamaged when a file that a study needs is missing or damaged, or what `restore`
+        would refuse: the authority's key is missing, or the audit trail was altered; BadConfiguration when the
+        authority is another federation's. Then there is no archive, and nothing was removed.
     """
     if destination.exists() and not destination.is_dir():
         raise UsageError(f"{destination} is not a folder.", remedy="Name a folder for the archives.")
@@ -128,6 +131,7 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
             rest.unlink(missing_ok=True)  # of a backup that was killed
         target = _free_name(destination, federation.name, now)
         named, studies = _stage(federation, staging)
+        _refuse_what_restore_would(federation, staging / "ledger.sqlite")
         sources = _sources(federation, staging, named, studies)
         left_out, data = _beside(federation, studies)
         if with_data:
@@ -298,6 +302,22 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
             return there, studies
     raise StorageDamaged(f"{federation.folder / missing[0]} is missing or damaged, and a study needs it.",
                          remedy="Restore it from an earlier backup, or end the study.")
+
+
+def _refuse_what_restore_would(federation: Federation, ledger: Path) -> None:
+    """An archive that cannot be restored must not take the place of one that can.
+
+    Args:
+        ledger: the copy.
+    Raises: StorageDamaged; BadConfiguration.
+    """
+    with contextlib.closing(Ledger(ledger)) as copy:
+        authority_of(federation, LedgerRoster(copy))
+        try:
+            copy.check_events()
+        except StorageDamaged as error:
+            raise StorageDamaged(error.text.replace(str(ledger), str(federation.ledger)),
+                                 remedy=error.remedy) from None
 
 
 def _link(source: Path, target: Path) -> bool:

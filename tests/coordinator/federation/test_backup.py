@@ -245,6 +245,28 @@ def test_a_damaged_state_is_noticed_and_there_is_no_archive(federation: Federati
     assert list((tmp_path / "safe").iterdir()) == []
 
 
+def test_what_a_restore_would_refuse_pushes_no_archive_out(federation: Federation, tmp_path: Path) -> None:
+    back_up(federation, tmp_path / "to", now=NOW, keep=1)
+    key, name = federation.authority / "ca.key", federation.folder / "federation.toml"
+    key.rename(tmp_path / "ca.key")
+    with pytest.raises(StorageDamaged, match=f"^{key}: no such file"):
+        back_up(federation, tmp_path / "to", now=NOW + 1, keep=1)
+    (tmp_path / "ca.key").rename(key)
+    right = name.read_text()
+    name.write_text(right.replace('"lung-federation"', '"heart"'))
+    with pytest.raises(BadConfiguration, match="was made for 'lung-federation'"):
+        back_up(open_federation(federation.folder), tmp_path / "to", now=NOW + 2, keep=1)
+    name.write_text(right)
+    with contextlib.closing(sqlite3.connect(federation.ledger)) as db, db:
+        db.execute("DROP TRIGGER event_is_append_only_1")
+        db.execute("UPDATE event SET unix = unix - 1 WHERE number = 2")
+    with pytest.raises(StorageDamaged, match=f"^{federation.ledger}: ") as caught:
+        back_up(federation, tmp_path / "to", now=NOW + 3, keep=1)
+    assert ".backup" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [NAME]
+    restore(tmp_path / "to" / NAME, tmp_path / "new")  # the control
+
+
 def test_a_damaged_ledger_is_noticed(federation: Federation, tmp_path: Path) -> None:
     with federation.ledger.open("r+b") as file:
         file.write(b"no ledger at all" * 64)
@@ -255,6 +277,7 @@ def test_a_damaged_ledger_is_noticed(federation: Federation, tmp_path: Path) -> 
 def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=3)
     filled.ledger.close()
+    create_authority(filled.federation.authority, "lung-federation", now=time.time())
     assert named_files_of(filled.federation) == set()
     assert back_up(filled.federation, tmp_path / "safe", now=NOW).studies[0].state == "completed"
 
