@@ -33,7 +33,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
   --forget          as if none of them had ever been given
   --root DIR        put everything under DIR and leave users and systemd alone: for images of disks, and for tests
   --no-start        leave the service as it is; by default one that runs is started again
-  --purge           with uninstall: remove /var/lib/semisilo and the user as well. Keys and studies are lost.
+  --purge           with uninstall: remove /var/lib/semisilo and the user as well; on a machine that keeps the other
+                    role, the folder of this one alone. Keys and studies are lost.
   --dry-run         say what would be done, and do nothing
   --help
 
@@ -188,7 +189,8 @@ make_release() {   # sets $release
     # Both units have ProtectHome=yes. The root of a disk's image is not where its Python will be looked for.
     lies_in=$("$python" -c 'import os, sys; print(os.path.realpath(sys.base_prefix))' 2>/dev/null || true)
     case $root$lies_in/ in
-        /home/*|/root/*|/run/user/*) fail "$python lies in $lies_in, which the service cannot read. Name one of the system: --python /usr/bin/python3." ;;
+        /home/*|/root/*|/run/user/*)
+            fail "$python lies in $lies_in, which the service cannot read. Name one of the system: --python /usr/bin/python3." ;;
     esac
     what=${from:-$(dirname -- "$here")}
     [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
@@ -211,7 +213,7 @@ make_release() {   # sets $release
     trap 'exit 130' INT TERM HUP
     do_it "$python" -m venv "$release"
     if [ -n "$source" ]; then
-        # Built from a copy: a build leaves root's files in its folder, and takes along what the version before has left there.
+        # Built from a copy: a build leaves root's files in its folder, and takes along what the one before has left.
         do_it mkdir "$release/source"
         for part in pyproject.toml README.md LICENSE common coordinator silo semisilo; do
             do_it cp -RP "$source/$part" "$release/source/"
@@ -369,6 +371,15 @@ uninstall)
     if systemd; then do_it systemctl daemon-reload; fi
     if [ -f "$units/$(other_role)" ]; then
         say "the program stays: $(other_role) needs it"
+        own=$state/silo
+        [ "$role" = silo ] || own=$state/federation
+        if [ "$purge" = yes ]; then
+            say "everything that the $role has kept"
+            do_it rm -rf -- "$own"
+            [ "$role" = silo ] || [ ! -d "$backups" ] || say "backups stay: $backups"
+        elif [ -e "$own" ]; then
+            say "keys, studies and memory stay: $own (uninstall --purge removes them)"
+        fi
         exit 0
     fi
     say "the program"
@@ -379,6 +390,7 @@ uninstall)
         do_it rm -rf -- "$state"
         if [ -z "$root" ] && id semisilo >/dev/null 2>&1; then do_it userdel semisilo; fi
         [ ! -d "$backups" ] || say "backups stay: $backups"
+        [ ! -e "$root/etc/semisilo" ] || say "stays: $root/etc/semisilo, where a proxy's password may be"
     elif [ -d "$state" ]; then
         say "keys, studies and memory stay: $state (uninstall --purge removes them)"
     fi

@@ -285,6 +285,26 @@ class Machine:
                               check=True).stdout.split()[1]
 
 
+@pytest.mark.parametrize(("role", "own", "others"), [("silo", "silo", "federation"), ("hub", "federation", "silo")])
+def test_a_purge_beside_the_other_role_takes_the_folder_of_this_one_alone(role: str, own: str, others: str,
+                                                                          tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    state = machine.root / "var" / "lib" / "semisilo"
+    for each in ("hub", "silo"):
+        assert machine("install", "1", role=each).returncode == 0
+    for name in (own, others):
+        (state / name).mkdir()
+    assert f"memory stay: {state / own} (" in machine("uninstall", role=role).stdout
+    assert (state / own).is_dir()
+    assert machine("install", "1", role=role).returncode == 0
+    assert machine("uninstall", "1", "--purge", role=role).returncode == 0
+    assert sorted(path.name for path in state.iterdir()) == [others]
+    (machine.root / "etc" / "semisilo").mkdir()
+    done = machine("uninstall", "1", "--purge", role="hub" if role == "silo" else "silo")
+    assert "/etc/semisilo, where" in done.stdout
+    assert not state.exists()
+
+
 def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> None:
     """One program for both: another version of it is one for the hub as well."""
     machine, log = Machine(tmp_path), tmp_path / "systemctl.log"
