@@ -275,6 +275,7 @@ remove_old() {   # all but the one in use and the one before it
 put_units() {
     say "units"
     for file in $(unit_files); do
+        do_it install -D -m 0644 "$here/systemd/$file" "$release/units/$file"   # for a rollback to it
         do_it install -m 0644 "$here/systemd/$file" "$units/$file"
     done
     for part in . methods decisions images; do   # what the pages link to lies beside them
@@ -282,6 +283,15 @@ put_units() {
         for page in "$here/../docs/$part"/*.md "$here/../docs/$part"/*.svg "$here/../docs/$part"/*.png; do
             [ ! -f "$page" ] || do_it install -m 0644 "$page" "$docs/$part/"
         done
+    done
+    if systemd; then do_it systemctl daemon-reload; fi
+}
+
+put_back_units() {   # those of the release $1: a later one's may say what its program does not know
+    [ -d "$1/units" ] || return 0   # of an earlier script
+    say "units"
+    for file in $(unit_files); do
+        [ ! -f "$1/units/$file" ] || do_it install -m 0644 "$1/units/$file" "$units/$file"
     done
     if systemd; then do_it systemctl daemon-reload; fi
 }
@@ -356,6 +366,7 @@ rollback)
     # The version that goes may be the trouble: it does not hold up what takes its place.
     backup_hub || say "the backup failed, see above; the one from before the upgrade is in $backups"
     switch_to "$before"
+    put_back_units "$before"
     start_again
     [ "$dry" = yes ] || say "done: $(installed_version "$prefix")"
     say "If this version refuses the ledger, restore the backup from before the upgrade, not the one of now: $backups"

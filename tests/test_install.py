@@ -408,6 +408,25 @@ def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that
 
 
 @pytest.mark.slow
+def test_a_rollback_puts_the_units_of_that_version_back(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    shutil.copytree(SCRIPT.parent, tmp_path / "deploy")
+    script, unit = tmp_path / "deploy" / "install.sh", tmp_path / "deploy" / "systemd" / "semisilo-coordinator.service"
+    installed = machine.root / "etc" / "systemd" / "system" / unit.name
+    first = unit.read_text()
+    assert machine("install", "1", script=script).returncode == 0
+    unit.write_text(first.replace(" serve ", " serve --what-version-1-does-not-know "))
+    assert machine("upgrade", "2", script=script).returncode == 0
+    assert "--what-version-1-does-not-know" in installed.read_text()
+    assert machine("rollback", script=script).returncode == 0
+    assert installed.read_text() == first
+    for old in machine.releases:  # as an earlier script has left them
+        shutil.rmtree(old / "units")
+    assert machine("upgrade", "3", script=script).returncode == 0
+    assert machine("rollback", script=script).returncode == 0
+    assert machine.in_use == "1"
+
+
 def test_a_rollback_backs_the_hub_up_with_the_version_that_goes_and_is_not_held_up_by_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for version in ("1", "2"):
