@@ -239,7 +239,8 @@ def test_pod_and_service_listen_on_the_ports_of_the_address(address: str) -> Non
 
 
 @pytest.mark.parametrize(("values", "low"), [
-    ({}, False), ({"federation": {"name": "lung", "address": "hub.example:443"}}, True), ({"page": {"port": 80}}, True)])
+    ({}, False), ({"federation": {"name": "lung", "address": "hub.example:443"}}, True),
+    ({"page": {"port": 80}}, True)])
 def test_the_pod_may_open_a_port_below_1024_where_it_has_one(values: dict[str, Any], low: bool) -> None:
     """It has no capabilities, and not every container runtime lets others than root open such a port. Kubernetes counts
     this setting as safe, and the restricted standard for pods permits it."""

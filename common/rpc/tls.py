@@ -160,8 +160,8 @@ def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCreden
                                    " machine in federation.toml.")
     if reason.errno == errno.EACCES and 0 < port < 1024:
         raise BadConfiguration(f"Cannot listen on {address}: only root may open ports below 1024 here.",
-                               remedy='Set [address] listen = "[::]:8443" in federation.toml and forward the port to it;'
-                                      " docs/operations.md has another way, below Firewall.")
+                               remedy='Set [address] listen = "[::]:8443" in federation.toml and forward the port to'
+                                      " it; docs/operations.md has another way, below Firewall.")
     raise BadConfiguration(f"Cannot listen on {address}: {reason.strerror}.",
                            remedy="Choose an address of this machine and a port that this user may open.")
 

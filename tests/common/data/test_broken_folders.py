@@ -148,7 +148,7 @@ def test_an_npz_that_this_user_may_not_read_is_not_called_damaged(tmp_path, monk
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(BadData, match="closed.npz: this user may not read it") as caught:
+    with pytest.raises(BadData, match=r"closed\.npz: this user may not read it") as caught:
         read_images(str(tmp_path / "closed.npz"), size=8, channels=1, labelled=False)
     assert caught.value.remedy == "Let this user read it."
 
