@@ -399,7 +399,11 @@ uninstall)
     if [ "$purge" = yes ]; then
         say "everything that it has kept"
         do_it rm -rf -- "$state"
-        if [ -z "$root" ] && id semisilo >/dev/null 2>&1; then do_it userdel semisilo; fi
+        if [ -z "$root" ] && id semisilo >/dev/null 2>&1; then
+            # The number of the account may be given to another one, which must not find the federation's keys its own.
+            [ ! -d "$backups" ] || do_it chown -R root:root "$backups"
+            do_it userdel semisilo
+        fi
         [ ! -d "$backups" ] || say "backups stay: $backups"
         [ ! -e "$root/etc/semisilo" ] || say "stays: $root/etc/semisilo, where a proxy's password may be"
     elif [ -d "$state" ]; then

@@ -305,6 +305,25 @@ def test_a_purge_beside_the_other_role_takes_the_folder_of_this_one_alone(role: 
     assert not state.exists()
 
 
+def test_what_a_purge_leaves_belongs_to_root_before_the_account_goes(tmp_path: Path) -> None:
+    """Else the archives, with the federation's keys, are those of whoever gets the account's number next."""
+    (tmp_path / "backups").mkdir()
+    account = tmp_path / "bin" / "id"
+    account.parent.mkdir()
+    account.write_text("#!/bin/sh\nexit 0\n")
+    account.chmod(0o755)
+    text = SCRIPT.read_text()
+    script = tmp_path / "install.sh"
+    script.write_text(text.replace("backups=$root/var/backups/semisilo", f"backups={tmp_path / 'backups'}"))
+    assert script.read_text() != text
+    done = subprocess.run(["sh", str(script), "hub", "uninstall", "--purge", "--dry-run"], capture_output=True,
+                          text=True, timeout=300,
+                          env={**os.environ, "PATH": f"{account.parent}:{os.environ['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    commands = [line.strip() for line in done.stdout.splitlines()]
+    assert commands.index(f"chown -R root:root {tmp_path / 'backups'}") < commands.index("userdel semisilo")
+
+
 def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> None:
     """One program for both: another version of it is one for the hub as well."""
     machine, log = Machine(tmp_path), tmp_path / "systemctl.log"
