@@ -278,10 +278,11 @@ put_units() {
         do_it install -D -m 0644 "$here/systemd/$file" "$release/units/$file"   # for a rollback to it
         do_it install -m 0644 "$here/systemd/$file" "$units/$file"
     done
+    say "pages in $docs"   # some two hundred files: not a line for each
     for part in . methods decisions images; do   # what the pages link to lies beside them
         [ ! -d "$here/../docs/$part" ] || do_it install -d -m 0755 "$docs/$part"
         for page in "$here/../docs/$part"/*.md "$here/../docs/$part"/*.svg "$here/../docs/$part"/*.png; do
-            [ ! -f "$page" ] || do_it install -m 0644 "$page" "$docs/$part/"
+            [ ! -f "$page" ] || [ "$dry" = yes ] || install -m 0644 "$page" "$docs/$part/"
         done
     done
     if systemd; then do_it systemctl daemon-reload; fi
