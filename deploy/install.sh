@@ -33,7 +33,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
   --forget          as if none of them had ever been given
   --root DIR        put everything under DIR and leave users and systemd alone: for images of disks, and for tests
   --no-start        leave the service as it is; by default one that runs is started again
-  --purge           with uninstall: remove /var/lib/semisilo and the user as well. Keys and studies are lost.
+  --purge           with uninstall: remove /var/lib/semisilo and the user as well; on a machine that keeps the other
+                    role, the folder of this one alone. Keys and studies are lost.
   --dry-run         say what would be done, and do nothing
   --help
 
@@ -185,24 +186,39 @@ make_folders() {
 make_release() {   # sets $release
     [ "$dry" = yes ] || "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
         fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian 12, Ubuntu 24.04 or later: apt-get install python3 python3-venv; Ubuntu 22.04: apt-get install python3.11 python3.11-venv; RHEL 9: dnf install python3.11), or name it: --python python3.11."
+    # Both units have ProtectHome=yes. The root of a disk's image is not where its Python will be looked for.
+    lies_in=$("$python" -c 'import os, sys; print(os.path.realpath(sys.base_prefix))' 2>/dev/null || true)
+    case $root$lies_in/ in
+        /home/*|/root/*|/run/user/*)
+            fail "$python lies in $lies_in, which the service cannot read. Name one of the system: --python /usr/bin/python3." ;;
+    esac
     what=${from:-$(dirname -- "$here")}
     [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
     case $what in
         */*|*.whl) [ -e "$what" ] || fail "$what: no such file or folder." 2
             what=$(CDPATH='' cd -- "$(dirname -- "$what")" && pwd)/$(basename -- "$what") ;;
     esac
-    [ -z "$extras" ] || case $what in
-        /*) what="semisilo[$extras] @ file://$what" ;;
-        *[=\<\>~!]*) what=$(printf '%s' "$what" | sed "s/[=<>~!]/[$extras]&/") ;;
-        *) what="${what}[$extras]" ;;
-    esac
     release=$releases/$(date -u +%Y%m%dT%H%M%SZ)
     while [ -e "$release" ]; do release=${release}x; done
     say "$what into $release"
+    source=''
+    if [ -d "$what" ]; then source=$what what=$release/source; fi
+    [ -z "$extras" ] || case $what in
+        /*) what="${what}[$extras]" ;;   # no file:// URL, in which a space would have to be %20
+        *[=\<\>~!]*) what=$(printf '%s' "$what" | sed "s/[=<>~!]/[$extras]&/") ;;
+        *) what="${what}[$extras]" ;;
+    esac
     # What is half there when this is interrupted has no file .complete, and goes at the next try.
     trap '[ -e "$release/.complete" ] || rm -rf -- "$release"' EXIT
     trap 'exit 130' INT TERM HUP
     do_it "$python" -m venv "$release"
+    if [ -n "$source" ]; then
+        # Built from a copy: a build leaves root's files in its folder, and takes along what the one before has left.
+        do_it mkdir "$release/source"
+        for part in pyproject.toml README.md LICENSE common coordinator silo semisilo; do
+            do_it cp -RP "$source/$part" "$release/source/"
+        done
+    fi
     set -- --disable-pip-version-check --no-input
     [ -z "$index" ] || set -- "$@" --index-url "$index"
     while read -r option; do
@@ -214,6 +230,7 @@ OPTIONS
         do_it "$release/bin/python" -m pip install "$@" --index-url "$torch_index" 'torch>=2.6' 'torchvision>=0.21'
     fi
     do_it "$release/bin/python" -m pip install "$@" "$what"
+    [ -z "$source" ] || do_it rm -rf -- "$release/source"
     [ "$dry" = yes ] || "$release/bin/coordinator" --version >/dev/null || fail "What was installed does not run; see above."
     if [ "$dry" = no ]; then (umask 077 && options >"$release/.options"); fi
     do_it touch "$release/.complete"
@@ -258,13 +275,24 @@ remove_old() {   # all but the one in use and the one before it
 put_units() {
     say "units"
     for file in $(unit_files); do
+        do_it install -D -m 0644 "$here/systemd/$file" "$release/units/$file"   # for a rollback to it
         do_it install -m 0644 "$here/systemd/$file" "$units/$file"
     done
+    say "pages in $docs"   # some two hundred files: not a line for each
     for part in . methods decisions images; do   # what the pages link to lies beside them
         [ ! -d "$here/../docs/$part" ] || do_it install -d -m 0755 "$docs/$part"
         for page in "$here/../docs/$part"/*.md "$here/../docs/$part"/*.svg "$here/../docs/$part"/*.png; do
-            [ ! -f "$page" ] || do_it install -m 0644 "$page" "$docs/$part/"
+            [ ! -f "$page" ] || [ "$dry" = yes ] || install -m 0644 "$page" "$docs/$part/"
         done
+    done
+    if systemd; then do_it systemctl daemon-reload; fi
+}
+
+put_back_units() {   # those of the release $1: a later one's may say what its program does not know
+    [ -d "$1/units" ] || return 0   # of an earlier script
+    say "units"
+    for file in $(unit_files); do
+        [ ! -f "$1/units/$file" ] || do_it install -m 0644 "$1/units/$file" "$units/$file"
     done
     if systemd; then do_it systemctl daemon-reload; fi
 }
@@ -339,6 +367,7 @@ rollback)
     # The version that goes may be the trouble: it does not hold up what takes its place.
     backup_hub || say "the backup failed, see above; the one from before the upgrade is in $backups"
     switch_to "$before"
+    put_back_units "$before"
     start_again
     [ "$dry" = yes ] || say "done: $(installed_version "$prefix")"
     say "If this version refuses the ledger, restore the backup from before the upgrade, not the one of now: $backups"
@@ -354,6 +383,15 @@ uninstall)
     if systemd; then do_it systemctl daemon-reload; fi
     if [ -f "$units/$(other_role)" ]; then
         say "the program stays: $(other_role) needs it"
+        own=$state/silo
+        [ "$role" = silo ] || own=$state/federation
+        if [ "$purge" = yes ]; then
+            say "everything that the $role has kept"
+            do_it rm -rf -- "$own"
+            [ "$role" = silo ] || [ ! -d "$backups" ] || say "backups stay: $backups"
+        elif [ -e "$own" ]; then
+            say "keys, studies and memory stay: $own (uninstall --purge removes them)"
+        fi
         exit 0
     fi
     say "the program"
@@ -362,8 +400,13 @@ uninstall)
     if [ "$purge" = yes ]; then
         say "everything that it has kept"
         do_it rm -rf -- "$state"
-        if [ -z "$root" ] && id semisilo >/dev/null 2>&1; then do_it userdel semisilo; fi
+        if [ -z "$root" ] && id semisilo >/dev/null 2>&1; then
+            # The number of the account may be given to another one, which must not find the federation's keys its own.
+            [ ! -d "$backups" ] || do_it chown -R root:root "$backups"
+            do_it userdel semisilo
+        fi
         [ ! -d "$backups" ] || say "backups stay: $backups"
+        [ ! -e "$root/etc/semisilo" ] || say "stays: $root/etc/semisilo, where a proxy's password may be"
     elif [ -d "$state" ]; then
         say "keys, studies and memory stay: $state (uninstall --purge removes them)"
     fi

@@ -6,6 +6,7 @@ Needs the Debian packages tinyproxy and haproxy (apt-get install tinyproxy hapro
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from tests.processes import PATIENCE_SECONDS, free_ports
 
 __all__ = ["Balancer", "HttpProxy", "balancer", "http_proxy"]
 
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 _PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -85,7 +87,8 @@ class HttpProxy(_Program):
 
 
 class Balancer(_Program):
-    """HAProxy in TCP mode: reads the name that a silo asks for (SNI), passes TLS through, opens nothing."""
+    """HAProxy as docs/operations.md sets it up: reads the name that a silo asks for (SNI), passes TLS through, opens
+    nothing. It listens on two ports in a row, for work and for enrolment, and passes them to two in a row."""
 
     def __init__(self, folder: Path, name: str, port: int, target_port: int) -> None:
         super().__init__(folder, "haproxy", port)
@@ -93,25 +96,15 @@ class Balancer(_Program):
         self._target = target_port
 
     def _configuration(self) -> str:
-        # The time-outs are those of the haproxy.cfg that Debian installs.
-        return f"""
-global
-    log stdout format raw local0
-defaults
-    mode tcp
-    log global
-    option tcplog
-    timeout connect 5s
-    timeout client 50s
-    timeout server 50s
-frontend silos
-    bind 127.0.0.1:{self.port}
-    tcp-request inspect-delay 5s
-    tcp-request content accept if {{ req.ssl_hello_type 1 }}
-    use_backend hub if {{ req.ssl_sni -i {self._name} }}
-backend hub
-    server hub 127.0.0.1:{self._target}
-"""
+        (settings,) = re.findall(r"```\n(defaults\n.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
+        assert "timeout client 50s" in settings, "as in the haproxy.cfg that Debian installs"
+        for written, here in ((":8443\n", f"127.0.0.1:{self.port}\n"), (":8444\n", f"127.0.0.1:{self.port + 1}\n")):
+            settings = settings.replace(f"bind {written}", f"bind {here}")
+        for number in (0, 1):
+            settings = settings.replace(f"10.0.0.7:{8443 + number}", f"127.0.0.1:{self._target + number}")
+        settings = settings.replace("coordinator.lung-federation.semisilo", self._name)
+        return "global\n    log stdout format raw local0\n" + settings.replace(
+            "defaults\n", "defaults\n    log global\n    option tcplog\n")
 
     def _command(self) -> list[str]:
         return [self._program, "-db", "-f", str(self._settings)]

@@ -238,6 +238,17 @@ def test_pod_and_service_listen_on_the_ports_of_the_address(address: str) -> Non
     assert [(port["port"], port["targetPort"]) for port in service] == [(9000, "work"), (work + 1, "enrollment")]
 
 
+@pytest.mark.parametrize(("values", "low"), [
+    ({}, False), ({"federation": {"name": "lung", "address": "hub.example:443"}}, True),
+    ({"page": {"port": 80}}, True)])
+def test_the_pod_may_open_a_port_below_1024_where_it_has_one(values: dict[str, Any], low: bool) -> None:
+    """It has no capabilities, and not every container runtime lets others than root open such a port. Kubernetes counts
+    this setting as safe, and the restricted standard for pods permits it."""
+    pod = _of({**NEEDED, **values}, "StatefulSet")["spec"]["template"]["spec"]["securityContext"]
+    setting = [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]
+    assert pod.get("sysctls", []) == (setting if low else [])
+
+
 def test_services_find_the_coordinator_and_not_the_backup() -> None:
     labels = _of(EVERYTHING, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     job = _of(EVERYTHING, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]

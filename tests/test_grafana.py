@@ -179,6 +179,8 @@ def test_prometheus_itself_reads_every_expression(tmp_path: Path) -> None:
     ("SemisiloTasksRefused", {'semisilo_task_refusals_total{code="BAD_DATA", study="s"}': "0x60 1x40"}, True),
     ("SemisiloBackupOld", {"semisilo_last_backup_timestamp_seconds": "-200000x100"}, True),
     ("SemisiloBackupOld", {"semisilo_last_backup_timestamp_seconds": "0x100"}, False),
+    ("SemisiloNoBackup", {"semisilo_serving": "1x100"}, True),
+    ("SemisiloNoBackup", {"semisilo_serving": "1x100", "semisilo_last_backup_timestamp_seconds": "0x100"}, False),
     ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "5000000000x100", "semisilo_disk_size_bytes": "1e11x100"}, True),
     ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "5e10x100", "semisilo_disk_size_bytes": "1e11x100"}, False),
 ])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common import __version__
+from tests.each_of import each_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "deploy" / "install.sh"
@@ -25,21 +26,26 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel of this version, and one of a later version."""
     built = []
     for version in (__version__, "9.9.9"):
-        source = tmp_path_factory.mktemp("source") / "semisilo"
-        for package in PACKAGES:
-            shutil.copytree(ROOT / package, source / package, symlinks=True,
-                            ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, source)
+        source = _source(tmp_path_factory.mktemp("source") / "semisilo")
         code = source / "common" / "__init__.py"
         code.write_text(code.read_text().replace(__version__, version))
-        target = tmp_path_factory.mktemp("wheel")
+        target = tmp_path_factory.mktemp("wheel") / "a folder"
         build = subprocess.run([sys.executable, "-P", "-c", "import sys; from setuptools import build_meta;"
                                 " build_meta.build_wheel(sys.argv[1])", str(target)], cwd=source, capture_output=True,
                                text=True, timeout=240)
         assert build.returncode == 0, build.stderr
         built.append(next(target.glob("*.whl")))
     return built[0], built[1]
+
+
+def _source(folder: Path) -> Path:
+    """A copy of what a wheel is built from."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, symlinks=True,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +176,40 @@ def test_an_installation_that_fails_changes_nothing(
     assert _version(root, installed_here, "silo") == f"semisilo {__version__}"
 
 
+@pytest.mark.slow
+def test_from_source_it_takes_nothing_from_an_earlier_build_and_leaves_nothing_there(
+        install: Installer, installed_here: Path, tmp_path: Path) -> None:
+    source = _source(tmp_path / "a folder" / "semisilo")
+    left = source / "build" / "lib" / "semisilo" / "common" / "left_by_the_version_before.py"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    before = {path for path in source.rglob("*") if "__pycache__" not in path.parts}
+    done = install("silo", "--from", source, *OFFLINE, "--pip-option", "--no-build-isolation")
+    assert done.returncode == 0, done.stderr
+    assert {path for path in source.rglob("*") if "__pycache__" not in path.parts} == before
+    assert _version(tmp_path / "root", installed_here) == f"semisilo {__version__}"
+    (release,) = (tmp_path / "root" / "opt" / "semisilo.d").iterdir()
+    names = {path.name for path in release.rglob("common/*.py")}
+    assert "errors.py" in names
+    assert left.name not in names
+    assert not (release / "source").exists()
+
+
+@each_of(("folder", "refused"), [("/home/alice/miniconda3", True), ("/root/.pyenv/versions/3.12", True),
+                                 ("/usr", False), ("/opt/rooted/home", False)])
+def test_a_python_that_the_services_cannot_read_is_refused(folder: str, refused: bool, tmp_path: Path) -> None:
+    """ProtectHome= of the units hides it: the installation would be well, and no service start."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {folder}\n")
+    python.chmod(0o755)
+    words = ["sh", str(SCRIPT), "hub", "--from", "semisilo==0.1.0", "--dry-run", "--python", str(python)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == int(refused), done.stderr
+    assert (f"error: {python} lies in {folder}, which the service cannot read." in done.stderr) is refused
+    # Whoever fills the disk of another machine has its Python elsewhere.
+    assert subprocess.run([*words, "--root", str(tmp_path / "root")], capture_output=True).returncode == 0
+
+
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(install: Installer, tmp_path: Path) -> None:
     done = install("hub", "--dry-run", "--from", "semisilo==0.1.0", "--extras", "dicom,tiff", "--index", "INDEX",
                    "--torch-index", "OTHER")
@@ -243,6 +283,45 @@ class Machine:
     def _said_by(self, release: Path) -> str:
         return subprocess.run([release / "bin" / "coordinator"], capture_output=True, text=True, timeout=300,
                               check=True).stdout.split()[1]
+
+
+@pytest.mark.parametrize(("role", "own", "others"), [("silo", "silo", "federation"), ("hub", "federation", "silo")])
+def test_a_purge_beside_the_other_role_takes_the_folder_of_this_one_alone(role: str, own: str, others: str,
+                                                                          tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    state = machine.root / "var" / "lib" / "semisilo"
+    for each in ("hub", "silo"):
+        assert machine("install", "1", role=each).returncode == 0
+    for name in (own, others):
+        (state / name).mkdir()
+    assert f"memory stay: {state / own} (" in machine("uninstall", role=role).stdout
+    assert (state / own).is_dir()
+    assert machine("install", "1", role=role).returncode == 0
+    assert machine("uninstall", "1", "--purge", role=role).returncode == 0
+    assert sorted(path.name for path in state.iterdir()) == [others]
+    (machine.root / "etc" / "semisilo").mkdir()
+    done = machine("uninstall", "1", "--purge", role="hub" if role == "silo" else "silo")
+    assert "/etc/semisilo, where" in done.stdout
+    assert not state.exists()
+
+
+def test_what_a_purge_leaves_belongs_to_root_before_the_account_goes(tmp_path: Path) -> None:
+    """Else the archives, with the federation's keys, are those of whoever gets the account's number next."""
+    (tmp_path / "backups").mkdir()
+    account = tmp_path / "bin" / "id"
+    account.parent.mkdir()
+    account.write_text("#!/bin/sh\nexit 0\n")
+    account.chmod(0o755)
+    text = SCRIPT.read_text()
+    script = tmp_path / "install.sh"
+    script.write_text(text.replace("backups=$root/var/backups/semisilo", f"backups={tmp_path / 'backups'}"))
+    assert script.read_text() != text
+    done = subprocess.run(["sh", str(script), "hub", "uninstall", "--purge", "--dry-run"], capture_output=True,
+                          text=True, timeout=300,
+                          env={**os.environ, "PATH": f"{account.parent}:{os.environ['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    commands = [line.strip() for line in done.stdout.splitlines()]
+    assert commands.index(f"chown -R root:root {tmp_path / 'backups'}") < commands.index("userdel semisilo")
 
 
 def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> None:
@@ -348,6 +427,25 @@ def test_a_rollback_returns_to_the_version_that_was_in_use_and_never_to_one_that
 
 
 @pytest.mark.slow
+def test_a_rollback_puts_the_units_of_that_version_back(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    shutil.copytree(SCRIPT.parent, tmp_path / "deploy")
+    script, unit = tmp_path / "deploy" / "install.sh", tmp_path / "deploy" / "systemd" / "semisilo-coordinator.service"
+    installed = machine.root / "etc" / "systemd" / "system" / unit.name
+    first = unit.read_text()
+    assert machine("install", "1", script=script).returncode == 0
+    unit.write_text(first.replace(" serve ", " serve --what-version-1-does-not-know "))
+    assert machine("upgrade", "2", script=script).returncode == 0
+    assert "--what-version-1-does-not-know" in installed.read_text()
+    assert machine("rollback", script=script).returncode == 0
+    assert installed.read_text() == first
+    for old in machine.releases:  # as an earlier script has left them
+        shutil.rmtree(old / "units")
+    assert machine("upgrade", "3", script=script).returncode == 0
+    assert machine("rollback", script=script).returncode == 0
+    assert machine.in_use == "1"
+
+
 def test_a_rollback_backs_the_hub_up_with_the_version_that_goes_and_is_not_held_up_by_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     for version in ("1", "2"):

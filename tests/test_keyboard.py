@@ -250,6 +250,26 @@ def test_what_a_signal_cuts_short_ends_with_128_and_its_number(number: int, stat
     process.stdout.close()
 
 
+@pytest.mark.parametrize(("ignored", "status"), [(True, 0), (False, 129)])
+def test_work_under_nohup_outlasts_the_end_of_a_connection(ignored: bool, status: int, tmp_path: Path) -> None:
+    code = ("import signal, sys, typer\nfrom semisilo.common.text.cli_errors import interrupt_on_termination, run_cli\n"
+            f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})  # as nohup does\n"
+            "app = typer.Typer()\n@app.command()\ndef work():\n"
+            "    with interrupt_on_termination():\n        print('up', flush=True)\n        sys.stdin.readline()\n"
+            "sys.exit(run_cli(app, [], name='work'))")
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               cwd=tmp_path, env=environment())
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == b"up\n"
+    process.send_signal(signal.SIGHUP)
+    if ignored:
+        process.stdin.close()  # the work is done
+    assert process.wait(300) == status
+    process.stdin.close()
+    process.stdout.close()
+
+
 def test_predictions_that_could_not_be_written_are_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from semisilo.cli.main import app as semisilo_app
 

@@ -101,19 +101,22 @@ def test_a_wrong_password_is_said_in_one_line_and_tried_again_until_it_is_right(
         assert processes.finish() == undisturbed.digest
 
 
-def test_a_study_goes_through_a_balancer_that_passes_tls_through_and_is_restarted_meanwhile(
+def test_enrolment_and_a_study_go_through_a_balancer_that_passes_tls_through_and_is_restarted_meanwhile(
         tmp_path: Path, undisturbed: Undisturbed) -> None:
     (tmp_path / "balancer").mkdir()
     public = free_ports()
     with federation(tmp_path / "f", public_port=public) as processes, \
             balancer(tmp_path / "balancer", name=coordinator_name("testing"), port=public,
                      target_port=processes.port) as between:
+        settings = processes.hub / "federation.toml"  # enrolment goes through it as well
+        settings.write_text(settings.read_text().replace(f'enrollment = "127.0.0.1:{processes.port + 1}"\n', ""))
         processes.start()
         processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM task WHERE state = 'updated'")))
         between.stop()
         between.start()
         assert processes.finish() == undisturbed.digest
         assert between.log.count(" silos hub/hub ") >= 2, between.log
+        assert between.log.count(" enrolment hub-enrolment/hub ") >= 2, between.log
 
 
 def test_a_study_goes_on_at_another_address_of_the_coordinator(tmp_path: Path, undisturbed: Undisturbed) -> None:

@@ -161,6 +161,10 @@ def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCreden
         raise NoSuchAddress(f"Cannot listen on {address}: {reason.strerror}.",
                             remedy="Wait for the network that brings this address, or choose another one of this"
                                    " machine in federation.toml.")
+    if reason.errno == errno.EACCES and 0 < port < 1024:
+        raise BadConfiguration(f"Cannot listen on {address}: only root may open ports below 1024 here.",
+                               remedy='Set [address] listen = "[::]:8443" in federation.toml and forward the port to'
+                                      " it; docs/operations.md has another way, below Firewall.")
     raise BadConfiguration(f"Cannot listen on {address}: {reason.strerror}.",
                            remedy="Choose an address of this machine and a port that this user may open.")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import functools
+import io
 import logging
 import os
 import signal
@@ -62,14 +64,15 @@ def clean_exit_on_termination() -> Iterator[None]:
 @contextmanager
 def interrupt_on_termination() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
-    apart."""
+    apart. A SIGHUP that is ignored stays so: with nohup the work goes on when the connection to the machine ends."""
     def interrupt(number: int, frame: object) -> None:
         raise Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGTERM, *hang_up)
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
@@ -118,6 +121,7 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
     Returns: 0 for success, 2 for wrong usage, 1 for a failure, 130 after an interrupt, 143 after a SIGTERM that cut the
         work short (`Terminated`). The line `error: ...` with the remedy goes to standard error.
     """
+    _write_in_any_encoding()
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         result = _command_of(app, _named(app, words))(args=words, prog_name=name, standalone_mode=False,
@@ -142,6 +146,14 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
     except OSError as error:
         _say(_system_line(error))
         return EXIT_FAILURE
+
+
+def _write_in_any_encoding() -> None:
+    """Where the locale's encoding lacks a character, such as the dash of tables in ISO 8859-1, a terminal shows "?" for
+    it, and a file gets its number; Python would end the command with an error of its own. Of UTF-8 it lacks none."""
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out.errors == "strict" and codecs.lookup(out.encoding).name != "utf-8":
+        out.reconfigure(errors="replace" if out.isatty() else "backslashreplace")
 
 
 def _system_line(error: OSError) -> str:

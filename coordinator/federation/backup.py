@@ -34,6 +34,7 @@ from semisilo.coordinator.federation.backup_archive import (
     write_archive,
 )
 from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.federation.invitations import authority_of
 from semisilo.coordinator.ledger.cleanup import returnable, states_to_keep
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import kept_after
@@ -46,6 +47,7 @@ from semisilo.coordinator.ledger.records import (
     RoundRow,
     StudyRow,
 )
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.snapshot import check_copy, copy_ledger, no_commits
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
@@ -58,8 +60,8 @@ _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
 _ATTEMPTS = 5
 _OF_A_STUDY = ("study.toml", "model.safetensors", NOISE_KEY, START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)
-_MADE_AGAIN = ("states", "report", "export-round-", "export-labels-alone", "contact-sheet")
-"""Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
+_MADE_AGAIN = re.compile(r"states|report|export-round-\d+|export-labels-alone|contact-sheet(-.*)?\.png")
+"""Of the states those go along that the ledger names; reports and exports are written anew from
 ledger and states, contact sheets from images."""
 
 
@@ -113,8 +115,9 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
         now: Unix seconds, for the name.
         keep: how many archives of this federation stay there, this one included; 0 for all.
         with_data: takes along what lies beside the study files, too: images.
-    Raises: UsageError; DiskFull; StorageDamaged when a file that a study needs is missing or damaged: then there is no
-        archive, and nothing was removed.
+    Raises: UsageError; DiskFull; StorageDamaged when a file that a study needs is missing or damaged, or what `restore`
+        would refuse: the authority's key is missing, or the audit trail was altered; BadConfiguration when the
+        authority is another federation's. Then there is no archive, and nothing was removed.
     """
     if destination.exists() and not destination.is_dir():
         raise UsageError(f"{destination} is not a folder.", remedy="Name a folder for the archives.")
@@ -128,6 +131,7 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
             rest.unlink(missing_ok=True)  # of a backup that was killed
         target = _free_name(destination, federation.name, now)
         named, studies = _stage(federation, staging)
+        _refuse_what_restore_would(federation, staging / "ledger.sqlite")
         sources = _sources(federation, staging, named, studies)
         left_out, data = _beside(federation, studies)
         if with_data:
@@ -300,6 +304,22 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
                          remedy="Restore it from an earlier backup, or end the study.")
 
 
+def _refuse_what_restore_would(federation: Federation, ledger: Path) -> None:
+    """An archive that cannot be restored must not take the place of one that can.
+
+    Args:
+        ledger: the copy.
+    Raises: StorageDamaged; BadConfiguration.
+    """
+    with contextlib.closing(Ledger(ledger)) as copy:
+        authority_of(federation, LedgerRoster(copy))
+        try:
+            copy.check_events()
+        except StorageDamaged as error:
+            raise StorageDamaged(error.text.replace(str(ledger), str(federation.ledger)),
+                                 remedy=error.remedy) from None
+
+
 def _link(source: Path, target: Path) -> bool:
     """The same file under another name, which its owner may remove and will not write into; False if that cannot be."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -327,8 +347,9 @@ def _sources(federation: Federation, staging: Path, named: dict[str, str],
     """Path in the archive -> (where its content is, SHA-256 if it is known)."""
     found = {path: (staging / path, digest) for path, digest in named.items()}
     found["ledger.sqlite"] = (staging / "ledger.sqlite", "")
-    alone = [file for file in federation.folder.iterdir()
-             if not file.name.startswith((".", "ledger.sqlite")) and file != federation.live]
+    archives = _archives_of(federation.name)  # each would hold all before it
+    alone = [file for file in federation.folder.iterdir() if not file.name.startswith((".", "ledger.sqlite"))
+             and file != federation.live and not archives.fullmatch(file.name)]
     for file in [*alone, *federation.authority.iterdir(), *_model_files(federation, studies), *(
             file for study in federation.studies.iterdir() for name in _OF_A_STUDY if (file := study / name).exists())]:
         if file.is_symlink() or not file.is_file() or file.name.startswith("."):
@@ -359,16 +380,18 @@ def _model_files(federation: Federation, studies: list[StudyRow]) -> list[Path]:
 def _beside(federation: Federation, studies: list[StudyRow]) -> tuple[list[str], list[str]]:
     """What lies beside the files of studies, as (paths for a person, files); links are named and never followed."""
     paths, files, taken = [], [], set(_model_files(federation, studies))
+    archives = _archives_of(federation.name)
     for study in sorted(path for path in federation.studies.iterdir() if path.is_dir()):
         for entry in sorted(study.iterdir()):
-            if entry.name in _OF_A_STUDY or entry.name.startswith((".", *_MADE_AGAIN)) or entry in taken:
+            if entry.name in _OF_A_STUDY or entry.name.startswith(".") or _MADE_AGAIN.fullmatch(entry.name) \
+                    or entry in taken or archives.fullmatch(entry.name):
                 continue
             path = entry.relative_to(federation.folder).as_posix()
             if entry.is_symlink():
                 paths.append(str(entry.absolute()))
             elif entry.is_dir():
                 inside = [file for file in sorted(entry.rglob("*")) if file.is_file() and not file.is_symlink()
-                          and file not in taken]
+                          and file not in taken and not archives.fullmatch(file.name)]
                 if inside:
                     paths.append(f"{path}/")
                     files += [file.relative_to(federation.folder).as_posix() for file in inside]
@@ -411,7 +434,7 @@ def _free_name(destination: Path, federation: str, now: float) -> Path:
 
 def _rotate(new: Path, federation: str, keep: int, *, now: float) -> list[str]:
     """Removes the oldest archives of this federation beside the one that was just written; returns what is gone."""
-    ours = re.compile(rf"{re.escape(federation)}-(\d{{8}}T\d{{6}}Z){re.escape(_ENDING)}")
+    ours = _archives_of(federation)
     found = list[tuple[float, str]]()
     for path in new.parent.iterdir():
         named = ours.fullmatch(path.name)
@@ -424,6 +447,11 @@ def _rotate(new: Path, federation: str, keep: int, *, now: float) -> list[str]:
         path.unlink(missing_ok=True)
     _sync(new.parent)
     return [str(path) for path in gone]
+
+
+def _archives_of(federation: str) -> re.Pattern[str]:
+    """Names of archives, with the time as their group."""
+    return re.compile(rf"{re.escape(federation)}-(\d{{8}}T\d{{6}}Z){re.escape(_ENDING)}")
 
 
 def _seen(path: Path, now: float) -> float:

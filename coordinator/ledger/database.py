@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ from typing import Any
 from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
 __all__ = ["EventHead", "LedgerFile", "LedgerPlace", "checkpoint", "code_of", "connect_existing", "event_of",
@@ -380,6 +382,14 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
+def _is_read_only(folder: Path) -> bool:
+    """The whole file system, as the kernel makes one whose disk fails."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def code_of(error: sqlite3.Error) -> int:
     """SQLite's primary code; the rest of it tells only where it was noticed."""
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & 0xFF
@@ -392,6 +402,8 @@ def explained_by_sqlite(path: Path, error: sqlite3.Error) -> SemisiloError | Non
     if code == sqlite3.SQLITE_FULL or (code in files and _is_full(path.parent)):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        if _is_read_only(path.parent):  # as root, too, and whoever it belongs to
+            return explained(OSError(errno.EROFS, os.strerror(errno.EROFS), str(path)))
         if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
             return SystemTrouble(f"{path}: this user may not read and write it.", remedy=f"It belongs to"
                                  f" {_owner(path)}: run this as that user, or give it to this one with chown.")

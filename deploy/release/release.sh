@@ -38,7 +38,7 @@ if [ "$any" = no ]; then
     [ "$(git describe --exact-match --tags 2>/dev/null || true)" = "v$version" ] ||
         fail "This commit has no tag v$version. Make it: git tag --sign v$version"
 fi
-# Builds of the same commit are the same bytes.
+# Wheels of the same commit, checked out with the same umask, are the same bytes; the source holds the time of its build.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 

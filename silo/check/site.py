@@ -107,11 +107,15 @@ def _certificate(identity: Identity, now: float) -> Finding:
 def look_at_policy(home: SiloHome) -> tuple[Policy | None, Finding]:
     """silo.toml."""
     try:
-        if has_identity(home.folder):  # `silo enroll` writes one
+        enrolled = has_identity(home.folder)
+        if enrolled:
             home.require_policy()
         policy = load_policy(home.policy)
     except SemisiloError as error:
         return None, bad("silo.toml", error)
+    if not enrolled and not home.policy.exists():
+        return policy, Finding(what="silo.toml", state="warning", text=f"{home.policy} is not there yet.",
+                               remedy="`silo enroll` writes one with the defaults, for you to read.")
     permitted = ", ".join((counted(len(policy.methods), "method"), counted(len(policy.permit.groups), "tensor group"),
                            counted(len(policy.permit.metrics), "metric")))
     return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy} is valid: {permitted} permitted")

@@ -248,6 +248,8 @@ def _opened(path: Path, *, source: str) -> Any:
     try:
         _refuse_foreign(path, source=source)
         archive = np.load(path, allow_pickle=False)
+    except PermissionError:
+        raise BadData(f"{source}: this user may not read it.", remedy="Let this user read it.") from None
     except _DAMAGED as error:
         raise source_trouble(error, path) or BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
                       remedy="Write it again with numpy.savez, and check the copy.") from None

@@ -141,6 +141,18 @@ def test_what_this_user_may_not_read_follows_on_error(tmp_path):
     assert tried == "[('cat/a.png', ''), ('cat/closed.png', 'this user may not read it'), ('dog/c.png', '')]"
 
 
+def test_an_npz_that_this_user_may_not_read_is_not_called_damaged(tmp_path, monkeypatch):
+    np.savez(tmp_path / "closed.npz", images=np.zeros((2, 8, 8), np.uint8))
+
+    def refuse(path: Path, *words: object) -> None:  # as the system does; root may read everything
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BadData, match=r"closed\.npz: this user may not read it") as caught:
+        read_images(str(tmp_path / "closed.npz"), size=8, channels=1, labelled=False)
+    assert caught.value.remedy == "Let this user read it."
+
+
 def test_an_animation_gives_its_first_frame(tmp_path):
     frames = [Image.new("L", (8, 8), value) for value in (40, 90, 200)]
     for suffix in ("gif", "webp", "png"):

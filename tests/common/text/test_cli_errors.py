@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.text.cli_errors import run_cli
@@ -37,6 +40,32 @@ def test_each_kind_of_end_has_its_status_and_line(
     assert said.out == ""
     assert said.err.startswith(line)
     assert said.err.count("\n") == (1 if line else 0)
+
+
+class _Out(io.TextIOWrapper):
+    """Standard output of a process in another locale."""
+
+    def __init__(self, encoding: str, *, terminal: bool) -> None:
+        self.written = io.BytesIO()
+        super().__init__(self.written, encoding=encoding)
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize(("encoding", "terminal", "written"), [
+    ("iso8859-1", True, b"\xe4 ?\n"), ("iso8859-1", False, b"\xe4 \\u2013\n"), ("ascii", True, b"? ?\n"),
+    ("utf-8", True, "\xe4 \u2013\n".encode())])
+def test_a_character_that_the_locale_lacks_ends_no_command(encoding: str, terminal: bool, written: bytes,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(lambda: Console(width=40).print("\xe4 \u2013"))
+    out = _Out(encoding, terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert run_cli(app, [], name="test") == 0
+    out.flush()
+    assert out.written.getvalue() == written
 
 
 def test_a_wrong_value_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

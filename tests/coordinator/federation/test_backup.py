@@ -138,6 +138,31 @@ def test_images_go_along_only_when_asked_for_and_links_are_never_followed(
     assert (tmp_path / "new" / long).read_text() == long
 
 
+def test_images_in_folders_that_are_called_like_what_is_made_again_go_along(federation: Federation,
+                                                                            tmp_path: Path) -> None:
+    first = federation.folder / "studies" / "first"
+    for name in ("reports", "states-of-the-lung", "contact-sheets", "export-round-trip"):
+        _put(first / name / "1.png", name)
+    made = ["report/index.html", "export-round-3/model_card.md", "contact-sheet.png", "contact-sheet-test.png"]
+    for name in made:
+        _put(first / name, name)
+    plain = back_up(federation, tmp_path / "plain", now=NOW)
+    assert {"studies/first/reports/", "studies/first/states-of-the-lung/", "studies/first/contact-sheets/",
+            "studies/first/export-round-trip/"} <= set(plain.left_out)
+    names = _names(Path(back_up(federation, tmp_path / "all", now=NOW, with_data=True).archive))
+    assert {"studies/first/reports/1.png", "studies/first/states-of-the-lung/1.png",
+            "studies/first/contact-sheets/1.png", "studies/first/export-round-trip/1.png"} <= names
+    assert names.isdisjoint(f"studies/first/{name}" for name in made)
+
+
+def test_archives_inside_the_federation_do_not_hold_those_before_them(federation: Federation) -> None:
+    for destination in (federation.folder, federation.folder / "studies" / "first" / "data"):
+        sizes = [len(_names(Path(back_up(federation, destination, now=NOW + second, with_data=True).archive)))
+                 for second in range(3)]
+        assert sizes[0] == sizes[1] == sizes[2]
+    assert not any(name.endswith(".zst") for name in _names(federation.folder / NAME))
+
+
 def test_images_outside_of_the_folder_are_named_as_left_out(federation: Federation, tmp_path: Path) -> None:
     with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
         config = json.loads(db.execute("SELECT config_json FROM study").fetchone()[0])
@@ -220,6 +245,28 @@ def test_a_damaged_state_is_noticed_and_there_is_no_archive(federation: Federati
     assert list((tmp_path / "safe").iterdir()) == []
 
 
+def test_what_a_restore_would_refuse_pushes_no_archive_out(federation: Federation, tmp_path: Path) -> None:
+    back_up(federation, tmp_path / "to", now=NOW, keep=1)
+    key, name = federation.authority / "ca.key", federation.folder / "federation.toml"
+    key.rename(tmp_path / "ca.key")
+    with pytest.raises(StorageDamaged, match=f"^{key}: no such file"):
+        back_up(federation, tmp_path / "to", now=NOW + 1, keep=1)
+    (tmp_path / "ca.key").rename(key)
+    right = name.read_text()
+    name.write_text(right.replace('"lung-federation"', '"heart"'))
+    with pytest.raises(BadConfiguration, match="was made for 'lung-federation'"):
+        back_up(open_federation(federation.folder), tmp_path / "to", now=NOW + 2, keep=1)
+    name.write_text(right)
+    with contextlib.closing(sqlite3.connect(federation.ledger)) as db, db:
+        db.execute("DROP TRIGGER event_is_append_only_1")
+        db.execute("UPDATE event SET unix = unix - 1 WHERE number = 2")
+    with pytest.raises(StorageDamaged, match=f"^{federation.ledger}: ") as caught:
+        back_up(federation, tmp_path / "to", now=NOW + 3, keep=1)
+    assert ".backup" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [NAME]
+    restore(tmp_path / "to" / NAME, tmp_path / "new")  # the control
+
+
 def test_a_damaged_ledger_is_noticed(federation: Federation, tmp_path: Path) -> None:
     with federation.ledger.open("r+b") as file:
         file.write(b"no ledger at all" * 64)
@@ -230,6 +277,7 @@ def test_a_damaged_ledger_is_noticed(federation: Federation, tmp_path: Path) -> 
 def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=3)
     filled.ledger.close()
+    create_authority(filled.federation.authority, "lung-federation", now=time.time())
     assert named_files_of(filled.federation) == set()
     assert back_up(filled.federation, tmp_path / "safe", now=NOW).studies[0].state == "completed"
 

@@ -8,6 +8,7 @@ import os
 import socket
 from pathlib import Path
 
+import grpc
 import pytest
 
 from semisilo.common.errors import (
@@ -42,6 +43,7 @@ from semisilo.common.identity.certificates import (
     silo_uri_of,
 )
 from semisilo.common.identity.invitation import decode_invitation, token_hash
+from semisilo.common.rpc import tls
 from semisilo.common.rpc.tls import server_credentials
 from semisilo.common.text.seldom_lines import SeldomLines
 from semisilo.coordinator.federation import authority as authority_module
@@ -494,3 +496,18 @@ def test_a_port_that_is_taken_is_named(federation):
     for address in ("192.0.2.1:8444", "no-such-host.invalid:8444"):  # TEST-NET-1: no machine has it
         with pytest.raises(NoSuchAddress, match="Cannot listen"):
             asyncio.run(run(address))
+
+
+def test_a_port_that_belongs_to_root_is_told_with_what_to_set(federation, monkeypatch):
+    credentials = server_credentials(lambda: ensure_coordinator_certificate(federation.folder, NOW))
+    monkeypatch.setattr(tls, "_bind_error", lambda host, port: PermissionError(errno.EACCES, "Permission denied"))
+
+    async def run(port: int) -> str:
+        server = grpc.aio.server()
+        monkeypatch.setattr(server, "add_secure_port", lambda *words: 0)
+        with pytest.raises(BadConfiguration) as caught:
+            tls.listen(server, f"[::]:{port}", credentials)
+        return caught.value.line()
+
+    assert '[address] listen = "[::]:8443"' in asyncio.run(run(443))
+    assert "Permission denied. Choose an address" in asyncio.run(run(8443))  # such as by SELinux

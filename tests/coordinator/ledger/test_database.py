@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -156,6 +157,22 @@ def test_another_file_in_the_place_of_a_ledger_is_not_opened_instead(tmp_path: P
     with pytest.raises(SystemTrouble, match="readonly"):
         ledger.event("lost")
     ledger.close()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_ledger_on_a_disk_that_was_made_read_only_is_not_said_to_be_another_accounts(
+        read_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).close()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for a file that is another's
+    room = dict.fromkeys(("f_frsize", "f_blocks", "f_bfree", "f_bavail"), 4096)
+    disk = types.SimpleNamespace(f_flag=os.ST_RDONLY if read_only else 0, **room)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    error = sqlite3.OperationalError("attempt to write a readonly database")
+    error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+    found = ledger_file.explained_by_sqlite(tmp_path / "ledger.sqlite", error)
+    assert isinstance(found, SystemTrouble)
+    assert ("Read-only file system" in found.text) is read_only
+    assert ("chown" in found.remedy) is not read_only
 
 
 def test_a_page_that_the_system_could_not_read_is_tried_again(tmp_path: Path) -> None:

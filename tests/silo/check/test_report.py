@@ -235,6 +235,8 @@ def test_a_home_without_identity_is_one_line_of_remedy_and_status_1(
     facts = json.loads(capsys.readouterr().out)
     assert facts["well"] is False
     assert facts["findings"][0]["what"] == "identity"
+    (policy,) = (found for found in facts["findings"] if found["what"] == "silo.toml")
+    assert (policy["state"], "is not there yet" in policy["text"]) == ("warning", True)
 
 
 def test_a_key_that_others_may_read_and_a_policy_with_a_slip_are_found(tmp_path: Path) -> None:
