@@ -64,13 +64,16 @@ class SiloHome:
         return self.folder / "silo.toml"
 
     def require_policy(self) -> None:
-        """Holds that silo.toml is there, since the defaults may permit what it forbids.
+        """Holds that silo.toml is there and says something, since the defaults may permit what it forbids.
 
-        Raises: BadConfiguration.
+        Raises: BadConfiguration; OSError when it cannot be looked at.
         """
         if not self.policy.exists():
             raise BadConfiguration(f"{self.policy}: not there, so nothing says what this site permits.",
-                                   remedy="Bring it back; an empty file stands for the defaults.")
+                                   remedy=f"Bring it back; {_FOR_DEFAULTS}")
+        if not self.policy.stat().st_size:  # as a full disk, a cut copy or the place of a mount that is gone has left it
+            raise BadConfiguration(f"{self.policy}: empty, so nothing says what this site permits.",
+                                   remedy=f"Write it again; {_FOR_DEFAULTS}")
 
     @property
     def cache(self) -> Path:
@@ -408,6 +411,7 @@ class AgentStatus:
         return self.study if self.updated_unix else None
 
 
+_FOR_DEFAULTS = "a file with a comment alone (# the defaults) stands for the defaults."
 _LINES = json.JSONEncoder(ensure_ascii=False, separators=(",\n ", ": "))
 
 

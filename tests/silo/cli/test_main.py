@@ -57,7 +57,7 @@ async def enrolled(folder: Path, home: Path, silo_name: str = "hospital-a") -> t
     federation = identity_kit.make_federation(folder)
     async with identity_kit.serving(federation):
         identity = await enroll(federation.invite(silo_name), home, now=time.time(), use_http_proxy=False)
-    SiloHome(home).policy.touch()  # `silo enroll` writes it
+    SiloHome(home).policy.write_text("# the defaults\n")  # `silo enroll` writes it
     return federation, identity
 
 

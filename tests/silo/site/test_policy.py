@@ -53,6 +53,17 @@ def test_a_link_whose_file_is_away_is_not_taken_for_the_defaults(tmp_path: Path)
         SiloHome(tmp_path).require_policy()
 
 
+def test_an_empty_file_is_not_taken_for_the_defaults_and_a_comment_is(tmp_path: Path) -> None:
+    """As the place of a mounted file stays behind when the mount goes, or a disk that was full."""
+    home = SiloHome(tmp_path)
+    home.policy.touch()
+    with pytest.raises(BadConfiguration, match="empty, so nothing says what this site permits"):
+        home.require_policy()
+    home.policy.write_text("# the defaults\n")
+    home.require_policy()
+    assert load_policy(home.policy) == Policy()
+
+
 def test_what_is_no_identity_among_the_peers_is_named(tmp_path: Path) -> None:
     (tmp_path / "silo.toml").write_text('[peers]\nb = "ed25519:12"\n')
     with pytest.raises(BadConfiguration, match=r"\[peers\] b: 'ed25519:12' is not an identity"):
