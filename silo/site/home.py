@@ -71,7 +71,7 @@ class SiloHome:
         if not self.policy.exists():
             raise BadConfiguration(f"{self.policy}: not there, so nothing says what this site permits.",
                                    remedy=f"Bring it back; {_FOR_DEFAULTS}")
-        if not self.policy.stat().st_size:  # as a full disk, a cut copy or the place of a mount that is gone has left it
+        if not self.policy.stat().st_size:  # as a full disk, or a mount that is gone, has left it
             raise BadConfiguration(f"{self.policy}: empty, so nothing says what this site permits.",
                                    remedy=f"Write it again; {_FOR_DEFAULTS}")
 

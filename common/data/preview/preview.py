@@ -155,6 +155,7 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         labels = _named(names, own, number)
         if classes and not rows.classes_named:
             own, labels = _renamed(own, labels, classes)
+            questions += _by_place(classes) if number and any(labels) else []
         stream: Iterable[ImageFile] = (_with_class(file, label) for file, label in
                                        zip(parquet.files_of(rows), labels, strict=True))
     else:
@@ -281,6 +282,15 @@ def _renamed(own: tuple[str, ...], labels: list[str], classes: tuple[str, ...]) 
         return own, labels
     new = dict(zip(own, classes, strict=False))
     return classes, [new.get(label, "") for label in labels]
+
+
+def _by_place(classes: tuple[str, ...]) -> list[str]:
+    """What to ask where labels are numbers, which count into the study's classes, and these are called by others."""
+    if not all(name.isdecimal() for name in classes) or [*classes] == [str(place) for place in range(len(classes))]:
+        return []
+    return [f"Labels are numbers, and classes of the study are called by numbers: a label 0 is taken for its first"
+            f" class, '{classes[0]}'. Where a label is the name of its class, write it as text, or the classes into the"
+            " file."]
 
 
 def _chosen(labels: Sequence[str]) -> set[int]:
@@ -441,6 +451,7 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
     preview.num_sizes = len(preview.sizes)
     preview.classes = _by_finding(counts, (*shown, *(c for c in classes if own and c not in shown)))
     preview.misfits = _misfits(shown, classes)
+    preview.questions = tuple(_by_place(classes)) if preview.labelled and not named and classes else ()
     preview.notes = (*_without_images({name: "" for name, count in preview.classes.items() if not count}),
                      *_of_depth({kind: limit for kind, limit in ranges.items() if limit != 65535}, reading))
     preview.tiles = tuple(tiles)

@@ -94,6 +94,26 @@ def test_tables_parquet_and_arrays_are_looked_at_alike(scans):
         look_at(f"{scans}/none", form=FORM)
 
 
+def test_numbers_beside_classes_that_are_called_by_numbers_are_asked_about(scans):
+    """They count into the list of classes, as documented: a label 1 is then the class '2', without a word."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    content = (scans / "cat/0.png").read_bytes()
+    pq.write_table(pa.table({"image": [content] * 2, "label": [1, 2]}), scans / "a.parquet")
+    pq.write_table(pa.table({"image": [content] * 2, "label": ["1", "2"]}), scans / "named.parquet")
+    images = np.zeros((2, 8, 8), dtype=np.uint8)
+    np.savez(scans / "a.npz", images=images, labels=np.array([1, 2]))
+    np.savez(scans / "named.npz", images=images, labels=np.array([0, 1]), classes=np.array(["1", "2"]))
+    for kind in ("parquet", "npz"):
+        asked = look_at(f"{scans}/a.{kind}", form=FORM, classes=("1", "2", "3")).questions
+        assert len(asked) == 1
+        assert "a label 0 is taken for its first class, '1'" in asked[0]
+        for source, classes in ((f"named.{kind}", ("1", "2", "3")), (f"a.{kind}", ("0", "1", "2")),
+                                (f"a.{kind}", ("a", "b", "c")), (f"a.{kind}", ())):
+            assert look_at(f"{scans}/{source}", form=FORM, classes=classes).questions == ()
+
+
 def test_the_counts_agree_with_what_a_study_reads(scans):
     from semisilo.common.data.readers import read_images
 
