@@ -551,12 +551,15 @@ class Engine:
             self._renew_deadline(study, phase)
             self._resumed = False
             phase = self._ledger.phase(study.name, row.number, row.phase)
-        told, answered = False, 0
+        told, answered, stood = False, 0, self._runtime.stood_still_seconds
         waited_for, version = frozenset[str](), -1
         """Silos that had not answered, and the version of the ledger, at the last count."""
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
             self._move_with_clock(phase)
+            if self._runtime.stood_still_seconds > stood:
+                self._move_by_standstill(phase, self._runtime.stood_still_seconds - stood)
+                stood = self._runtime.stood_still_seconds
             await self._wait_while_paused(study, phase)
             if self._operator.is_stopped(study.name):
                 return
@@ -683,6 +686,14 @@ class Engine:
         _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d"
                      " of %s moves with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round,
                      phase.study)
+
+    def _move_by_standstill(self, phase: PhaseRow, seconds: float) -> None:
+        """Moves the deadline of a phase by the time in which no silo could deliver, for this process stood still."""
+        phase = self._ledger.phase(phase.study, phase.round, phase.number)
+        self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + seconds,
+                                   limit_unix=phase.limit_unix + seconds)
+        _LOG.warning("this process stood still for %s, stopped or held up: the deadline of round %d of %s moves by it",
+                     describe_seconds(seconds), phase.round, phase.study)
 
     async def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("%s, round %d failed: %s; the model stays as it was", study.name, row.number, reason)

@@ -22,6 +22,8 @@ __all__ = ["FEW_SILOS", "Account", "RuntimeState", "SiloProgress", "StandbyReaso
 
 FEW_SILOS = 50
 """Where no more than these are connected each is answered by itself, at once."""
+_STOOD_STILL_SECONDS = 10.0
+"""By so much a wait must be late to count as one in which the process stood still."""
 _TURNS_AT_ONCE = 4
 """So many silos take their tasks in one turn of the event loop, which is some milliseconds."""
 
@@ -106,6 +108,9 @@ class RuntimeState:
     """Silo -> digests of the tensor groups that it last said to hold."""
     masked: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     """Silo -> (study, last round in which it has masked an update of it, phase of that), as it last said."""
+    stood_still_seconds: float = 0.0
+    """How much later the engine's waits have ended than they should: the process was stopped (`docker pause`, SIGSTOP),
+    or something held up its event loop, and no silo could deliver meanwhile."""
     _event: asyncio.Event = field(default_factory=asyncio.Event)
     _called: asyncio.Event = field(default_factory=asyncio.Event)
     _turns: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -135,7 +140,12 @@ class RuntimeState:
 
     async def wait(self, timeout_seconds: float) -> None:
         """Returns at the next `notify`, or after the time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + max(0.0, timeout_seconds)
         await _wait(self._event, timeout_seconds)
+        late = loop.time() - end
+        if late > _STOOD_STILL_SECONDS:
+            self.stood_still_seconds += late
 
     async def wait_for_call(self, timeout_seconds: float) -> None:
         """Returns at the next `call`, or after the time. Of many who wait a few return at a time, so that others are

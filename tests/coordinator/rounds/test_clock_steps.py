@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.federation.operate import extend, pause, resume
 from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.rounds import runtime
 from semisilo.coordinator.rounds.clock_steps import ClockSteps
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.rounds.test_engine import Clock, open_round, start, until
@@ -97,6 +99,28 @@ def test_a_clock_set_back_and_right_again_closes_no_round_early(tmp_path: Path) 
         await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
         await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
         assert set(coordinator.ledger.task_states("s", 1, 0).values()) == {TaskState.UPDATED}
+    in_round(tmp_path, scenario)
+
+
+def test_a_coordinator_that_stood_still_closes_no_phase_on_silos_that_could_not_deliver(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`docker pause`, or SIGSTOP: no clock was set, and the deadline has passed meanwhile."""
+    monkeypatch.setattr(runtime, "_STOOD_STILL_SECONDS", 0.2)
+
+    async def scenario(coordinator: Coordinator, clock: SettableClock, tasks: dict[str, TaskSpec]) -> None:
+        before = coordinator.ledger.phase("s", 1, 0)
+        clock.passes(before.deadline_unix - clock() - 0.1)
+        coordinator.runtime.notify()
+        await asyncio.sleep(0.02)  # it waits for the deadline now
+        time.sleep(1.0)
+        clock.passes(1.0)
+        await is_looked_at(coordinator)
+        after = coordinator.ledger.phase("s", 1, 0)
+        assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
+        assert after.deadline_unix - before.deadline_unix > 0.5
+        assert after.limit_unix - before.limit_unix > 0.5
+        await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
     in_round(tmp_path, scenario)
 
 
