@@ -688,7 +688,9 @@ class Engine:
                      phase.study)
 
     def _move_by_standstill(self, phase: PhaseRow, seconds: float) -> None:
-        """Moves the deadline of a phase by the time in which no silo could deliver, for this process stood still."""
+        """Moves the deadline of a phase by the time by which this process woke too late. It may have stood still for up
+        to a minute more: a wait that is not over yet does not tell what it was interrupted by.
+        """
         phase = self._ledger.phase(phase.study, phase.round, phase.number)
         self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + seconds,
                                    limit_unix=phase.limit_unix + seconds)
