@@ -57,6 +57,8 @@ __all__ = [
 T = TypeVar("T")
 
 _MAX_SETTINGS_BYTES = 64 * 1024
+_MAX_SETTINGS_DEPTH = 32
+"""What Python reads and cannot write again in a deeper call differs by version: hundreds within one another."""
 _MAX_CLASSES = 10_000
 _MAX_PAYLOADS = 1024
 _MAX_METRICS = 256
@@ -335,12 +337,21 @@ def _settings(text: str) -> dict[str, object]:
         raise BadPayload(f"The task's settings are longer than {_MAX_SETTINGS_BYTES} bytes.")
     try:
         value = json.loads(text, parse_constant=_no_constant)
+        if _is_deep(value, _MAX_SETTINGS_DEPTH):
+            raise BadPayload(f"The task's settings have more than {_MAX_SETTINGS_DEPTH} tables and lists within one"
+                             " another.")
         canonical_json(value).encode()  # 1e999 is an infinity, and half of a surrogate pair no text
     except (ValueError, RecursionError):
         raise BadPayload("The task's settings are not JSON.") from None
     if not isinstance(value, dict):
         raise BadPayload("The task's settings are not a table.")
     return value
+
+
+def _is_deep(value: object, left: int) -> bool:
+    """Whether there are more than so many tables and lists within one another."""
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return within is not None and (left == 0 or any(_is_deep(each, left - 1) for each in within))
 
 
 def _no_constant(name: str) -> None:

@@ -319,9 +319,11 @@ def task(**changes: object) -> round_pb.Task:
 
 @each_of("settings", ['{"a": 1e999}', '{"a": [-1e999]}', '{"a": NaN}', '{"a": "\\ud800"}',
                       '{"\\udfff": 1}', '{"a": ' + "[" * 30_000, '{"a": ' + "9" * 5000 + "}", "[]", "",
-                      '{"a": ' + "[" * 700 + "]" * 700 + "}", json.dumps({"a": "x" * 65_536})])
+                      '{"a": ' + "[" * 700 + "]" * 700 + "}", '{"a": ' + "[" * 32 + "]" * 32 + "}",
+                      '{"a": ' * 33 + "1" + "}" * 33, json.dumps({"a": "x" * 65_536})])
 def test_settings_that_cannot_be_written_again_are_refused(settings: str) -> None:
     task_from_proto(task(settings_json='{"a": 1e99, "b": "\\ud83d\\ude00"}'), silo="here")
+    task_from_proto(task(settings_json='{"a": ' + "[" * 31 + "]" * 31 + "}"), silo="here")
     with pytest.raises(BadPayload, match="settings"):
         task_from_proto(task(settings_json=settings), silo="here")
 

@@ -60,7 +60,8 @@ def test_a_thread_that_the_system_refuses_is_one_though_python_gives_it_no_numbe
     def refused(*words: object) -> None:
         raise RuntimeError("can't start new thread")  # as CPython says it
 
-    monkeypatch.setattr(threading, "_start_new_thread", refused)
+    begins = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    monkeypatch.setattr(threading, begins, refused)  # the former since Python 3.13
     with pytest.raises(SYSTEM_ERRORS) as caught:
         threading.Thread(target=print).start()
     found = explained(caught.value)
