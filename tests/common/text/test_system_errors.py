@@ -57,7 +57,7 @@ def test_an_error_that_a_library_has_put_into_its_own_words_is_found() -> None:
 
 def test_a_thread_that_the_system_refuses_is_one_though_python_gives_it_no_number(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*words: object) -> None:
+    def refused(*words: object, **named: object) -> None:
         raise RuntimeError("can't start new thread")  # as CPython says it
 
     begins = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
