@@ -52,6 +52,9 @@ _LARGEST_INFLATED = 2**30
 _UNPACKED = "Use a machine with more memory, or save it uncompressed."
 _DIRECTORY = "1.2.840.10008.1.3.10"
 _RUN_LENGTHS = "1.2.840.10008.1.2.5"
+_JPEG_BEGINS, _JPEG_ENDS = b"\xff\xd8", b"\xff\xd9"
+"""Markers; between them the latter stands nowhere in coded pixels. Source: ITU-T T.81, B.1.1."""
+_DAMAGED = "its pixels are damaged or cut off"
 _PIXELS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")
 _FRACTIONS = (b"\xe0\x7f\x08\x00", b"\xe0\x7f\x09\x00", b"\x7f\xe0\x00\x08", b"\x7f\xe0\x00\x09")
 """Tags in both byte orders."""
@@ -152,7 +155,7 @@ class Opened:
             if isinstance(error, RuntimeError) and "missing dependencies" in str(error):
                 raise BadData("Compressed DICOM files need the packages 'pylibjpeg', 'pylibjpeg-libjpeg' and "
                               "'pylibjpeg-openjpeg'.", remedy=how_to_install("semisilo[dicom]")) from None
-            raise UnusableError(self._lacking() or "its pixels are damaged or cut off") from None
+            raise UnusableError(self._lacking() or _DAMAGED) from None
 
     def _lacking(self) -> str:
         """Which tags are missing without which nobody can say what the pixels are; empty where none is. Keywords are no
@@ -168,6 +171,8 @@ class Opened:
         if shape is None or shape[:2] != (self.width, self.height):
             raise UnusableError("its compressed pixels are not of the size that its header says, or damaged")
         _, _, samples, bits = shape  # a decoder takes memory for what the stream says, up to 16384 values of a pixel
+        if stream.startswith(_JPEG_BEGINS) and _JPEG_ENDS not in stream:  # what is missing would be decoded as grey
+            raise UnusableError(_DAMAGED)
         if samples != (_whole(self.data, "SamplesPerPixel") or 1) or bits > (_whole(self.data, "BitsAllocated") or 0):
             raise UnusableError("its compressed pixels have other colours or more bits than its header says")
 

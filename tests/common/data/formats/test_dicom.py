@@ -289,6 +289,21 @@ def test_a_stream_of_another_size_than_the_header_says_is_refused(tmp_path):
     assert (shown(path) == 200).all()
 
 
+@each_of(("kept", "whole"), [(0.3, False), (0.99, False), (1.0, True)])
+def test_a_jpeg_that_was_cut_before_it_came_into_its_file_is_refused(tmp_path, kept, whole):
+    """The decoder fills what is missing with grey."""
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64)).astype(np.uint8)
+    Image.fromarray(noise).save(written := io.BytesIO(), "JPEG")
+    stream = written.getvalue()[:int(kept * len(written.getvalue()))]
+    path = made(tmp_path / "a", encapsulate([stream + bytes(len(stream) % 2)]), syntax=JPEGBaseline8Bit, Rows=64,
+                Columns=64, SamplesPerPixel=1, BitsAllocated=8, BitsStored=8, HighBit=7, PixelRepresentation=0)
+    if whole:
+        assert shown(path).shape == (64, 64)
+    else:
+        with pytest.raises(UnusableError, match="damaged or cut off"):
+            shown(path)
+
+
 def of_components(number: int, *, bits: int = 8, size: tuple[int, int] = (8, 8)) -> bytes:
     """The beginning of a JPEG 2000 stream, ITU-T T.800 A.4.1 and A.5.1: a decoder takes memory by it."""
     width, height = size
