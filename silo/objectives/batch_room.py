@@ -27,6 +27,8 @@ _LOG = logging.getLogger("semisilo.silo")
 
 _FAR = 4
 """Times `unlabelled_batch` that are worth a word."""
+_SAID: set[tuple[str, str]] = set()
+"""What this process has said of large batches."""
 
 
 def large_batch_text(batch: int, usual: int) -> str:
@@ -71,8 +73,10 @@ def check_images_fit(task: SiloTask, batch: int, usual: int, *, per_image: int, 
 
 
 def warn_of_large_batch(task: SiloTask, batch: int, usual: int, *, remedy: str) -> bool:
-    """Whether a batch is far above the usual, which the log says."""
-    if text := large_batch_text(batch, usual):
+    """Whether a batch is far above the usual, which the log says: once, and not in each round of each silo."""
+    text = large_batch_text(batch, usual)
+    if text and (text, remedy) not in _SAID:
+        _SAID.add((text, remedy))
         _LOG.warning("round %d: %s; it may not fit into memory. %s", task.round, text, remedy)
     return bool(text)
 

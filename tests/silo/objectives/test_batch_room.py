@@ -50,6 +50,7 @@ def test_what_a_network_keeps_of_an_image_is_counted_without_its_weights() -> No
 def test_a_step_that_cannot_fit_is_refused_and_one_that_does_is_only_told(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One label: all nine images without one are a batch."""
+    monkeypatch.setattr(batch_room, "_SAID", set())
     needed = 9 * kept_bytes_per_image(_task())
     with caplog.at_level(logging.WARNING):
         monkeypatch.setattr(batch_room, "free_bytes", lambda: needed)
@@ -59,6 +60,8 @@ def test_a_step_that_cannot_fit_is_refused_and_one_that_does_is_only_told(
         assert said.startswith("round 1: a step takes 9 unlabelled images at once, where the study has unlabelled_batch"
                                " = 2")
         assert 'steps_rule = "fed_shvr"' in said
+        _train(_task(), 9)
+        assert caplog.messages == [said]  # a simulation has many silos in one process
         monkeypatch.setattr(batch_room, "free_bytes", lambda: needed - 1)
         with pytest.raises(ComputeFailed, match=r"A step takes 9 unlabelled images at once \(unlabelled_batch = 2\)") \
                 as caught:

@@ -429,6 +429,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_its_pass_and_one_that_does_is
     task = _task(helpers=helpers, steps_by="labelled", unlabelled_batch=5, confidence_threshold=0.0, **settings)
     data = SiloData(labelled=_images(10, 0), unlabelled=UNLABELLED)
     needed = passes * 23 * batch_room.kept_bytes_per_image(task)
+    monkeypatch.setattr(batch_room, "_SAID", set())
     monkeypatch.setattr(batch_room, "free_bytes", lambda: needed)
     assert _train(task, data)[0].metrics["steps"] == 1
     assert "a step takes 23 unlabelled images at once" in caplog.text
