@@ -40,9 +40,9 @@ over seeds. Each seed draws its own images, labels and split. *Labels alone*: th
 with its defaults, *weak views* with `labelled_views = "weak"`. *Labels only* is self-training without a single
 pseudo-label: the coordinator alone trains on, for as many steps, so that the difference came from unlabelled images.
 Other methods have equal rounds, passes over the silos' images and steps on the labels in all: they begin from random
-weights, and take in their rounds what self-training takes in labels alone before them as well. One that is missing in
-a row was only run with fewer steps, as many in a round as self-training. *Seeds* are those of self-training; the
-others have fewer in some cells, as is said below.
+weights, and take in their rounds what self-training takes in labels alone before them as well. *Seeds* are those of
+self-training and of labels alone; where a number is of fewer, how many stands in brackets, and the draws differ: below
+the table methods are compared over the seeds that both have.
 Where classes are imbalanced they have logit adjustment. *In one place*: one silo has all images, by FixMatch with as
 many labels at that silo, and by self-training; the second is the ceiling. 5 silos, 10 rounds, `small_cnn`; the cells
 are in `cells.py`.
@@ -52,6 +52,9 @@ same sets, before the first row here. Only that weak views are not the default w
 
 
 _LABELS_ALONE_THERE = "labels alone, on the ablation's draws"
+_UPLINK_TARGETS = (("the same within 0.5 points at 1/20 of the dense bytes", "uplink top-k 10% int8"),
+                   ("within 1.5 points at 1/100", "uplink top-k 1% int8, statistics of the coordinator alone"))
+"""Words, and the uplink that sends as few."""
 _FEWER = ", fewer steps"
 """After the name of another method whose rounds have no more steps on the labels than those of self-training."""
 
@@ -69,6 +72,11 @@ class Table:
         """Over all seeds that are there."""
         found = self.values[cell][method]
         return statistics.fmean(found.values()) if found else None
+
+    def shown(self, cell: Cell, method: str, *, seeds: int) -> str:
+        """`mean` for people, and of how many seeds where these are not so many; empty without any."""
+        mean, there = self.mean(cell, method), len(self.values[cell][method])
+        return _number(mean) + (f" ({there})" if there not in (0, seeds) else "")
 
     def differences(self, cell: Cell, one: str, other: str) -> list[float]:
         """one - other, seed by seed, of seeds that have both."""
@@ -103,9 +111,9 @@ def read_table(file: Path) -> Table:
 def write_page(folder: Path) -> None:
     """Writes it anew from what is there."""
     table = read_table(folder / "results.jsonl")
-    notes = folder / "notes.md"
-    parts = [_HEAD, *_cells(table), "", *_summary(table), "", *_silo_cells(table), "", *_both_cells(table), "",
-             *_ablation(table), "", *_seconds(folder / "seconds.json"), "", notes.read_text() if notes.exists() else ""]
+    notes, seconds = folder / "notes.md", folder / "seconds.json"
+    parts = [_HEAD, *_cells(table), "", *_summary(table, seconds), "", *_silo_cells(table), "", *_both_cells(table), "",
+             *_ablation(table), "", *_seconds(seconds), "", notes.read_text() if notes.exists() else ""]
     (folder / "RESULTS.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
 
@@ -119,8 +127,9 @@ def _cells(table: Table) -> list[str]:
         if not gains:
             continue
         even = Cell(cell.data, "even", cell.per_class)
-        tops = [None if cell.imbalanced else table.mean(even, name) for name in (FIXMATCH_AT_ONE_PLACE, CEILING)]
-        numbers = [*(_number(table.mean(cell, name)) for name in names), *map(_number, tops)]
+        tops = ["" if cell.imbalanced else table.shown(even, name, seeds=len(gains))
+                for name in (FIXMATCH_AT_ONE_PLACE, CEILING)]
+        numbers = [*(table.shown(cell, name, seeds=len(gains)) for name in names), *tops]
         rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(gains)} | {' | '.join(numbers)} |"
                     f" {statistics.fmean(gains):+.1f} ({min(gains):+.1f}) |")
     return rows
@@ -139,8 +148,9 @@ def _silo_cells(table: Table) -> list[str]:
     for cell in cells:
         gains = table.differences(cell, OURS, NO_PSEUDO_LABELS)
         gain = f"{statistics.fmean(gains):+.1f} ({min(gains):+.1f})" if gains else ""
-        rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(table.values[cell][OURS])} |"
-                    f" {' | '.join(_number(table.mean(cell, name)) for name in SILO_METHODS)} | {gain} |")
+        seeds = len(table.values[cell][OURS])
+        shown = [table.shown(cell, name, seeds=seeds) for name in SILO_METHODS]
+        rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {seeds} | {' | '.join(shown)} | {gain} |")
     return rows
 
 
@@ -157,13 +167,13 @@ def _both_cells(table: Table) -> list[str]:
             " (worst seed) | ours - labels only | ours - none at silos |",
             "|---|---:|---:|" + "---:|" * (len(BOTH_METHODS) + 4)]
     for cell in cells:
-        means = [table.mean(cell, name) for name in (LABELS_ALONE, *BOTH_METHODS)]
         gains, without = table.differences(cell, OURS, LABELS_ALONE), table.differences(cell, OURS, NO_PSEUDO_LABELS)
+        means = [table.shown(cell, name, seeds=len(gains)) for name in (LABELS_ALONE, *BOTH_METHODS)]
         ours, fewer = table.values[cell][OURS], table.values[replace(cell, labels_at_both=False)][OURS]
         others = [without, [ours[seed] - fewer[seed] for seed in sorted(ours.keys() & fewer.keys())]]
         further = " | ".join(f"{statistics.fmean(each):+.1f}" if each else "" for each in others)
         rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(gains)} |"
-                    f" {' | '.join(map(_number, means))} | {statistics.fmean(gains):+.1f} ({min(gains):+.1f}) |"
+                    f" {' | '.join(means)} | {statistics.fmean(gains):+.1f} ({min(gains):+.1f}) |"
                     f" {further} |")
     return rows
 
@@ -172,8 +182,12 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _summary(table: Table) -> list[str]:
-    """What the targets ask, counted."""
+def _summary(table: Table, seconds: Path) -> list[str]:
+    """What the targets ask, counted.
+
+    Args:
+        seconds: the file of what a round costs.
+    """
     cells = [cell for cell in CELLS if table.differences(cell, OURS, LABELS_ALONE)]
     if not cells:
         return []
@@ -199,6 +213,14 @@ def _summary(table: Table) -> list[str]:
         rows.append("| half of the gap to the ceiling closed on even splits |"
                     f" {100 * statistics.fmean(closed):.0f} % on average, in {sum(share >= 0.5 for share in closed)} of"
                     f" {len(closed)} cells with a gap of a point or more |")
+    for words, uplink in _UPLINK_TARGETS:
+        if lost := [statistics.fmean(found) for cell in ABLATION_CELLS
+                    if (found := table.differences(cell, uplink, "as it stands"))]:
+            rows.append(f"| {words} | {statistics.fmean(lost):+.1f} points on average of {len(lost)} cells, worst"
+                        f" {min(lost):+.1f} ({uplink}) |")
+    if ratios := [row["ratio"] for row in _timed(seconds)]:
+        rows.append("| at most 1.3 times SemiFL's seconds a round |"
+                    f" {', '.join(f'{ratio:.2f}' for ratio in ratios)} in {len(ratios)} cells |")
     return rows
 
 
@@ -251,13 +273,19 @@ def _ablation(table: Table) -> list[str]:
 
 def _seconds(file: Path) -> list[str]:
     """What a round costs, where it was measured."""
-    if not file.exists():
+    timed = _timed(file)
+    if not timed:
         return []
     rows = ["## Seconds a round\n",
             "Processor seconds of a round without what comes before round 1, one thread, the two methods in turn; the"
             " target is 1.3 times SemiFL's (`python -m benchmarks.learning.seconds`).\n",
             "| cell | self-training | SemiFL | ratio (smallest to largest of the repeats) |", "|---|---:|---:|---:|"]
-    for row in json.loads(file.read_text(encoding="utf-8")):
+    for row in timed:
         rows.append(f"| {row['cell']} | {row['ours']:.2f} | {row['semifl']:.2f} | {row['ratio']:.2f}"
                     f" ({row['least']:.2f} to {row['most']:.2f}, {row['repeats']}) |")
     return rows
+
+
+def _timed(file: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    return found

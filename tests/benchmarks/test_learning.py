@@ -131,12 +131,19 @@ def test_the_page_counts_what_the_targets_ask(tmp_path: Path) -> None:
         _line("FedMatch", 1, 0.75, fewer=True),
         *(_line(name, 1, value, 0.8 if name == OURS else None, cell=BOTH_CELLS[0])
           for name, value in zip(BOTH_METHODS, (0.95, 0.85), strict=True)),
+        *(_line(name, seed, value, cell=Cell("digits", split, 4))
+          for split, sparse in (("even", 0.86), ("two classes", 0.91))
+          for seed, name, value in ((101, "as it stands", 0.9), (102, "as it stands", 0.8),
+                                    (101, "uplink top-k 10% int8", sparse))),
         _line(CEILING, 1, 0.91), json.dumps({**json.loads(_line(OURS, 3, 0.1, 0.9)), "study": "of before"}) + "\n"]))
+    (tmp_path / "seconds.json").write_text(json.dumps([{
+        "cell": name, "ours": ratio, "semifl": 1.0, "ratio": ratio, "least": ratio, "most": ratio, "repeats": 1}
+        for name, ratio in (("a", 1.25), ("b", 1.5))]))
     table = read_table(tmp_path / "results.jsonl")
     assert table.differences(FEW, OURS, "labels alone") == pytest.approx([10.0, -2.0])
     write_page(tmp_path)
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "| digits, even | 2 | 2 | 81.0 | 85.0 | 92.0 | 87.0 | 70.0 |" in page
+    assert "| digits, even | 2 | 2 | 81.0 | 85.0 | 92.0 (1) | 87.0 (1) | 70.0 (1) |" in page
     assert "| +4.0 (-2.0) |" in page
     assert "1 of 1, mean +4.0 points" in page
     assert "worst seed -2.0" in page
@@ -144,6 +151,9 @@ def test_the_page_counts_what_the_targets_ask(tmp_path: Path) -> None:
     assert "weak views of the labels add | more than nothing in 1 of 1 cells, mean +2.0 points" in page
     assert "as it does better | 1 of 1, mean against each cell's best +15.0 points" in page
     assert "| digits, even | 2 | 1 | 80.0 | 95.0 | 85.0 | +15.0 (+15.0) | +10.0 | +5.0 |" in page
+    assert "at 1/20 of the dense bytes | -1.5 points on average of 2 cells, worst -4.0" in page
+    assert "1/100" not in page
+    assert "| at most 1.3 times SemiFL's seconds a round | 1.25, 1.50 in 2 cells |" in page
     assert "91 % on average" in page  # (90 - 80) / (91 - 80): seed 2 has no ceiling
 
 
