@@ -46,16 +46,20 @@ class StartingPoint:
     """Parameters that the file did not give: the head, where it is for other classes."""
     notes: tuple[str, ...] = ()
     """What a person should know, a sentence each."""
+    head_by_class: bool = False
+    """Whether the head is not as it is in the file, because the file names other classes, or in another order."""
 
 
 def starting_point(settings: ModelSettings, form: ImageForm, *, seed: int, weights: Path | None = None,
-                   allow_factories: Collection[PermittedCode] = (),
+                   by_class: bool = True, allow_factories: Collection[PermittedCode] = (),
                    progress: Callable[[float, str], None] | None = None) -> StartingPoint:
     """Reads the weights and decides what is frozen. With neither, the plain builder.
 
     Args:
         seed: of the study: random weights are those of `initial_model`, frozen or not.
         weights: the file; None for random weights.
+        by_class: whether the head goes by the names of the classes, where the file has them; without it by their
+            places, as in studies that an earlier version began.
     Raises: what `build_model` raises; BadData for a file that cannot be read; BadConfiguration when it does not fit the
         network, or `settings.freeze` does not, or when the network keeps tensors that would differ from silo to silo.
     """
@@ -74,7 +78,7 @@ def starting_point(settings: ModelSettings, form: ImageForm, *, seed: int, weigh
     if stored is not None and settings.name.startswith(TRANSFORMERS_PREFIX):
         stored = replace(stored, tensors=read_transformers_weights(
             stored.path, model_file_content(settings, allow_factories)))
-    fitted = None if stored is None else _fitted(model, stored, settings, form, head)
+    fitted = None if stored is None else _fitted(model, stored, settings, form, head, by_class=by_class)
     if fitted is not None:
         _put(model, fitted.parameters)
     names = frozen_names(model, settings.freeze, head)
@@ -95,7 +99,8 @@ def starting_point(settings: ModelSettings, form: ImageForm, *, seed: int, weigh
 
     return StartingPoint(
         builder=build, frozen=frozen, num_frozen=num_frozen, weights_digest="" if stored is None else stored.digest,
-        left_random=() if fitted is None else fitted.left_random, notes=() if fitted is None else fitted.notes)
+        left_random=() if fitted is None else fitted.left_random, notes=() if fitted is None else fitted.notes,
+        head_by_class=fitted is not None and fitted.head_by_class)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +113,11 @@ class _Fitted:
     """Mean and variance by batch-norm layer."""
     left_random: tuple[str, ...]
     notes: tuple[str, ...]
+    head_by_class: bool
 
 
 def _fitted(model: nn.Module, stored: StoredWeights, settings: ModelSettings, form: ImageForm,
-            head: Callable[[], frozenset[str]]) -> _Fitted:
+            head: Callable[[], frozenset[str]], *, by_class: bool) -> _Fitted:
     """The file's tensors by the names of the network, all accounted for.
 
     Raises: BadConfiguration, naming tensors that are missing, unexpected or of another shape, with the remedy.
@@ -145,6 +151,12 @@ def _fitted(model: nn.Module, stored: StoredWeights, settings: ModelSettings, fo
         other = tensors.pop(name, None)
         if other is not None and not (other.shape == buffer.shape and bool((other == buffer).all())):
             wrong[name] = f"{name} has other values in the file, and silos would not get them"
+    order = _order_of_classes(stored, settings) if by_class else None
+    for name in head() if order is not None else ():
+        if name in found and order and len(found[name]) == len(order):
+            found[name] = found[name][list(order)]
+        else:
+            found.pop(name, None)
     lacking = [name for name in parameters if name not in found]
     own = head() if lacking else frozenset()
     _check_complete(stored.path, missing=[name for name in lacking if name not in own and name not in wrong],
@@ -154,7 +166,17 @@ def _fitted(model: nn.Module, stored: StoredWeights, settings: ModelSettings, fo
         raise BadConfiguration(f"{stored.path}: has nothing for the network {settings.name}.",
                                remedy="Check [model] name and weights.")
     return _Fitted(parameters=found, statistics=statistics, left_random=tuple(lacking),
-                   notes=_notes(stored.path, lacking, summed, left_out, settings, form))
+                   head_by_class=order is not None,
+                   notes=_notes(stored, lacking, summed, left_out, settings, form, order))
+
+
+def _order_of_classes(stored: StoredWeights, settings: ModelSettings) -> tuple[int, ...] | None:
+    """The place in the file of each class of the study; () where the file is for other classes; None where there is
+    nothing to do: the same classes in the same order, or the file names none."""
+    named = () if stored.facts is None else stored.facts.model.classes
+    if not named or named == settings.classes:
+        return None
+    return tuple(map(named.index, settings.classes)) if set(named) == set(settings.classes) else ()
 
 
 def _other_names(model: nn.Module) -> dict[str, str]:
@@ -246,15 +268,23 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
-def _notes(path: Path, lacking: list[str], summed: list[str], left_out: list[str], settings: ModelSettings,
-           form: ImageForm) -> tuple[str, ...]:
+def _notes(stored: StoredWeights, lacking: list[str], summed: list[str], left_out: list[str], settings: ModelSettings,
+           form: ImageForm, order: tuple[int, ...] | None) -> tuple[str, ...]:
+    path, facts = stored.path, stored.facts
     notes = []
-    if lacking:
+    if order:
+        notes.append(f"{path.name} has the classes in another order: the head is put into that of the study.")
+    if lacking and order == ():
+        notes.append(f"{path.name} is for other classes: the head starts at random ({_some(lacking)}).")
+    elif lacking:
         notes.append(f"{path.name} is not for {len(settings.classes)} classes: the head starts at random"
                      f" ({_some(lacking)}).")
     if summed:
         notes.append(f"{path.name} is for colour images: the first convolution ({_some(summed)}) is summed over the"
                      " colours.")
+    if facts is not None and facts.image.standardise != form.standardise:
+        notes.append(f"{path.name} was trained on images standardised otherwise: [data] image.standardise was"
+                     f" \"{facts.image.standardise}\" there and is \"{form.standardise}\" here.")
     if left_out:
         notes.append(f"{path.name} has statistics of {len(left_out)} batch-norm layers, which this network does not"
                      f" have: its normalisation is \"{settings.normalisation_layers}\".")

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semisilo.common.errors import BadData
+from semisilo.common.models.exported import ModelFacts, read_facts
 from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["StoredWeights", "read_weights"]
@@ -46,6 +47,8 @@ class StoredWeights:
     """SHA-256 of the file, hex."""
     tensors: Mapping[str, Tensor]
     """By the names in the file."""
+    facts: ModelFacts | None = None
+    """What the file says of itself; None where it is not the model of a study."""
 
 
 def read_weights(path: Path, *, progress: Callable[[float, str], None] | None = None) -> StoredWeights:
@@ -58,7 +61,9 @@ def read_weights(path: Path, *, progress: Callable[[float, str], None] | None = 
                       remedy="Convert the file, best to safetensors.")
     try:
         digest = _digest(path, progress)
-        tensors = _safetensors(path) if path.suffix.lower() == ".safetensors" else _torch_file(path)
+        safe = path.suffix.lower() == ".safetensors"
+        tensors = _safetensors(path) if safe else _torch_file(path)
+        facts = _facts(path) if safe else None
     except FileNotFoundError:
         raise BadData(f"{path}: there is no such file.",
                       remedy="[model] weights starts at the folder of the study file.") from None
@@ -66,7 +71,7 @@ def read_weights(path: Path, *, progress: Callable[[float, str], None] | None = 
         raise source_trouble(error, path) or BadData(f"{path}: cannot be read: {error.strerror or error}.") from None
     if not tensors:
         raise BadData(f"{path}: holds no tensors.", remedy="Write the network's state_dict into it.")
-    return StoredWeights(path=path, digest=digest, tensors=tensors)
+    return StoredWeights(path=path, digest=digest, tensors=tensors, facts=facts)
 
 
 def _digest(path: Path, progress: Callable[[float, str], None] | None) -> str:
@@ -100,6 +105,13 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise BadData(f"{path}: is not a complete safetensors file: {_first_line(error)}.",
                       remedy="Fetch it again.") from None
+
+
+def _facts(path: Path) -> ModelFacts | None:
+    try:
+        return read_facts(path)
+    except BadData:
+        return None
 
 
 def _torch_file(path: Path) -> dict[str, Tensor]:

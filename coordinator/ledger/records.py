@@ -74,6 +74,9 @@ class FrozenStudy:
     """SHA-256 of that file, hex."""
     left_random: tuple[str, ...] = ()
     """Parameters that the file did not give."""
+    head_by_class: bool = field(default=False, metadata=ABSENT_AT_DEFAULT)
+    """Whether the head is not as it is in that file, because the file names other classes, or in another order; in a
+    study that an earlier version began it was taken as it is."""
     skipped: tuple[str, ...] = ()
     """Files of the coordinator that were left out, with the reason."""
     num_broken: int | None = None

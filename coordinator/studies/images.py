@@ -198,7 +198,7 @@ def _read(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
     form = frozen.image if frozen is not None else _form(config, images)
     left_out, left_out_reason = _left_out_views(config, images, frozen, num_classes=len(classes))
     start, num_parameters = _network(config, replace(config.model, classes=classes), form, folder, progress,
-                                     is_new=frozen is None)
+                                     frozen=frozen)
     group = TensorGroup(start.frozen, digest=digest(start.frozen)) if start.frozen else None
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
@@ -212,6 +212,7 @@ def _read(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random,
+        head_by_class=start.head_by_class,
         labelled_digest=_digest_of(images.labelled, digests.get("labelled", ())),
         validation_digest=_digest_of(images.validation, digests.get("validation", ())),
         test_digest=_digest_of(images.test, digests.get("test", ())), read_with=_read_with(), keeps_best=True,
@@ -508,20 +509,22 @@ def _read_with() -> str:
 
 
 def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder: Path,
-             progress: Callable[[float, str], None] | None, *, is_new: bool) -> tuple[StartingPoint, int]:
+             progress: Callable[[float, str], None] | None, *, frozen: FrozenStudy | None
+             ) -> tuple[StartingPoint, int]:
     """The network that the study starts from, and its number of trainable parameters.
 
     Args:
-        is_new: whether the study begins: what has begun with a network goes on with it.
+        frozen: None where the study begins: what has begun with a network goes on with it.
     Raises: BadConfiguration or BadData; where the image size does not fit, with sizes that do.
     """
     weights = folder / Path(model.weights).expanduser() if model.weights else None
     model = with_digest(model, folder)
     try:
         start = starting_point(model, form, seed=config.study.seed, weights=weights, progress=progress,
+                               by_class=frozen is None or frozen.head_by_class,
                                allow_factories=code_of(model, folder))
         num_parameters = check_model(start.builder, form, len(model.classes))
-        if is_new and ":" in model.name:
+        if frozen is None and ":" in model.name:
             check_answers(start.builder, form, len(model.classes))
         return start, num_parameters
     except WrongSize as error:

@@ -6,6 +6,7 @@ torchvision is imported by the tests: it takes seconds, which every process of p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.exported import ModelFacts, write_model
 from semisilo.common.models.factory import check_model, initial_model, model_builder
 from semisilo.common.models.starting_point import StartingPoint, starting_point
 
@@ -224,6 +226,58 @@ def test_a_model_of_an_earlier_study_is_a_file_of_weights(trained: Path, tmp_pat
         name.replace("running_", ""): v for name, v in each.items() if not name.endswith("num_batches_tracked")})
     ours, theirs = start(path, freeze="backbone"), start(trained, freeze="backbone")
     assert tensors.digest(ours.frozen) == tensors.digest(theirs.frozen)
+
+
+def handed_over(tmp_path: Path, classes: tuple[str, ...], form: ImageForm = GREY) -> tuple[Path, dict[str, Tensor]]:
+    """A small model as a study of these classes hands it over; the file, and its parameters."""
+    found = initial_model(model_builder(ModelSettings(name="small_cnn", classes=classes), form), 4)
+    model = model_builder(ModelSettings(name="small_cnn", classes=classes), form)()
+    model.load_state_dict(found, strict=False)
+    path = tmp_path / "model.safetensors"
+    write_model(path, model, ModelFacts(model=ModelSettings(name="small_cnn", classes=classes), image=form,
+                                        study="first", method="semifl", round=3, state=""))
+    return path, found
+
+
+def test_classes_in_another_order_put_the_head_of_an_earlier_study_into_it(tmp_path: Path) -> None:
+    path, before = handed_over(tmp_path, ("cat", "dog", "fox"))
+    found = start(path, form=GREY, name="small_cnn", classes=("fox", "cat", "dog"))
+    now = initial_model(found.builder, SEED)
+    moved = {name for name, tensor in before.items() if not torch.equal(now[name], tensor)}
+    assert moved
+    assert all(torch.equal(now[name], before[name][[2, 0, 1]]) for name in moved)
+    assert (found.left_random, found.head_by_class, len(found.notes)) == ((), True, 1)
+    assert "another order" in found.notes[0]
+
+
+def test_as_many_other_classes_leave_the_head_of_an_earlier_study_out(tmp_path: Path) -> None:
+    path, before = handed_over(tmp_path, ("cat", "dog", "fox"))
+    plain = initial_model(start(None, form=GREY, name="small_cnn", classes=("cat", "dog", "owl")).builder, SEED)
+    found = start(path, form=GREY, name="small_cnn", classes=("cat", "dog", "owl"))
+    now = initial_model(found.builder, SEED)
+    assert found.left_random
+    assert all(torch.equal(now[name], plain[name]) for name in found.left_random)
+    assert all(torch.equal(now[name], before[name]) for name in before.keys() - set(found.left_random))
+    assert "other classes" in found.notes[0]
+    assert found.head_by_class
+
+
+def test_the_same_classes_and_what_an_earlier_version_began_take_the_head_as_it_is(tmp_path: Path) -> None:
+    path, before = handed_over(tmp_path, ("cat", "dog", "fox"))
+    same = start(path, form=GREY, name="small_cnn", classes=("cat", "dog", "fox"))
+    begun = starting_point(ModelSettings(name="small_cnn", classes=("fox", "cat", "dog")), GREY, seed=SEED,
+                           weights=path, by_class=False)
+    for found in (same, begun):
+        now = initial_model(found.builder, SEED)
+        assert all(torch.equal(now[name], tensor) for name, tensor in before.items())
+        assert (found.left_random, found.head_by_class, found.notes) == ((), False, ())
+
+
+def test_weights_for_images_that_were_standardised_otherwise_are_said(tmp_path: Path) -> None:
+    path, _ = handed_over(tmp_path, ("cat", "dog"))
+    notes = start(path, form=replace(GREY, standardise="image"), name="small_cnn", classes=("cat", "dog")).notes
+    assert len(notes) == 1
+    assert 'standardise was "study" there and is "image" here' in notes[0]
 
 
 def test_half_precision_becomes_the_networks_type(trained: Path, tmp_path: Path) -> None:
