@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import source_trouble
+from semisilo.common.system_errors import source_trouble
 
 __all__ = ["StoredWeights", "read_weights"]
 

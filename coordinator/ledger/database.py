@@ -16,7 +16,7 @@ from typing import Any
 from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
 __all__ = ["EventHead", "LedgerFile", "LedgerPlace", "checkpoint", "code_of", "connect_existing", "event_of",
