@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import functools
 import json
 import re
@@ -21,7 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semisilo.common.errors import BadConfiguration, SystemTrouble
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.system_errors import source_trouble
 
 __all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration",
            "tables_from_dict", "tables_of", "to_dict"]
@@ -43,8 +43,6 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 _LONGEST_SHOWN = 200
 """Characters of a value that an error shows."""
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NOT_OF_THE_FILE = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing of a file: it can be read once the disk, or the system, is well again."""
 
 
 def parse_duration(text: str | int | float, *, where: str = "duration") -> float:
@@ -71,9 +69,8 @@ def load_toml(path: Path) -> Tables:
     except FileNotFoundError:
         raise BadConfiguration(f"{path}: no such file.") from None
     except OSError as error:
-        if error.errno in _NOT_OF_THE_FILE:
-            raise SystemTrouble(f"{path}: {error.strerror}.", remedy="Check that its disk can be read, and the limit of"
-                                                                     " open files (ulimit -n).") from None
+        if (trouble := source_trouble(error, path)) is not None:
+            raise trouble from None
         raise BadConfiguration(f"{path}: cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise BadConfiguration(f"{path}: cannot be read: it is not UTF-8.", remedy="Save it as UTF-8.") from None

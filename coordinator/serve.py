@@ -23,10 +23,10 @@ from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ComputeDied, ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.cli_errors import EXIT_INTERRUPTED
 from semisilo.common.text.describe import describe_moment
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation, keep_private

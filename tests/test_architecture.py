@@ -17,7 +17,8 @@ from tests.each_of import each_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 SIDES = ("common", "coordinator", "silo", "semisilo")
-ENTRY_POINTS = {"common": {"config", "errors"}, "coordinator": {"serve"}, "silo": {"join"}, "semisilo": set[str]()}
+ENTRY_POINTS = {"common": {"config", "errors", "system_errors"}, "coordinator": {"serve"}, "silo": {"join"},
+                "semisilo": set[str]()}
 """What may stand beside the rooms of a side."""
 COLLECTIONS = {"common/methods", "common/data/formats", "coordinator/strategies", "silo/trainers"}
 """One module for each method or format: as many as there are."""

@@ -23,6 +23,7 @@ from tests.processes import FederationOfProcesses, Undisturbed, federation
 _LEFT_OVER = ("hub/.live.json.1.tmp", "hub/studies/first/.model.safetensors.0123456789ab.tmp",
               "alpha/status.json.1.tmp", "alpha/memory/.0123456789abcdef.tmp")
 _FAILING_SECONDS = 4.0
+_NUMBERS = (errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
 
 
 def _tree(pid: int) -> list[int]:
@@ -71,8 +72,10 @@ def test_too_many_open_files_make_a_study_wait_and_change_no_bits(
 @pytest.mark.parametrize(("side", "number", "kinds", "permille"), [
     ("coordinator", errno.EIO, KINDS, 1000), ("coordinator", errno.EIO, ("read",), 1000),
     ("coordinator", errno.EIO, KINDS, 100), ("coordinator", errno.EROFS, ("open", "write", "names", "truncate"), 1000),
-    ("alpha", errno.EIO, KINDS, 1000), ("alpha", errno.EIO, KINDS, 100), ("alpha", errno.ESTALE, KINDS, 300)],
-    ids=lambda value: errno.errorcode[value] if value in (errno.EIO, errno.EROFS, errno.ESTALE) else None)
+    ("coordinator", errno.ETIMEDOUT, KINDS, 100),
+    ("alpha", errno.EIO, KINDS, 1000), ("alpha", errno.EIO, KINDS, 100), ("alpha", errno.ESTALE, KINDS, 300),
+    ("alpha", errno.ENOTCONN, KINDS, 1000), ("alpha", errno.ETIMEDOUT, KINDS, 100)],
+    ids=lambda value: errno.errorcode[value] if value in _NUMBERS else None)
 def test_a_disk_that_fails_makes_a_study_wait_and_changes_no_bits(
         side: str, number: int, kinds: tuple[str, ...], permille: int, tmp_path: Path,
         undisturbed: Undisturbed) -> None:

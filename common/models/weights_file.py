@@ -24,7 +24,7 @@ from torch import Tensor
 
 from semisilo.common.errors import BadData
 from semisilo.common.models.exported import ModelFacts, read_facts
-from semisilo.common.text.system_errors import source_trouble
+from semisilo.common.system_errors import source_trouble
 
 __all__ = ["StoredWeights", "read_weights"]
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semisilo.common.page.responses import failure
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 
 __all__ = ["MOST_BODY_BYTES", "TOO_LARGE", "Guard", "TooLarge", "host_of", "is_local"]
 

@@ -19,7 +19,7 @@ from semisilo.common.errors import SemisiloError
 from semisilo.common.page.guard import TOO_LARGE, TooLarge
 from semisilo.common.page.responses import failure, failure_of
 from semisilo.common.page.token import TokenGate
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 
 __all__ = ["SHARED", "TOKEN_SHOWN", "bearer_of", "caller_of", "check_query", "failures", "read_body", "static_files",
            "token_refused", "token_shown", "whole_number"]

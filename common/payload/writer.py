@@ -26,7 +26,7 @@ from semisilo.common.payload.manifest import GroupManifest, ReferenceForm, manif
 from semisilo.common.payload.reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, HeldFile, PayloadReader
 from semisilo.common.payload.reference import HeldTensors, choose_form, code_against
 from semisilo.common.storage.store import PayloadStore
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 
 __all__ = ["EncodedInput", "Reference", "TensorInput", "write_payload"]
 

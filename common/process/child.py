@@ -25,7 +25,7 @@ from semisilo.common.config import from_dict
 from semisilo.common.errors import ComputeFailed, ProcessGroupLost
 from semisilo.common.process.compute_process import LIMIT_BYTES, LOST_PEER, OUT_OF_MEMORY, SEE_LOG
 from semisilo.common.process.messages import Reply
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 
 __all__ = ["Child", "ChildProcess", "ComputeAborted", "ComputeDied", "StartChild", "log_lines", "manner", "numerics_of",
            "python_command", "spawn"]

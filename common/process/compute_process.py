@@ -30,8 +30,8 @@ from semisilo.common.errors import ComputeFailed, SemisiloError
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.messages import Call, Failure, Operations, Progress, Reply, handlers_of, run_operation
 from semisilo.common.process.processors import usable_processors
+from semisilo.common.system_errors import explained_text, is_shortage
 from semisilo.common.text.logs import set_up_child_logging
-from semisilo.common.text.system_errors import explained_text, is_shortage
 
 __all__ = ["LIMIT_BYTES", "LOST_PEER", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle",
            "describe", "describe_start", "die_with_parent", "ends_process", "load_build", "serve", "unusable_after"]

@@ -36,10 +36,10 @@ from semisilo.common.errors import (
     UsageError,
     by_code,
 )
+from semisilo.common.system_errors import explained
 from semisilo.common.text.log_context import bind, call_in, log_context
 from semisilo.common.text.logs import printable
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import explained
 
 __all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "RETRY_KEY", "abort_with", "answering_errors",
            "forget_lines", "from_rpc_error"]

@@ -25,7 +25,7 @@ from torch import Tensor
 from semisilo.common.config import Tables
 from semisilo.common.errors import StorageDamaged
 from semisilo.common.storage.durable import sync_file, sync_folder
-from semisilo.common.text.system_errors import explained, explained_text
+from semisilo.common.system_errors import explained, explained_text
 
 __all__ = ["YOUNGER", "load", "save", "settled"]
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
 from semisilo.common.storage.durable import naming, start_writing, sync_file, sync_folder
 from semisilo.common.storage.half_written import nobody_has_open
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 
 if TYPE_CHECKING:
     from hashlib import _Hash

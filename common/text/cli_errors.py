@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from semisilo.common.errors import SemisiloError
+from semisilo.common.system_errors import remedy_of
 from semisilo.common.text.logs import printable, writes_json
 from semisilo.common.text.parser.plain_help import help_width, say_plainly
 from semisilo.common.text.parser.plain_values import take_plainly
-from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,7 +159,8 @@ def _write_in_any_encoding() -> None:
 def _system_line(error: OSError) -> str:
     """What the operating system refused, where, and what a person can do."""
     where = f"{error.filename}: " if error.filename else ""
-    remedy = f"{clause}, then try again." if (clause := remedy_of(error.errno)) else ""
+    clause = remedy_of(error.errno, of_file=error.filename is not None)
+    remedy = f"{clause}, then try again." if clause else ""
     return f"{where}{error.strerror or error}. {remedy}".strip()
 
 

@@ -55,7 +55,7 @@ from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
-from semisilo.common.text.system_errors import explained_text
+from semisilo.common.system_errors import explained_text
 from semisilo.coordinator.compute.baseline import PAPER_EPOCHS, PaperLabelsAlone, PaperRecipe
 from semisilo.coordinator.compute.downlink import Downlink
 from semisilo.coordinator.compute.evaluation import (

@@ -24,7 +24,7 @@ from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged
 from semisilo.common.payload.codec.zstd import zstd
 from semisilo.common.storage.durable import sync_file, sync_folder
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 
 __all__ = ["MANIFEST", "ArchivedFile", "BackupManifest", "read_archive", "write_archive"]
 

@@ -20,8 +20,8 @@ from semisilo.common.methods import Scenario
 from semisilo.common.process.folder_owner import refuse_for_root
 from semisilo.common.storage.durable import sync_file, sync_folder, write_durably
 from semisilo.common.storage.lock_file import is_locked, lock_soon
+from semisilo.common.system_errors import explained
 from semisilo.common.text.names import nearest_name
-from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.alerts_table import AlertSettings
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 

@@ -16,13 +16,16 @@ from typing import Any
 from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
 __all__ = ["EventHead", "LedgerFile", "LedgerPlace", "checkpoint", "code_of", "connect_existing", "event_of",
            "explained_by_sqlite"]
 
 _BUSY_SECONDS = 30.0
+_BUSY_AGAIN_SECONDS = 0.25
+"""And once it was waited for so long in vain, until it is given: whoever waits is the event loop of `serve`, which must
+not stand still again for every call of every silo."""
 _LATEST_CHECKPOINT_PAGES = 16_384
 """64 MiB of changes, for the case that nobody calls `checkpoint` in time; SQLite's own number is 4 MB."""
 _STRETCH = 4000
@@ -71,6 +74,8 @@ class LedgerFile:
         self._checkpoint_pages = 0
         self._log_fails = False
         """Whether the disk has not kept what SQLite has logged; see `_begin_log_anew`."""
+        self._locked_long = False
+        """Whether another process has kept it locked for as long as is waited for, and does so still."""
         self._opened_to_be_read = False
         """Whether SQLite has found that it may not write: where the system let it only read the file when it was
         opened, it goes on so for good."""
@@ -184,7 +189,7 @@ class LedgerFile:
                     self._db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
                     self._lasting = lasting
                 self._appended = None
-                self._db.execute("BEGIN IMMEDIATE")
+                self._lock()
                 yield self._db
                 self._db.execute("COMMIT")
                 if lasting and self._appended is not None:
@@ -197,6 +202,19 @@ class LedgerFile:
                 raise
             finally:
                 self._inside = False
+
+    def _lock(self) -> None:
+        """Begins a transaction that writes, once no other process does."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if code_of(error) == sqlite3.SQLITE_BUSY and not self._locked_long:
+                self._locked_long = True
+                self._db.execute(f"PRAGMA busy_timeout = {_BUSY_AGAIN_SECONDS * 1000:.0f}")
+            raise
+        if self._locked_long:
+            self._locked_long = False
+            self._db.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
 
     @contextmanager
     def part(self) -> Iterator[sqlite3.Connection]:

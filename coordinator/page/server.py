@@ -12,7 +12,7 @@ from collections.abc import Callable
 from semisilo.common.errors import BadConfiguration, PortInUse
 from semisilo.common.page import web_server
 from semisilo.common.page.guard import host_of
-from semisilo.common.text.system_errors import SYSTEM_ERRORS
+from semisilo.common.system_errors import SYSTEM_ERRORS
 from semisilo.coordinator.federation.folder import PageSettings
 from semisilo.coordinator.page.login_proxy import LoginProxy
 from semisilo.coordinator.page.routes import page_app

@@ -19,7 +19,7 @@ from semisilo.common.page.answers import Answers
 from semisilo.common.page.responses import to_json
 from semisilo.common.page.token import TokenGate
 from semisilo.common.rpc.network import network_of
-from semisilo.common.text.system_errors import SYSTEM_ERRORS
+from semisilo.common.system_errors import SYSTEM_ERRORS
 from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.events import last_event_of

@@ -25,8 +25,8 @@ from semisilo.common.methods.parts.secure_sum import keeps_weights, totals_of
 from semisilo.common.methods.spec import MEASURING
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.describe import counted, describe_seconds
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,

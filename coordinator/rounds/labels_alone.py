@@ -18,9 +18,9 @@ from pathlib import Path
 from semisilo.common.errors import ComputeFailed, SemisiloError, SystemTrouble
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.process.compute import ComputeAborted
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.describe import describe_estimate, describe_metric
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import labels_alone_score

@@ -19,8 +19,8 @@ from semisilo.common.measures.gain import PairedGain
 from semisilo.common.measures.round_choice import rounds_without_gain
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.process.compute import ComputeAborted
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.describe import counted
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.coordinator.compute.messages import Compare, Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (

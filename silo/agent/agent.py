@@ -30,11 +30,11 @@ from semisilo.common.methods.parts.capabilities import CAPABILITIES
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute, ComputeDied
 from semisilo.common.secure_aggregation.keys import prove_identity, sign_card
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound, new_trace_id
 from semisilo.common.text.logs import printable
 from semisilo.common.text.seldom_lines import SeldomLines
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.asked import AskedRecord
 from semisilo.silo.agent.away import Away, away_now

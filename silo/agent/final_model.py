@@ -15,8 +15,8 @@ from pathlib import Path
 
 from semisilo.common.errors import DailyBudget, NotPermitted, OutsideHours, SemisiloError
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.silo.agent.away import away_now
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.shared_model import check_size, note_question

@@ -35,9 +35,9 @@ from semisilo.common.process.compute import Compute, ComputeCrashed
 from semisilo.common.rpc.convert import reference_to_proto, task_from_proto
 from semisilo.common.secure_aggregation.conversion import SumQuestion, answer_to_proto, question_from_hex
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.text.describe import describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task, least_announced
 from semisilo.silo.agent.daily_budget import DayBudget

@@ -56,9 +56,9 @@ from semisilo.common.secure_aggregation.mask_form import MaskForm
 from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.system_errors import source_trouble
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import source_trouble
 from semisilo.silo.compute.feature_likeness import compare_features
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update

@@ -36,8 +36,8 @@ from semisilo.common.identity.certificates import (
     not_before_unix,
     utc_text,
 )
+from semisilo.common.system_errors import remedy_of
 from semisilo.common.text.logs import printable
-from semisilo.common.text.system_errors import remedy_of
 from semisilo.silo.link.dialling import Way, connect, seconds_left, way_to
 from semisilo.silo.site.identity_store import Identity, load_identity
 

@@ -46,6 +46,7 @@ from semisilo.common.errors import (
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.rpc.grpc_errors import from_rpc_error
 from semisilo.common.rpc.meter import MessageMeter
+from semisilo.common.system_errors import explained
 from semisilo.common.text.log_context import (
     REQUEST_ID_KEY,
     TRACEPARENT_KEY,
@@ -56,7 +57,6 @@ from semisilo.common.text.log_context import (
     traceparent,
 )
 from semisilo.common.text.logs import log_call, printable
-from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 
 __all__ = ["Backoff", "LinkSettings", "RetryingCalls", "TryAgain", "is_answer", "is_fatal", "waits"]
@@ -246,9 +246,10 @@ class RetryingCalls:
                 result = await attempt()
             except grpc.aio.AioRpcError as error:
                 problem: SemisiloError = self.said_by(error)
-            except TimeoutError:
-                problem = Unreachable(f"Nothing has moved on the connection for {self._settings.stall_seconds:.0f} s.",
-                                      remedy="It is tried again.")
+            except TimeoutError as error:  # or ETIMEDOUT of a share with this side's files
+                problem = explained(error) or Unreachable(
+                    f"Nothing has moved on the connection for {self._settings.stall_seconds:.0f} s.",
+                    remedy="It is tried again.")
             except SemisiloError as error:
                 problem = error
             except (OSError, RuntimeError) as error:  # of this side's files and threads

@@ -78,18 +78,25 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
         `silo join` runs there: the line is not spent then.
     """
     invitation = decode_invitation(line)
-    hashed = token_hash(invitation.token).hex()
-    kept = _kept(home, invitation, force=force)
-    if kept is not None and kept.about.invitation == hashed and now < kept.not_after_unix:
+    if (kept := _enrolled(home, invitation, now=now, force=force)) is not None:
         return kept
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     # An agent would go on as the silo that it has begun as, until its certificate ends, and a renewal that is under way
     # would put that silo's next certificate over the new one.
     with SiloHome(home).stopped(f"silo enroll LINE{home_option(home)}{' --force' if force else ''}"):
-        _kept(home, invitation, force=force)
+        if (kept := _enrolled(home, invitation, now=now, force=force)) is not None:  # by another command, just now
+            return kept
         return await _exchanged(invitation, home, now=now, use_http_proxy=use_http_proxy,
                                 timeout_seconds=timeout_seconds, patience_seconds=patience_seconds,
                                 on_trouble=on_trouble)
+
+
+def _enrolled(home: Path, invitation: InvitationLine, *, now: float, force: bool) -> Identity | None:
+    """The identity that this very line has brought already. Raises: as `_kept`."""
+    kept = _kept(home, invitation, force=force)
+    if kept is None or kept.about.invitation != token_hash(invitation.token).hex() or now >= kept.not_after_unix:
+        return None
+    return kept
 
 
 async def _exchanged(invitation: InvitationLine, home: Path, *, now: float, use_http_proxy: bool,

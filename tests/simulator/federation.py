@@ -34,7 +34,7 @@ from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc import convert
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.common.secure_aggregation import keys
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.federation.audit_key import HeadSigner
 from semisilo.coordinator.federation.study_cards import StudyCards

@@ -35,7 +35,7 @@ from semisilo.common.data.form import Ranges, check_ranges, patient_key
 from semisilo.common.data.formats.folder import class_name_of, study_spelling
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import source_trouble
+from semisilo.common.system_errors import source_trouble
 
 __all__ = ["Arrays", "Parts", "digits", "npz", "parts", "texts_of_ranges"]
 

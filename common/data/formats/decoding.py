@@ -34,7 +34,7 @@ from semisilo.common.data.formats.registry import format_of
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.squares import Squares
 from semisilo.common.errors import BadData, SystemTrouble
-from semisilo.common.text.system_errors import gone, may_be_of_one_file, source_trouble
+from semisilo.common.system_errors import gone, may_be_of_one_file, source_trouble
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
            "ranges_of", "trouble_of"]

@@ -22,7 +22,7 @@ from semisilo.common.data.formats.raster import is_raster
 from semisilo.common.data.formats.registry import format_of, names_of_images
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
-from semisilo.common.text.system_errors import gone, source_trouble
+from semisilo.common.system_errors import gone, source_trouble
 
 __all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "is_left_behind", "list_images", "study_spelling"]
 

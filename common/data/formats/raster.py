@@ -22,7 +22,7 @@ from semisilo.common.data.formats.picture import Header, Picture, chosen, part_o
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, fitted, square
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, JPEG
 from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours, zero_is_white
-from semisilo.common.text.system_errors import may_be_of_one_file, source_trouble
+from semisilo.common.system_errors import may_be_of_one_file, source_trouble
 
 __all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from semisilo.common.text.system_errors import may_be_of_one_file, source_trouble
+from semisilo.common.system_errors import may_be_of_one_file, source_trouble
 
 if TYPE_CHECKING:
     from semisilo.common.data.formats.picture import OpenedImage

@@ -45,8 +45,8 @@ from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.multi_hot import NO_FINDING
 from semisilo.common.data.room import check_room
 from semisilo.common.errors import BadData
+from semisilo.common.system_errors import source_trouble
 from semisilo.common.text.describe import counted
-from semisilo.common.text.system_errors import source_trouble
 
 __all__ = ["COUNTED_ONCE", "is_table", "list_table"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semisilo.common.errors import BadConfiguration, NotPermitted
-from semisilo.common.text.system_errors import source_trouble
+from semisilo.common.system_errors import source_trouble
 
 if TYPE_CHECKING:
     from semisilo.common.methods.contract import ModelSettings

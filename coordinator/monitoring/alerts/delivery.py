@@ -24,7 +24,7 @@ from pathlib import Path
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import SemisiloError
 from semisilo.common.storage.durable import write_durably
-from semisilo.common.text.system_errors import explained
+from semisilo.common.system_errors import explained
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.alerts.open_alerts import Alert, AlertKind, Severity, open_alerts

@@ -19,7 +19,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -71,6 +71,10 @@ class Spending:
         return NoisySteps(noise_multiplier=self.noise_multiplier, sampling_rate=self.sampling_rate, steps=self.steps)
 
 
+_PARSED: dict[Path, tuple[int, str, tuple[Spending, ...]]] = {}
+"""What this process has read of a ledger: bytes, their SHA-256 in hex, and their lines."""
+
+
 class PrivacyLedger:
     """Of one site. The light process reads it, the compute process writes it; one task at a time."""
 
@@ -89,33 +93,50 @@ class PrivacyLedger:
         A last line that was cut short was not on disk when its task was to begin, so nothing was trained: it is none.
         Raises: StorageDamaged, for what was spent cannot be known then.
         """
+        whole = self._whole()
+        length, digest, known = _PARSED.get(self._path, (0, "", ()))
+        # What was read before is only read on: a study's tasks would otherwise parse the square of their number.
+        if not known or hashlib.sha256(whole[:length]).hexdigest() != digest:
+            length, known = 0, ()
+        raws = whole[length:].splitlines()
+        before = whole.count(b"\n", 0, length)
+        found = known + tuple(self._parsed(number, raw) for number, raw in enumerate(raws, before + 1) if raw.strip())
+        _PARSED.clear()  # a process has one site
+        _PARSED[self._path] = (len(whole), hashlib.sha256(whole).hexdigest(), found)
+        return found
+
+    def last(self) -> Spending | None:
+        """The newest line; None where nothing was spent. Raises: StorageDamaged, where that one cannot be read."""
+        return next(self._backwards(), None)
+
+    def of_task(self, task_id: str, *, authority: str = "") -> Spending | None:
+        """The newest line of a task of a federation. Raises: StorageDamaged, where one since then cannot be read."""
+        return next((line for line in self._backwards() if line.task_id == task_id and may_be_of(line, authority)),
+                    None)
+
+    def _backwards(self) -> Iterator[Spending]:
+        """The lines, newest first, each read when it is asked for."""
+        raws = self._whole().splitlines()
+        for number in range(len(raws), 0, -1):
+            if raws[number - 1].strip():
+                yield self._parsed(number, raws[number - 1])
+
+    def _whole(self) -> bytes:
+        """All lines with their line breaks, without one that was cut short."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
-            return ()
+            return b""
         if len(content) > _MOST_BYTES:
             raise self._damaged("is too large")
-        whole, _, _ = content.rpartition(b"\n")
-        found = []
-        for number, raw in enumerate(whole.splitlines(), 1):
-            if not raw.strip():
-                continue
-            try:
-                found.append(from_dict(Spending, json.loads(raw)))
-            except (ValueError, RecursionError, BadConfiguration):
-                raise self._damaged(f"line {number} cannot be read") from None
-        return tuple(found)
+        return content[:content.rfind(b"\n") + 1]
 
-    def last(self) -> Spending | None:
-        """The newest line; None where nothing was spent. Raises: StorageDamaged."""
-        lines = self.lines()
-        return lines[-1] if lines else None
-
-    def of_task(self, task_id: str, *, authority: str = "") -> Spending | None:
-        """The newest line of a task of a federation. Raises: StorageDamaged."""
-        return next((line for line in reversed(self.lines()) if line.task_id == task_id
-                     and may_be_of(line, authority)), None)
+    def _parsed(self, number: int, raw: bytes) -> Spending:
+        try:
+            return from_dict(Spending, json.loads(raw))
+        except (ValueError, RecursionError, BadConfiguration):
+            raise self._damaged(f"line {number} cannot be read") from None
 
     def append(self, line: Spending) -> None:
         """Writes a line and waits until it is on disk. Raises: OSError, with the file as it was."""

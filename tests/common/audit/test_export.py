@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,41 @@ def test_an_empty_trail_is_a_document_too(tmp_path: Path) -> None:
 def test_a_part_of_the_trail_cannot_be_checked(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="only some of the events"):
         list(read_export(written(tmp_path / "audit.json", complete=False)))
+
+
+def test_an_export_that_a_program_has_laid_out_anew_is_read_as_well(tmp_path: Path) -> None:
+    path = written(tmp_path / "audit.json")
+    text = path.read_text()
+    for other in (json.dumps(json.loads(text)), json.dumps(json.loads(text), indent=2), text + "\n", text.rstrip(),
+                  text.replace("\n", "\r\n")):
+        path.write_bytes(other.encode())
+        assert list(read_export(path)) == trail("a", "b")
+
+
+def test_an_export_that_was_cut_at_any_letter_is_none(tmp_path: Path) -> None:
+    path = written(tmp_path / "audit.json")
+    text = path.read_text()
+    for length in range(len(text.rstrip())):
+        path.write_text(text[:length])
+        with pytest.raises(BadData, match="not an export"):
+            list(read_export(path))
+    path.write_text(text.replace("},\n{", "}\n{"))
+    with pytest.raises(BadData, match="not an export"):
+        list(read_export(path))
+
+
+def test_a_long_export_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """A hub of years has a million events: 2 GB at a hospital that wants to check them."""
+    event, path = trail("a")[0], tmp_path / "audit.json"
+    with path.open("w", encoding="utf-8") as out:
+        about = ExportAbout(federation="lung", exported_unix=NOW, complete=True)
+        out.writelines(json_pieces((replace(event, number=number) for number in range(20_000)), about))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_export(path)) == 20_000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000 < path.stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"events": [{}], "complete": true}', "[" * 100_000])

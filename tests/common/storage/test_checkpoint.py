@@ -19,7 +19,7 @@ from torch import Tensor
 
 from semisilo.common.errors import StorageDamaged
 from semisilo.common.storage import checkpoint
-from semisilo.common.text.system_errors import explained_text
+from semisilo.common.system_errors import explained_text
 
 
 @dataclass(frozen=True)

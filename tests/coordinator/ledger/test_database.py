@@ -234,6 +234,26 @@ def test_a_ledger_that_another_program_locks_is_named_after_a_while(tmp_path: Pa
     assert ledger.check_events() == 1
 
 
+def test_a_lock_that_was_waited_for_in_vain_is_not_waited_for_as_long_again_until_it_is_given(
+        tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop of `serve` waits here: it would stand still as long for each call of each silo."""
+    def waits() -> int:
+        return int(ledger.query("PRAGMA busy_timeout")[0][0])
+
+    monkeypatch.setattr(ledger_file, "_BUSY_AGAIN_SECONDS", 0.05)
+    ledger.query("PRAGMA busy_timeout = 100")
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(SystemTrouble, match="kept it locked"):
+                ledger.event("refused")
+            assert waits() == 50
+        other.execute("ROLLBACK")
+    ledger.event("told")
+    assert waits() == 30_000
+    assert ledger.check_events() == 1
+
+
 def test_a_folder_that_nobody_may_look_into_is_named_as_trouble_of_the_system(tmp_path: Path,
                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """As root may look everywhere, the system's answer is played."""

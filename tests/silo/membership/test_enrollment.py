@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from semisilo.common.errors import BadConfiguration, ClockSkew, InvitationInvalid, StorageDamaged, UsageError
 from semisilo.common.identity.certificates import certificate_pem, key_from_pem, key_to_pem, load_certificate, make_key
+from semisilo.common.identity.invitation import decode_invitation, token_hash
 from semisilo.silo.membership.enrollment import enroll, renew_if_due
 from semisilo.silo.site.home import AlreadyRunning, SiloHome
 from semisilo.silo.site.identity_store import (
@@ -260,6 +262,22 @@ def test_nobody_enrols_over_a_running_agent_and_the_line_stays_good(tmp_path, si
                 await enroll(line, home, now=time.time(), force=force, use_http_proxy=False)
     asyncio.run(run())
     assert load_identity(home).silo == silo
+
+
+def test_a_line_that_another_command_has_just_used_in_the_same_home_is_not_said_to_be_used_by_others(
+        tmp_path, federation, monkeypatch):
+    """Two at once asked with two keys, and the second was told to warn the operator."""
+    line = federation.invite(now=NOW)
+    locked = SiloHome.stopped
+
+    @contextmanager
+    def after_another(home, command):
+        with locked(home, command):
+            _install(tmp_path, federation, invitation=token_hash(decode_invitation(line).token).hex())
+            yield
+
+    monkeypatch.setattr(SiloHome, "stopped", after_another)
+    assert asyncio.run(enroll(line, tmp_path, now=NOW, patience_seconds=0.0)) == load_identity(tmp_path)
 
 
 def test_a_damaged_line_touches_nothing(tmp_path, federation):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import semisilo.silo.site.privacy.ledger as ledger_file
+from semisilo.common.config import from_dict
 from semisilo.common.errors import StorageDamaged
 from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending, spent, spent_by_study, steps_of_study
 
@@ -26,6 +28,35 @@ def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert PrivacyLedger(tmp_path / "privacy").lines() == (LINE, second)
     assert ledger.of_task("s/1/0-train/a") == LINE
     assert ledger.of_task("x") is None
+
+
+def test_what_was_read_before_is_not_parsed_again_and_what_was_changed_since_is(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, parsed = PrivacyLedger(tmp_path), list[object]()
+
+    def counted(kind: type[Spending], entry: object) -> Spending:
+        parsed.append(entry)
+        return from_dict(kind, entry)
+
+    monkeypatch.setattr(ledger_file, "from_dict", counted)
+    for number in range(5):
+        ledger.append(replace(LINE, round=number))
+        assert [line.round for line in PrivacyLedger(tmp_path).lines()] == list(range(number + 1))
+    assert len(parsed) == 5
+    assert ledger.last() == replace(LINE, round=4)
+    assert len(parsed) == 6
+    text = ledger.path.read_text()
+    for other in (text.replace('"round":1', '"round":7'), text.split("\n", 1)[1], ""):
+        ledger.path.write_text(other)
+        assert [line.round for line in ledger.lines()] == [json.loads(line)["round"] for line in other.splitlines()]
+    ledger.path.write_text(f"{text}\n{{}}\n")
+    with pytest.raises(StorageDamaged, match="line 7 cannot"):
+        ledger.lines()
+    ledger.path.write_text(text)
+    assert len(ledger.lines()) == 5
+    ledger.path.write_text(f"{text}\n{{}}\n")
+    with pytest.raises(StorageDamaged, match="line 7 cannot"):
+        ledger.lines()
 
 
 def test_a_study_of_another_federation_is_another_study_and_a_line_that_does_not_say_may_be_of_any(

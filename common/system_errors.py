@@ -41,11 +41,15 @@ _REMEDIES = {
     errno.ENOMEM: "Free some memory",
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE), _CHECK_DISK),
 }
+"""By which errors of any call are known to be such, also where no file is named."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _AWAY = tuple(getattr(errno, name) for name in (
     "EIO", "ENXIO", "ENODEV", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH",
-    "ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EREMOTEIO") if hasattr(errno, name))
-"""What reading a file says whose disk or share is away or fails. Elsewhere some of them are those of a connection."""
+    "ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "ESHUTDOWN", "EREMOTEIO") if hasattr(errno, name))
+"""What a call says of a file whose disk or share is away or fails."""
+_ENDED = (errno.ECONNRESET, errno.ECONNREFUSED)
+"""Those of them that are a file's only where one is named: else they are of the socket between a process and its
+compute process. All other connections say what befalls them in errors of the catalogue."""
 _CHECK_SHARE = "Check that the disk or the share is there and can be read"
 _SAYS = {os.strerror(number): number for number in _REMEDIES}
 
@@ -60,9 +64,12 @@ def explained(error: BaseException, where: Path | None = None) -> SystemTrouble 
         return error
     if _is_of_threads(error):
         return SystemTrouble("No further thread can be started.", remedy=f"{_PROCESSES}.")
-    if not isinstance(error, OSError) or error.errno not in _REMEDIES:
+    if not isinstance(error, OSError):
         return None
-    return _trouble(error.errno, str(error.filename or where or ""))
+    place, number = str(error.filename or where or ""), error.errno
+    if number is not None and (number in _REMEDIES or (number in _AWAY and (place or number not in _ENDED))):
+        return _trouble(number, place)
+    return None
 
 
 def explained_text(error: BaseException) -> SystemTrouble | None:
@@ -135,12 +142,16 @@ def gone(where: Path) -> SystemTrouble:
     return SystemTrouble(f"{where}: was there a moment ago and is not any more.", remedy=f"{_CHECK_SHARE}.")
 
 
-def remedy_of(number: int | None) -> str:
-    """What a person can do about an error of the system, a clause without its end; empty for other errors."""
-    return _REMEDIES.get(number or 0, "")
+def remedy_of(number: int | None, *, of_file: bool = False) -> str:
+    """What a person can do about an error of the system, a clause without its end; empty for other errors.
+
+    Args:
+        of_file: whether it is known to be of one: a share that is away says what a broken connection does.
+    """
+    return _REMEDIES.get(number or 0, _CHECK_SHARE if of_file and number in _AWAY else "")
 
 
 def _trouble(number: int, where: str) -> SystemTrouble:
     kind = DiskFull if number in _FULL else SystemTrouble
     return kind(f"{where}: {os.strerror(number)}." if where else f"{os.strerror(number)}.",
-                remedy=f"{_REMEDIES[number]}.")
+                remedy=f"{remedy_of(number, of_file=True)}.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from semisilo.common.errors import BadData, DiskFull, SemisiloError, SystemTrouble
-from semisilo.common.text.system_errors import SYSTEM_ERRORS, explained, explained_text, is_shortage, remedy_of
+from semisilo.common.system_errors import SYSTEM_ERRORS, explained, explained_text, is_shortage, remedy_of
 from tests.each_of import each_of
 
 
@@ -24,6 +25,23 @@ def test_the_line_says_what_is_wrong_where_and_how_to_mend_it(number: int, kind:
     assert found.line().startswith("/hub/spool/1: ")
     assert remedy_of(number)
     assert found.remedy == f"{remedy_of(number)}."
+
+
+@each_of("number", [errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN])
+def test_what_a_share_says_that_is_away_is_an_error_of_the_system(number: int) -> None:
+    found = explained(OSError(number, os.strerror(number), "/hub/spool/1"))
+    assert found is not None
+    assert found.line() == (f"/hub/spool/1: {os.strerror(number)}. Check that the disk or the share is there and can be"
+                            " read.")
+    assert explained(OSError(number, os.strerror(number))) is not None  # as to read or write an open file says it
+    assert remedy_of(number) == ""  # of a connection it is another matter
+    assert remedy_of(number, of_file=True)
+
+
+def test_of_a_connection_that_has_ended_the_share_is_not_to_blame() -> None:
+    assert explained(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")) is None
+    assert explained(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer", "/hub/spool/1")) is not None
+    assert explained(TimeoutError()) is None
 
 
 def test_a_file_that_the_error_does_not_name_is_named_by_whoever_used_it() -> None:
