@@ -398,7 +398,8 @@ def _written(arrays: Mapping[str, NDArray[Any]], folder: Path) -> str:
 def folder_name(label: str, tables: Mapping[str, object]) -> str:
     """Of a run: other settings have another folder, so that none is mistaken for another and each can go on."""
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", label).strip("-_")[:40] or "run"
-    return f"{plain}-{hashlib.sha256(canonical_json(tables).encode()).hexdigest()[:10]}"
+    content = canonical_json(tables).encode("utf-8", "surrogatepass")  # a folder's name may be no UTF-8
+    return f"{plain}-{hashlib.sha256(content).hexdigest()[:10]}"
 
 
 def _merged(table: Mapping[str, object], keys: Mapping[str, object]) -> dict[str, object]:

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +29,15 @@ from semisilo.simulation.splits.splits import WholePatients
 __all__ = ["RecordSource", "SimulationFolder", "SimulationRecord", "begin", "holds"]
 
 _RECORD = "simulation.json"
-_CALLED = {"code": "code of the method or network"}
+_CALLED = {"code": "code of the method or network", "digest": "digest of its images"}
 """What a part of the record is called where its name does not say it."""
 _DIAGNOSTICS = ("stationarity_gap", "forgetting")
 """Settings of [simulation] that change no bits: they may be turned on and off between two calls."""
 _FORMAT = 1
+_MOST_NAMED = 3
+"""Settings that differ which an error names."""
+_LONGEST_NAMED = 40
+"""Characters of their values."""
 _WRITTEN_LAST = "study.toml"
 """In the folder of a study: where it is, so is all else that `write_coordinator` writes."""
 
@@ -162,20 +166,61 @@ def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
         changed = [key for key in wanted if canonical_json(before.get(key)) != canonical_json(wanted[key])]
         if changed and _has_begun(folder, str(before.get("study", ""))):
             parts = " and another ".join(_CALLED.get(key, key) for key in changed)
-            raise UsageError(f"{folder.folder} holds a simulation with another {parts}.",
+            raise UsageError(f"{folder.folder} holds a simulation with another {parts}{_differing(before, wanted)}.",
                              remedy="Choose another folder (--out; from Python out=), or remove that one.")
         if changed:
             _clear(folder, str(before.get("study", "")))
-            write_durably(folder.record, canonical_json(now).encode() + b"\n")
+            _write_record(folder, now)
         elif before.get("source") != to_dict(now.source):  # files have moved, or diagnostics were turned on
-            write_durably(folder.record, canonical_json(now).encode() + b"\n")
-    elif any(path.name != "lock" for path in folder.folder.iterdir()):
+            _write_record(folder, now)
+    elif any(path.name != "lock" and not _is_half_a_record(path) for path in folder.folder.iterdir()):
         raise UsageError(f"{folder.folder} is not empty, and holds no simulation.",
                          remedy="Choose another folder (--out; from Python out=).")
     else:
-        write_durably(folder.record, canonical_json(now).encode() + b"\n")
+        for path in filter(_is_half_a_record, list(folder.folder.iterdir())):
+            path.unlink()
+        _write_record(folder, now)
     if not (folder.studies / study.name / _WRITTEN_LAST).exists():
         write_coordinator(dealt, folder.studies / study.name)
+
+
+def _write_record(folder: SimulationFolder, record: SimulationRecord) -> None:
+    """Also where the name of a folder is no UTF-8, as on a disk of long ago; `json.loads` takes such bytes back."""
+    write_durably(folder.record, canonical_json(record).encode("utf-8", "surrogatepass") + b"\n")
+
+
+def _is_half_a_record(path: Path) -> bool:
+    """What a kill leaves of the first file that is written here: `write_durably` renames it."""
+    return path.name.startswith(f".{_RECORD}.") and path.suffix == ".tmp"
+
+
+def _differing(before: Tables, now: Tables) -> str:
+    """Which settings of two records differ, and how, for an error; empty where none does."""
+    found = []
+    for part, prefix in (("config", ()), ("simulation", ("simulation",))):
+        there, here = (dict(_settings_in(each.get(part), prefix)) for each in (before, now))
+        found += [f"{_key_text(key)} = {_value_text(there, key)} there, {_value_text(here, key)} here"
+                  for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    more = len(found) - _MOST_NAMED
+    return f": {'; '.join(found[:_MOST_NAMED])}{f'; and {more} more' if more > 0 else ''}" if found else ""
+
+
+def _settings_in(tables: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Where each value of tables stands, and the value as JSON."""
+    if isinstance(tables, dict) and tables:
+        for key, value in tables.items():
+            yield from _settings_in(value, (*path, str(key)))
+    else:
+        yield path, canonical_json(tables)
+
+
+def _key_text(path: tuple[str, ...]) -> str:
+    return f"[{path[0]}] {'.'.join(path[1:])}".rstrip()
+
+
+def _value_text(settings: Mapping[tuple[str, ...], str], path: tuple[str, ...]) -> str:
+    text = settings.get(path, "nothing")
+    return text if len(text) <= _LONGEST_NAMED else f"{text[:_LONGEST_NAMED]}..."
 
 
 def _has_begun(folder: SimulationFolder, study: str) -> bool:

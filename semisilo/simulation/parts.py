@@ -44,7 +44,7 @@ def write_parts(dealt: Dealt, folder: Path) -> Path:
     for index, name in enumerate(dealt.silos):
         _write_npz(silos / f"{name}.npz", _silo_arrays(dealt, index))
     path = folder / "manifest.json"
-    write_durably(path, canonical_json(manifest(dealt)).encode() + b"\n")
+    write_durably(path, canonical_json(manifest(dealt)).encode("utf-8", "surrogatepass") + b"\n")
     return path
 
 

@@ -60,6 +60,7 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
     _check(engine, device, workers)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
     folder, watcher = SimulationFolder(Path(out).absolute()), watcher or SimulationWatcher()
+    _check_readable(folder.folder)
     if (over := _result_of_before(chosen, folder, watcher)) is not None:
         return over
     _check_device(device)
@@ -99,6 +100,15 @@ def _check(engine: str, device: str, workers: int | None) -> None:
     if engine == "process" and workers is not None:
         raise UsageError("workers has no effect: in this process one silo trains at a time.",
                          remedy="Leave it out, or choose the engine processes.")
+
+
+def _check_readable(folder: Path) -> None:
+    """Files of tensors are read and written by a library that knows paths of UTF-8 alone."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{folder}: the name of the folder is not in UTF-8.",
+                         remedy="Rename it, or choose another folder (--out; from Python out=).") from None
 
 
 def _check_device(device: str) -> None:

@@ -156,14 +156,38 @@ def test_a_simulation_runs_where_an_event_loop_runs_already_as_in_a_notebook(
 
 def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
         tmp_path: Path, undisturbed: SimulationResult) -> None:
-    with pytest.raises(UsageError, match="another config"):
+    with pytest.raises(UsageError, match=r"another config: \[study\] rounds = 3 there, 4 here\."):
         run(study("semifl", rounds=4, wire={"uplink": "top-k 20%"}), out=undisturbed.folder, device="cpu")
     split = {**RESUMED["simulation"]["split"], "fraction": 0.13}
-    with pytest.raises(UsageError, match="another simulation and another digest"):
+    with pytest.raises(UsageError, match="another simulation and another digest of its images: "
+                                         r"\[simulation\] split\.fraction = 0\.\d+ there, 0\.13 here\."):
         run({**RESUMED, "simulation": {"data": "digits", "split": split}}, out=undisturbed.folder, device="cpu")
     (tmp_path / "photo.png").touch()
     with pytest.raises(UsageError, match="not empty"):
         run(RESUMED, out=tmp_path, device="cpu")
+
+
+def test_killed_while_it_wrote_its_first_file_a_simulation_begins_anew(tmp_path: Path) -> None:
+    dealt = deal_study(load_simulated_study(RESUMED))
+    half = tmp_path / ".simulation.json.0123456789ab.tmp"
+    half.write_bytes(b"{")
+    begin(SimulationFolder(tmp_path), dealt, stamp="")
+    assert not half.exists()
+    assert json.loads((tmp_path / "simulation.json").read_bytes())["digest"] == dealt.digest()
+
+
+def test_a_study_may_lie_in_a_folder_whose_name_is_no_utf_8_but_its_run_may_not(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    path = written(RESUMED, folder)
+    there = SimulationFolder(tmp_path / "out")
+    there.folder.mkdir()
+    dealt = deal_study(load_simulated_study(path))
+    begin(there, dealt, stamp="")
+    begin(there, dealt, stamp="")
+    assert json.loads(there.record.read_bytes())["source"]["folder"] == str(folder)
+    with pytest.raises(UsageError, match="not in UTF-8"):
+        run(path, out=folder / "out", device="cpu")
+    assert not (folder / "out").exists()
 
 
 @pytest.mark.parametrize("wrong", [
