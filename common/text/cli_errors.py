@@ -33,6 +33,7 @@ __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "Terminated", "clea
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_AGAIN_SECONDS = 0.01
 
 
 class Terminated(SystemExit):
@@ -41,7 +42,7 @@ class Terminated(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.exit_status = 128 + number
+        self.number, self.exit_status = number, 128 + number
 
 
 @contextmanager
@@ -64,7 +65,11 @@ def clean_exit_on_termination() -> Iterator[None]:
 @contextmanager
 def interrupt_on_termination() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
-    apart. A SIGHUP that is ignored stays so: with nohup the work goes on when the connection to the machine ends."""
+    apart. A SIGHUP that is ignored stays so: with nohup the work goes on when the connection to the machine ends.
+
+    A signal that comes where an exception goes no further, as at the end of an object's life, is sent again; so is
+    that of Ctrl-C.
+    """
     def interrupt(number: int, frame: object) -> None:
         raise Terminated(number)
 
@@ -73,10 +78,22 @@ def interrupt_on_termination() -> Iterator[None]:
         return
     hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
     numbers = (signal.SIGTERM, *hang_up)
-    before = [signal.signal(number, interrupt) for number in numbers]
+    before, hook = [signal.signal(number, interrupt) for number in numbers], sys.unraisablehook
+
+    def send_again(lost: sys.UnraisableHookArgs) -> None:
+        error = lost.exc_value
+        number = error.number if isinstance(error, Terminated) else \
+            signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+        if number is None:
+            hook(lost)
+        else:  # once that place is left
+            threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 

@@ -237,7 +237,7 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
 def _check_choice(choice: ExportChoice) -> None:
     for name in choice.formats:
         if name not in FORMATS:
-            raise UsageError(f"--format {name}: is not known.", remedy=f"Choose among: {', '.join(FORMATS)}.")
+            raise UsageError(f"There is no format '{name}'.", remedy=f"Choose among: {', '.join(FORMATS)}.")
     if choice.device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"There is no device '{choice.device}'.", remedy="Choose auto, cpu or cuda.")
     if choice.device == "cuda" and not torch.cuda.is_available():

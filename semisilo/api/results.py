@@ -230,7 +230,7 @@ class Run:
 
     def export(self, out: Path | str | None = None, *,
                round: int | Literal["chosen", "last", "labels-alone", "best-on-test"] = "chosen", test: str = "",
-               patient: Literal["auto", "folder", "name", "none"] | None = None, formats: Collection[str] =
+               patient: Literal["auto", "folder", "name", "none"] | None = None, formats: str | Collection[str] =
                ("safetensors", "onnx"), calibrate: bool = False, operating_point: str | Sequence[str] = (),
                progress: Callable[[float, str], None] | None = None) -> Exported:
         """Writes the model with its card: see `semisilo export`.
@@ -242,7 +242,7 @@ class Run:
             test: labelled images to measure on instead of the study's own.
             patient: how their patients are known; "none": not at all, for other patients of the same names; None: as
                 the study knows its own.
-            formats: "safetensors" is always written; "onnx" needs an extra.
+            formats: one or several; "safetensors" is always written, "onnx" needs an extra.
             calibrate: whether to fit a temperature on the validation images; where images may have several labels, a
                 slope and an offset for each class.
             operating_point: such as "sensitivity 95% for CLASS", chosen on the validation images; where images may have
@@ -257,8 +257,8 @@ class Run:
 
         with torch_left_as_it_was():
             return export_run(self.folder, out=None if out is None else Path(out), round=str(round), test=test,
-                              patient=patient, formats=formats, calibrate=calibrate, operating_point=operating_point,
-                              progress=progress)
+                              patient=patient, formats=(formats,) if isinstance(formats, str) else formats,
+                              calibrate=calibrate, operating_point=operating_point, progress=progress)
 
     def predict(self, source: Any) -> Predictions:
         """What the chosen model says of images: see `semisilo.predict`.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -40,6 +42,33 @@ def test_each_kind_of_end_has_its_status_and_line(
     assert said.out == ""
     assert said.err.startswith(line)
     assert said.err.count("\n") == (1 if line else 0)
+
+
+_ENDS_AT_THE_WRONG_MOMENT = """
+import os, signal, sys, time
+from semisilo.common.text.cli_errors import interrupt_on_termination
+
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{number})
+        for _ in range(1000):
+            pass
+
+with interrupt_on_termination():
+    Ends()
+    time.sleep(60)
+print("gone on")
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", -signal.SIGINT)])
+def test_a_signal_that_comes_where_an_exception_goes_no_further_ends_the_work_all_the_same(
+        number: str, status: int) -> None:
+    """Python tells of an exception at the end of an object's life, and goes on."""
+    ended = subprocess.run([sys.executable, "-c", _ENDS_AT_THE_WRONG_MOMENT.replace("{number}", number)],
+                           capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout) == (status, "")
+    assert "Exception ignored" not in ended.stderr
 
 
 class _Out(io.TextIOWrapper):

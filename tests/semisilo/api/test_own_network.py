@@ -217,7 +217,7 @@ def test_another_process_reads_the_model_once_it_is_handed_the_network(tmp_path:
     call = {**CALL, "data": "digits", "num_labelled": 20, "tables": {"simulation": {"split": {"fraction": 0.12}}}}
     trained = semisilo.simulate(model=Flat, **call)
     expected = trained.predict("digits#test").probabilities
-    folder = trained.export(tmp_path / "export", formats=("safetensors",)).folder
+    folder = trained.export(tmp_path / "export", formats="safetensors").folder
     monkeypatch.setattr(given, "_GIVEN", {})  # as in another process
     with pytest.raises(BadConfiguration, match="handed over from Python"):
         semisilo.predict(folder, "digits#test")
