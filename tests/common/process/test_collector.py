@@ -28,7 +28,7 @@ first = Node()
 first.itself = first
 gone = weakref.ref(first)
 del first
-kept = [[number] for number in range(200_000)]
+kept = [[number] for number in range(400_000)]
 more = []
 for number in range(2_000_000):
     more.append([number])
