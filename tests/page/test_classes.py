@@ -40,6 +40,7 @@ def test_every_measure_beside_labels_alone_is_called_the_same_for_every_class(br
         shown.go("#/study/first")
         shown.page.locator("summary", has_text="Class by class").click()
         heads = shown.page.get_by_role("table", name="Classes beside those of labels alone").get_by_role("columnheader")
+        heads.first.wait_for()
         assert heads.all_inner_texts() == ["Class", "Recall", "Recall, labels alone", "Recall, validation images",
                                            "Recall, validation images, labels alone"]
 

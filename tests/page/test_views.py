@@ -410,7 +410,9 @@ def test_who_stands_out_is_named_and_rounds_that_are_gone_can_be_read(browser: A
         shown.wait_for_text("went back to round 2")
         shown.wait_for_text("rounds 3 to 4 no longer count; it sent noise")
         shown.page.get_by_text("Rounds that no longer count").first.click()
-        assert shown.page.get_by_role("table", name="Rounds that no longer count").get_by_role("row").count() == 3
+        rows = shown.page.get_by_role("table", name="Rounds that no longer count").get_by_role("row")
+        rows.first.wait_for()
+        assert rows.count() == 3
         shown.go("#/silo/hospital-a")
         shown.wait_for_text("hospital-a stands out")
 
