@@ -81,7 +81,8 @@ def check_members(trust: Trust, members: Sequence[Member], threshold: int) -> tu
     Args:
         members: whose signatures were checked.
     Returns: the names of trusted members, in the order of `members`.
-    Raises: SecureSumRefused, naming the silo whose identity is another than the pinned or the known one, or the bound.
+    Raises: SecureSumRefused, naming the silo whose identity is another than the pinned or the known one, as a complaint
+        of it, or the bound.
     """
     for member in members:
         for what, identity in (("its own", trust.identity if member.silo == trust.silo else None),
@@ -91,7 +92,8 @@ def check_members(trust: Trust, members: Sequence[Member], threshold: int) -> tu
                 raise SecureSumRefused(
                     f"Silo '{member.silo}' is listed with the identity {short_number(member.identity)}, which is not "
                     f"{what}.", remedy="Ask that silo's engineer whether it has a new identity, and compare the "
-                                       "numbers of 'silo peers' before you pin it.")
+                                       "numbers of 'silo peers' before you pin it.",
+                    against="" if member.silo == trust.silo else member.silo)
     names = tuple(member.silo for member in members)
     trusted = tuple(name for name in names if name == trust.silo or name in trust.pinned) \
         if trust.pinned or trust.require_pinned else names

@@ -82,7 +82,12 @@ class Sites:
             service.answer_step(silo, task.task_id, answer_to_proto(answer))
 
 
-def sites(folder: Path, lies: Mapping[tuple[str, str], Lie], *, rounds: int = 1) -> Sites:
+def sites(folder: Path, lies: Mapping[tuple[str, str], Lie], *, rounds: int = 1,
+          known: Mapping[str, bytes] | None = None) -> Sites:
+    """
+    Args:
+        known: keys that each silo has seen before of others.
+    """
     coordinator = Coordinator(folder)
     coordinator.compute.num_labelled, coordinator.compute.tensors = 0, True
     coordinator.engine._sums = MaskedSums(coordinator.ledger, coordinator.roster, federation="f")
@@ -91,6 +96,7 @@ def sites(folder: Path, lies: Mapping[tuple[str, str], Lie], *, rounds: int = 1)
     for silo in SILOS:
         store = SecureStore(folder / silo)
         note_identity(coordinator.ledger, silo, store.identity(), now_unix=1.0)
+        store.know({other: key for other, key in (known or {}).items() if other != silo})
         steps[silo] = SecureSteps(store, federation="f", silo=silo, policy=Policy(permit=Permit(methods=("fedavg",))))
     config = behind_masks()
     coordinator.ledger.queue_study("s", {**config, "study": {**config["study"], "start_with": 5, "rounds": rounds},
@@ -264,6 +270,22 @@ def test_whose_shares_do_not_open_is_set_aside_and_the_next_round_goes_on_withou
             " they had: it is set aside"]
         assert [line for line in caplog.messages if line.endswith("To ask it again: coordinator take-back beta")]
         assert complaints(ledger, "s") == ()
+    scenario(found.coordinator, work)
+
+
+def test_who_has_another_key_than_the_others_have_seen_is_set_aside_and_the_next_round_goes_on_without_it(
+        tmp_path: Path) -> None:
+    """As after a machine that was lost with its home. All others refused every sum, and the study stood still until an
+    engineer at each of them had acted."""
+    found = sites(tmp_path, {}, rounds=2, known={"beta": b"\7" * 32})
+    ledger = found.coordinator.ledger
+
+    async def work() -> None:
+        await found.work()
+        assert [ledger.round("s", number).state for number in (1, 2)] == [RoundState.FAILED, RoundState.COMPLETED]
+        assert states(found, 1) == {**dict.fromkeys(SILOS, TaskState.REFUSED), "beta": TaskState.ANSWERED}
+        assert set(states(found, 0, round=2)) == set(SILOS) - {"beta"}
+        assert found.coordinator.roster.aside().keys() == {"beta"}
     scenario(found.coordinator, work)
 
 
