@@ -227,14 +227,16 @@ def _recorded(site: Site, task: TaskSpec, pending: PendingUpdate) -> None:
 
 
 def _budget_spent(site: Site, task: TaskSpec) -> dict[str, object]:
-    """What the record of disclosures says of the privacy budget; nothing for a study without differential privacy of
-    images."""
+    """What the record of disclosures says of the privacy budget as it is by now; nothing for a study without
+    differential privacy of images."""
     if not spends_at_site(task.dp, secure=bool(task.secure)):
         return {}
-    line = PrivacyLedger(site.privacy_folder).of_task(task.task_id, authority=site.authority)
-    return {} if line is None else {
-        "epsilon": line.epsilon, "delta": line.delta, "study_epsilon": line.study_epsilon,
-        "study_delta": line.study_delta}
+    ledger = PrivacyLedger(site.privacy_folder)
+    # Not the line of the task: where a study has gone back, the very same task has another name and no line of its own.
+    study, last = ledger.of_study(task.study, authority=site.authority), ledger.last()
+    return {} if study is None or last is None else {
+        "epsilon": last.epsilon, "delta": last.delta, "study_epsilon": study.study_epsilon,
+        "study_delta": study.study_delta}
 
 
 def _disclosure(task: TaskSpec, pending: PendingUpdate, budget: dict[str, object]) -> Disclosure:

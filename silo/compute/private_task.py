@@ -117,10 +117,14 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         known = _counted(asked.order, dp, each, before, policy=policy, fingerprint=fingerprint,
                          images=labelled_count + unlabelled_count, authority=authority)
         ledger.append(known)
+        epsilon = known.study_epsilon
     else:
         ledger.keep()
-    return PrivateTask(noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm, epsilon=known.study_epsilon,
-                       key=key, shared=shared)
+        # By now, and not when it was first done: a study that has gone back has spent on later rounds since.
+        epsilon = max(line.study_epsilon for line in before
+                      if line.study == asked.order.study and may_be_of(line, authority))
+    return PrivateTask(noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm, epsilon=epsilon, key=key,
+                       shared=shared)
 
 
 def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before: tuple[Spending, ...], *,

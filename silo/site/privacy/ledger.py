@@ -109,10 +109,10 @@ class PrivacyLedger:
         """The newest line; None where nothing was spent. Raises: StorageDamaged, where that one cannot be read."""
         return next(self._backwards(), None)
 
-    def of_task(self, task_id: str, *, authority: str = "") -> Spending | None:
-        """The newest line of a task of a federation. Raises: StorageDamaged, where one since then cannot be read."""
-        return next((line for line in self._backwards() if line.task_id == task_id and may_be_of(line, authority)),
-                    None)
+    def of_study(self, study: str, *, authority: str = "") -> Spending | None:
+        """The newest line of a study of a federation: what it has spent by now. Raises: StorageDamaged, where one since
+        then cannot be read."""
+        return next((line for line in self._backwards() if line.study == study and may_be_of(line, authority)), None)
 
     def _backwards(self) -> Iterator[Spending]:
         """The lines, newest first, each read when it is asked for."""

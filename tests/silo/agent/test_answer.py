@@ -14,6 +14,7 @@ import pytest
 
 from semisilo.common.errors import ComputeFailed, DailyBudget, MethodNotPermitted, NotPermitted
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.silo.agent import answer as answer_module
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
 from semisilo.silo.compute.messages import Train, Trained
@@ -21,6 +22,7 @@ from semisilo.silo.site.disclosures import DisclosureLog, Line, read_lines
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.memory import SiloMemory, update_id_of
 from semisilo.silo.site.policy import Limits, Permit, Policy
+from semisilo.silo.site.privacy.ledger import PrivacyLedger, Spending
 from semisilo.silo.site.stores import open_cache
 from tests.silo.fake_coordinator import FakeCompute, make_task
 
@@ -83,6 +85,23 @@ def test_an_update_is_durable_and_written_down_when_it_is_handed_over(tmp_path: 
     assert [group.name for group in found.manifest] == ["model"]
     (request,) = steps.compute.trained
     assert (request.choice, request.link_bytes_per_second) == (JoinChoice(source="/scans"), 12.5)
+
+
+def test_what_was_spent_by_then_is_written_down_also_where_the_study_has_gone_back_to_the_round(tmp_path: Path) -> None:
+    """The very same task has the same noise and no line of its own, and another name. Its update was written down
+    without a word of what was spent."""
+    spent = Spending(time="2026-01-01T00:00:00+00:00", study="first", round=1, phase="train", task_id="first/1/train/a",
+                     fingerprint="f1", images=17, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=1.0, steps=1,
+                     study_delta=1e-5, study_epsilon=1.0, delta=1e-6, epsilon=2.0)
+    ledger, dp = PrivacyLedger(SiloHome(tmp_path).privacy), DifferentialPrivacy(noise_multiplier=1.0)
+    ledger.append(spent)
+    ledger.append(replace(spent, round=2, task_id="first/2/train/a", fingerprint="f2", study_epsilon=1.5, epsilon=2.5))
+    ledger.append(replace(spent, study="second", task_id="second/1/train/a", fingerprint="f3", epsilon=3.0))
+    answered(make_task(task_id="first/1/train/a/1", dp=dp), open_site(tmp_path), Steps())
+    answered(make_task(study="third", task_id="third/1/train/a"), open_site(tmp_path), Steps())
+    private, other = recorded(tmp_path)
+    assert private.content == {"epsilon": 3.0, "delta": 1e-6, "study_epsilon": 1.5, "study_delta": 1e-5}
+    assert other.content == {}
 
 
 def test_an_abstention_is_written_down_with_the_reason_and_the_size_of_its_message(tmp_path: Path) -> None:

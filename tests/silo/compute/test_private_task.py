@@ -138,6 +138,16 @@ def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, chan
 
 
 @pytest.mark.slow
+def test_a_round_that_is_done_again_tells_what_the_study_has_spent_by_now(site: Site) -> None:
+    """It told what had been spent when it was first done, less than the coordinator knew of by then."""
+    first, second = (site.train(round=number).metrics["epsilon"] for number in (1, 2))
+    assert first < second
+    site.train(study="t")
+    assert site.train(task_id="s/1/0-train/a/1").metrics["epsilon"] == second
+    assert len(site.ledger.lines()) == 3
+
+
+@pytest.mark.slow
 def test_a_study_spends_no_more_than_it_promises_when_it_goes_back(site: Site) -> None:
     """Its noise is for four rounds; after a rollback a round of other weights is a fifth. One that is done again with
     the same weights spends nothing, and is not refused."""

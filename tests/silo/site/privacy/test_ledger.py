@@ -26,8 +26,8 @@ def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
     ledger.append(LINE)
     ledger.append(second)
     assert PrivacyLedger(tmp_path / "privacy").lines() == (LINE, second)
-    assert ledger.of_task("s/1/0-train/a") == LINE
-    assert ledger.of_task("x") is None
+    assert ledger.of_study("s") == LINE
+    assert ledger.of_study("x") is None
 
 
 def test_what_was_read_before_is_not_parsed_again_and_what_was_changed_since_is(
@@ -71,8 +71,8 @@ def test_a_study_of_another_federation_is_another_study_and_a_line_that_does_not
     assert spent_by_study(ledger.lines(), "aa") == {"s": one.study_epsilon}
     assert spent_by_study((one, replace(other, study_epsilon=9.0)), "aa") == {"s": one.study_epsilon}
     assert spent_by_study((one, replace(other, study_epsilon=9.0)), None) == {"s": 9.0}
-    assert ledger.of_task(LINE.task_id, authority="aa") == one
-    assert ledger.of_task(LINE.task_id, authority="cc") == LINE
+    assert ledger.of_study("s", authority="aa") == one
+    assert ledger.of_study("s", authority="cc") == LINE
     assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
 
 
