@@ -71,7 +71,8 @@ class StudyPrivacy:
     honest_silos: int = 0
     """As set; see `semisilo.common.methods.parts.privacy.DifferentialPrivacy`."""
     silos: tuple[SiloEpsilon, ...]
-    """Those with an accepted update, in byte order of names."""
+    """Those with an accepted update, also one that was left out later and is not counted among `SiloEpsilon.updates`,
+    in byte order of names."""
 
     @property
     def epsilon(self) -> float:
@@ -139,19 +140,24 @@ def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *, pa
         return None
     epsilons: dict[str, float] = {}
     updates: Counter[str] = Counter()
+
+    def told(silo: str, metrics: Mapping[str, float]) -> None:
+        """What came with an update was spent, also where the update was left out since: the coordinator has had it."""
+        if EPSILON in metrics:
+            epsilons[silo] = max(epsilons.get(silo, 0.0), metrics[EPSILON])
+
     for entry in rounds:
         if up_to is not None and entry.number > up_to:
             continue
-        for silo in entry.updated:
-            updates[silo] += 1
-            told = entry.silo_metrics.get(silo, {}).get(EPSILON, 0.0)
-            epsilons[silo] = max(epsilons.get(silo, 0.0), told)
+        updates.update(entry.updated)
+        for silo, metrics in entry.silo_metrics.items():
+            told(silo, metrics)
     again = [index for index, each in enumerate(past) if up_to is None or each.to_round < up_to]
     for each in past[:again[-1] + 1] if again else ():
-        taken = [answer for answer in each.answers if answer.state is TaskState.UPDATED]
-        updates.update(silo for silo, _ in {(answer.silo, answer.round) for answer in taken})
-        for answer in taken:
-            epsilons[answer.silo] = max(epsilons.get(answer.silo, 0.0), answer.metrics.get(EPSILON, 0.0))
+        updates.update(silo for silo, _ in {(answer.silo, answer.round) for answer in each.answers
+                                            if answer.state is TaskState.UPDATED})
+        for answer in each.answers:
+            told(answer.silo, answer.metrics)
     if dp.unit == "silo":
         from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 
@@ -161,5 +167,5 @@ def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *, pa
         unit=dp.unit, clip_norm=dp.clip_norm, noise_multiplier=dp.noise_multiplier or None,
         target_epsilon=dp.target_epsilon or None, delta=dp.delta, behind_masks=settings.secure_aggregation,
         honest_silos=dp.honest_silos, silos=tuple(
-            SiloEpsilon(silo=silo, epsilon=epsilons[silo], updates=updates[silo])
-            for silo in sorted(updates, key=str.encode)))
+            SiloEpsilon(silo=silo, epsilon=epsilons.get(silo, 0.0), updates=updates[silo])
+            for silo in sorted({*updates, *epsilons}, key=str.encode)))

@@ -53,6 +53,19 @@ def test_of_images_it_is_what_silos_last_said() -> None:
     assert found.how == "clip 1, noise 2 times the clip, delta 1e-06"
 
 
+def test_of_images_what_came_with_an_update_that_was_left_out_was_spent() -> None:
+    """As of a silo that was set aside when its update was there: the coordinator has had it."""
+    later = [*rounds(), Round(3, {"b": TaskState.REFUSED, "c": TaskState.REFUSED, "d": TaskState.REFUSED},
+                              {"b": {"epsilon": 1.75}, "c": {"epsilon": 1.0}, "d": {}})]
+    found = privacy_of(config(), later)
+    assert found is not None
+    assert [(each.silo, each.epsilon, each.updates) for each in found.silos] == [
+        ("a", 1.25, 2), ("b", 1.75, 1), ("c", 1.0, 0)]
+    found = privacy_of(config(unit="silo"), [Round(each.number, each.outcomes, {}) for each in later])
+    assert found is not None
+    assert [(each.silo, each.updates) for each in found.silos] == [("a", 2), ("b", 1)]
+
+
 def test_up_to_a_round() -> None:
     found = privacy_of(config(), rounds(), up_to=1)
     assert found is not None
@@ -96,7 +109,7 @@ def gone(round: int, silo: str, epsilon: float = 0.0, state: TaskState = TaskSta
 
 
 PAST = (WentBack(to_round=1, answers=(gone(2, "a", 2.0), gone(2, "b"), gone(3, "a"), gone(3, "c", 0.5),
-                                      gone(3, "b", 9.0, TaskState.REFUSED))),)
+                                      gone(3, "b", 1.75, TaskState.REFUSED))),)
 
 
 def test_rounds_that_no_longer_count_were_spent() -> None:
@@ -107,7 +120,7 @@ def test_rounds_that_no_longer_count_were_spent() -> None:
     assert found.epsilon == epsilon_of([NoisySteps(noise_multiplier=2.0, sampling_rate=1.0, steps=4)], 1e-6)
     found = privacy_of(config(), rounds(), past=PAST)
     assert found is not None
-    assert [(each.silo, each.epsilon) for each in found.silos] == [("a", 2.0), ("b", 1.5), ("c", 0.5)]
+    assert [(each.silo, each.epsilon) for each in found.silos] == [("a", 2.0), ("b", 1.75), ("c", 0.5)]
 
 
 def test_up_to_a_round_counts_what_came_before_it_in_time() -> None:
