@@ -19,7 +19,8 @@ from semisilo.coordinator.ledger.progress import RoundCounts
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["PastAnswer", "PastRound", "PastTotals", "Rollback", "count_rollbacks", "has_undone_rounds", "kept_after",
-           "oldest_return", "past_answers", "past_totals", "roll_back", "rollbacks_of", "take_cancelled_back"]
+           "oldest_return", "past_answers", "past_totals", "past_uploads", "roll_back", "rollbacks_of",
+           "take_cancelled_back"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,3 +237,12 @@ def past_answers(ledger: Ledger, rollback: int) -> tuple[PastAnswer, ...]:
                             cosine=row["cosine"], metrics=json.loads(row["metrics_json"]))
                  for row in ledger.query("SELECT * FROM past_answer WHERE rollback = ? ORDER BY round, phase_number,"
                                          " phase, silo", rollback))
+
+
+def past_uploads(ledger: Ledger, study: str) -> dict[tuple[str, str], int]:
+    """(silo, tensor group) -> encoded bytes of the updates that came in rounds that are gone, in all times that the
+    study went back together. Looks at all its costs, of which a large study has millions."""
+    return {(row["silo"], row["item"]): int(row["bytes"]) for row in ledger.query(
+        "SELECT silo, item, sum(bytes) AS bytes FROM cost WHERE study = ? AND kind = 'payload' AND direction = 'up'"
+        " AND item <> 'manifest' AND EXISTS (SELECT 1 FROM rollback WHERE rollback.study = cost.study AND to_round <"
+        " cost.round AND cost_row >= cost.rowid) GROUP BY silo, item", study)}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import past_answers, past_uploads, rollbacks_of
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.ledger.tasks import received_answers, site_evaluation_counts
 from semisilo.coordinator.ledger.traffic import wire_by_silo
@@ -32,7 +33,7 @@ class LeftOfSilo:
     refusals: int
     """Tasks that it refused; a refusal says why, and sends nothing else."""
     evaluations: int
-    """Models of which it said what they are worth on its own test images."""
+    """Models of rounds that count of which it said what they are worth on its own test images."""
     wire_bytes: int
     """Up, on its connections, while rounds of the study were under way; 0 where nobody counted."""
 
@@ -51,7 +52,8 @@ class _Counted:
 
 
 def left_of_silos(ledger: Ledger, study: str) -> tuple[LeftOfSilo, ...]:
-    """Every silo that was asked, in byte order of names; rounds that the study went back behind do not count."""
+    """Every silo that was asked, in byte order of names. What came in rounds that the study went back behind has left as
+    well; of evaluations in them nothing is kept."""
     found: dict[str, _Counted] = {}
     for answer in received_answers(ledger, study):
         counted = found.setdefault(answer.silo, _Counted())
@@ -62,6 +64,15 @@ def left_of_silos(ledger: Ledger, study: str) -> tuple[LeftOfSilo, ...]:
         counted.updates += 1
         for group, size in answer.groups.items():
             counted.groups[group] = counted.groups.get(group, 0) + size
+    back = rollbacks_of(ledger, study)
+    for gone in (answer for each in back for answer in past_answers(ledger, each.number)):
+        counted = found.setdefault(gone.silo, _Counted())
+        counted.numbers |= {_kind(name) for name in gone.metrics}
+        counted.updates += gone.example_count is not None
+        counted.refusals += gone.example_count is None and gone.state is TaskState.REFUSED
+    for (silo, group), size in past_uploads(ledger, study).items() if back else ():
+        counted = found.setdefault(silo, _Counted())
+        counted.groups[group] = counted.groups.get(group, 0) + size
     evaluations = site_evaluation_counts(ledger, study)
     wire = wire_by_silo(ledger, study)
     return tuple(LeftOfSilo(
