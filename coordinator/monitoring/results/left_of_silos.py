@@ -52,8 +52,8 @@ class _Counted:
 
 
 def left_of_silos(ledger: Ledger, study: str) -> tuple[LeftOfSilo, ...]:
-    """Every silo that was asked, in byte order of names. What came in rounds that the study went back behind has left as
-    well; of evaluations in them nothing is kept."""
+    """Every silo that was asked, in byte order of names. What came in rounds that the study went back behind has left
+    as well; of evaluations in them nothing is kept."""
     found: dict[str, _Counted] = {}
     for answer in received_answers(ledger, study):
         counted = found.setdefault(answer.silo, _Counted())

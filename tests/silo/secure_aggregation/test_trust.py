@@ -54,7 +54,8 @@ def test_another_identity_than_the_pinned_or_known_one_is_refused_by_name(where:
     trust = a_trust(identities, 1, 2, 3) if where == "pinned" else a_trust(identities)
     trust = dataclasses.replace(trust, **{where: {**getattr(trust, where), name_of(2): b"\7" * 32}})
     said = "is pinned here" if where == "pinned" else "was seen before"
-    with pytest.raises(SecureSumRefused, match=f"'hospital-02' is listed with the identity .* one that {said}") as error:
+    told = f"'hospital-02' is listed with the identity .* one that {said}"
+    with pytest.raises(SecureSumRefused, match=told) as error:
         check_members(trust, members, 3)
     assert error.value.against == "hospital-02"
 
