@@ -25,6 +25,7 @@ from semisilo.common.measures.finding_calibration import PlattScaling
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.parts.label_task import LabelTask
 from semisilo.common.models.own.model_file import PermittedCode
+from semisilo.common.process.turns import at_torch
 from semisilo.common.storage.durable import write_durably
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def _built(facts: ModelFacts, allow_factories: Collection[PermittedCode]) -> nn.
 
     from semisilo.common.models.factory import build_model
 
-    with torch.random.fork_rng(devices=[]):
+    with at_torch(), torch.random.fork_rng(devices=[]):
         return build_model(facts.model, channels=facts.image.channels, size=facts.image.size,
                            allow_factories=allow_factories)
 

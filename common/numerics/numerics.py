@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.methods.numerics import Numerics, NumericsRecord, Precision
-from semisilo.common.numerics.side_by_side import set_lanes
+from semisilo.common.numerics.side_by_side import lanes, set_lanes
 from semisilo.common.process.processors import usable_processors
+from semisilo.common.process.turns import at_torch
 
-__all__ = ["apply", "as_handed_over", "at_work", "precision", "record"]
+__all__ = ["apply", "as_handed_over", "at_work", "left_as_it_was", "precision", "record"]
 
 _REDUCED: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose convolutions and matrix products are computed in a type of 16 bits."""
@@ -82,6 +83,33 @@ def as_handed_over() -> Iterator[None]:
         for (owner, name), value in before.items():
             setattr(owner, name, value)
         torch.set_deterministic_debug_mode(mode)
+
+
+@contextmanager
+def left_as_it_was() -> Iterator[None]:
+    """Afterwards the numerics of this process, torch's settings and its generator are as they were, also after an
+    error: operations put theirs in force (`apply`) and draw, and here the process is the caller's own. Nobody else's
+    operation is disturbed by it (`at_torch`)."""
+    global _precision, _channels_last
+    flags = [(torch.backends.cudnn, "deterministic"), (torch.backends.cudnn, "benchmark"),
+             (torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32"),
+             (torch.utils.deterministic, "fill_uninitialized_memory")]
+    with at_torch():
+        before = [(owner, name, getattr(owner, name)) for owner, name in flags]
+        threads, mode, lanes_before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), lanes()
+        generator, dtype, own = torch.get_rng_state(), torch.get_default_dtype(), (_precision, _channels_last)
+    try:
+        yield
+    finally:
+        with at_torch():
+            for owner, name, value in before:
+                setattr(owner, name, value)
+            torch.set_num_threads(threads)
+            set_lanes(lanes_before)
+            torch.set_deterministic_debug_mode(mode)
+            torch.set_rng_state(generator)
+            torch.set_default_dtype(dtype)
+            _precision, _channels_last = own
 
 
 def record(*, device: str = "cpu") -> NumericsRecord:

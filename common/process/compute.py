@@ -39,6 +39,7 @@ from semisilo.common.process.messages import (
     handlers_of,
     run_operation,
 )
+from semisilo.common.process.turns import at_torch
 
 __all__ = ["Compute", "ComputeAborted", "ComputeCrashed", "ComputeDied", "InlineCompute", "OnProgress",
            "ProcessCompute"]
@@ -222,8 +223,8 @@ def _line(call: Call) -> bytes:
 class InlineCompute:
     """Runs an Operations class in this process, for simulations and tests.
 
-    All InlineComputes of a process share one thread: operations seed torch's global generator inside `fork_rng` and set
-    torch's threads, so two at once would disturb each other.
+    All InlineComputes of a process share one thread, in which each operation has a turn (`at_torch`): operations seed
+    torch's global generator inside `fork_rng` and set torch's threads, so two at once would disturb each other.
     """
 
     def __init__(self, build: Callable[[OnProgress], Operations]) -> None:
@@ -266,8 +267,12 @@ class InlineCompute:
                 answer = run_operation(self._handlers, operation, arguments)
                 return answer_from_json(request, as_json(answer))
 
+            def in_turn() -> AnswerT:
+                with at_torch():
+                    return work()
+
             try:
-                return await loop.run_in_executor(_inline_thread(), work)
+                return await loop.run_in_executor(_inline_thread(), in_turn)
             except asyncio.CancelledError:
                 stop.set()
                 raise

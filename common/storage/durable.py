@@ -13,7 +13,8 @@ from pathlib import Path
 __all__ = ["naming", "start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
            "write_secret"]
 
-_waits = True
+_not_waiting: list[None] = []
+"""An item for each `without_waiting` that is open, of whatever thread; a list takes and gives one at a time."""
 _PIECE_BYTES = 2**20
 
 
@@ -21,17 +22,16 @@ _PIECE_BYTES = 2**20
 def without_waiting() -> Iterator[None]:
     """Meanwhile nobody in this process waits for the disk: files are whole or not there after a kill, but what was
     written last may be lost when the machine stops. For simulations, which nobody else relies on."""
-    global _waits
-    before, _waits = _waits, False
+    _not_waiting.append(None)
     try:
         yield
     finally:
-        _waits = before
+        _not_waiting.pop()
 
 
 def sync_file(descriptor: int) -> None:
     """Returns once the content of an open file is on disk for good."""
-    if _waits:
+    if not _not_waiting:
         os.fsync(descriptor)
 
 
@@ -74,7 +74,7 @@ def _replace(temporary: Path, path: Path) -> None:
     Where nobody waits for the disk, the two change names and the old one is removed: ext4 sends the content of a file
     that replaces another to the disk at once, which takes milliseconds, but not of one that changes names with it.
     """
-    if not _waits and (exchange := _renameat2()) is not None \
+    if _not_waiting and (exchange := _renameat2()) is not None \
             and exchange(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(path), _RENAME_EXCHANGE) == 0:
         temporary.unlink()
     else:  # there is no file of that name yet, or this system or disk cannot
@@ -136,7 +136,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 def sync_folder(folder: Path) -> None:
     """Makes renames and new names in a folder last; does nothing where folders cannot be synchronised."""
-    if os.name != "posix" or not _waits:
+    if os.name != "posix" or _not_waiting:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -152,7 +152,7 @@ def sync_found(path: Path) -> None:
     it could wait for the disk. What is done upon such a file would outlive the file if the power went then.
     Raises: OSError.
     """
-    if not _waits:
+    if _not_waiting:
         return
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -252,10 +252,11 @@ class Run:
         """
         if not self.simulated:
             raise UsageError(f"{self.folder} is a federation.", remedy=f"Run: coordinator export {self.study}.")
+        from semisilo.common.numerics.numerics import left_as_it_was
+        from semisilo.common.process.turns import at_torch
         from semisilo.simulation.output import export_run
-        from semisilo.simulation.simulate import torch_left_as_it_was
 
-        with torch_left_as_it_was():
+        with at_torch(), left_as_it_was():
             return export_run(self.folder, out=None if out is None else Path(out), round=str(round), test=test,
                               patient=patient, formats=(formats,) if isinstance(formats, str) else formats,
                               calibrate=calibrate, operating_point=operating_point, progress=progress)

@@ -35,6 +35,7 @@ from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingP
 from semisilo.common.models.onnx_runtime import onnx_runtime
 from semisilo.common.models.own.given import GIVEN, Network, give
 from semisilo.common.models.own.model_file import ModelFile, names_file
+from semisilo.common.process.turns import at_torch
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
@@ -454,7 +455,7 @@ class _TorchPredictor:
         from semisilo.common.numerics.numerics import as_handed_over
 
         pixels = torch.from_numpy(np.ascontiguousarray(images_BCHW))
-        with as_handed_over():
+        with at_torch(), as_handed_over():
             answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,
                                                     batch_size=max(1, len(pixels))).numpy()
         return answer

@@ -34,6 +34,8 @@ from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.measures.intervals import wilson
+from semisilo.common.numerics.numerics import left_as_it_was
+from semisilo.common.process.turns import one_simulation
 from semisilo.common.storage.durable import without_waiting, write_durably
 from semisilo.common.text.describe import counted, describe_seconds
 from semisilo.probe.asked import asked_of_silos
@@ -63,7 +65,6 @@ from semisilo.probe.updates import Leaving, SiloAtWork, averaged, images_of_roun
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.settings import SimulatedStudy
-from semisilo.simulation.simulate import torch_left_as_it_was
 
 __all__ = ["ProbeWatcher", "probe"]
 
@@ -99,9 +100,10 @@ def probe(study: SimulatedStudy, *, out: Path, settings: ProbeSettings,
         raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
     out = out.absolute()
     began = time.monotonic()
-    with without_waiting(), torch_left_as_it_was(), _workshop(out) as scratch:
-        working = _Probe(study, out, scratch, settings, device="" if device == "auto" else device,
-                         watcher=watcher or ProbeWatcher())
+    watcher = watcher or ProbeWatcher()
+    with one_simulation(lambda: watcher.step("waiting for a simulation of this process")), without_waiting(), \
+            left_as_it_was(), _workshop(out) as scratch:
+        working = _Probe(study, out, scratch, settings, device="" if device == "auto" else device, watcher=watcher)
         found = working.run(began)
     write_durably(out / "result.json", found.to_json().encode())
     return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from semisilo.common.errors import UsageError
 from semisilo.common.models.own.given import GIVEN, CannotBePacked, packed
+from semisilo.common.process.turns import one_simulation
 from semisilo.common.storage.durable import without_waiting
 from semisilo.common.text.cli_errors import Terminated
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -30,7 +31,7 @@ from semisilo.simulation.source_stamp import source_stamp
 if TYPE_CHECKING:
     from semisilo.simulation.engines.shared_images import SharedImages
 
-__all__ = ["DeviceName", "EngineName", "run", "simulate", "torch_left_as_it_was"]
+__all__ = ["DeviceName", "EngineName", "run", "simulate"]
 
 EngineName = Literal["processes", "process", "ray"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -65,7 +66,10 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
         return over
     _check_device(device)
     check_names(chosen)
-    with without_waiting(), torch_left_as_it_was():
+    from semisilo.common.numerics.numerics import left_as_it_was  # torch, only now
+
+    with one_simulation(lambda: watcher.step("waiting for another simulation of this process")), without_waiting(), \
+            left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, folder, engine=engine, device="" if device == "auto" else device,
                                            watcher=watcher, workers=workers, labels_alone=labels_alone))
 
@@ -116,28 +120,6 @@ def _check_device(device: str) -> None:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("There is no GPU that torch can use.", remedy="Choose the device cpu.")
-
-
-@contextmanager
-def torch_left_as_it_was() -> Iterator[None]:
-    """Operations set torch's numerics for their process and draw from its generator; here that is the caller's own."""
-    import torch
-
-    flags = [(torch.backends.cudnn, "deterministic"), (torch.backends.cudnn, "benchmark"),
-             (torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32"),
-             (torch.utils.deterministic, "fill_uninitialized_memory")]
-    before = [(owner, name, getattr(owner, name)) for owner, name in flags]
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    generator, dtype = torch.get_rng_state(), torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        torch.set_num_threads(threads)
-        torch.set_deterministic_debug_mode(mode)
-        torch.set_rng_state(generator)
-        torch.set_default_dtype(dtype)
 
 
 def _in_a_loop(call: Callable[[], Coroutine[Any, Any, SimulationResult]]) -> SimulationResult:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import UsageError
 from semisilo.common.models.own.identity import LIBRARIES, Telling, bytes_of, written
+from semisilo.common.process.turns import at_torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +82,7 @@ def give(network: Network, *, num_classes: int, channels: int, size: int, sha256
         built, title = kept, type(network).__name__
         parts: list[Any] = []
     elif callable(network):
-        with torch.random.fork_rng(devices=[]):
+        with at_torch(), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             built = _called(network, num_classes=num_classes, channels=channels, size=size)
         _check_whole(built)

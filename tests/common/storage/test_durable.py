@@ -50,6 +50,19 @@ def test_without_waiting_nothing_is_synchronised_and_files_are_whole_all_the_sam
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_of_two_threads_that_do_not_wait_at_once_the_last_one_has_the_disk_waited_for_again(
+        tmp_path: Path, synced: list[int]) -> None:
+    first, second = without_waiting(), without_waiting()
+    for enter in (first, second):
+        enter.__enter__()
+    first.__exit__(None, None, None)
+    write_durably(tmp_path / "file", b"content")
+    assert synced == []
+    second.__exit__(None, None, None)
+    write_durably(tmp_path / "file", b"content")
+    assert len(synced) == 2
+
+
 def test_after_it_and_after_a_failure_in_it_the_disk_is_waited_for_again(tmp_path: Path, synced: list[int]) -> None:
     with pytest.raises(ZeroDivisionError), without_waiting():
         raise ZeroDivisionError

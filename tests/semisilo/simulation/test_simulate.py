@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.strategies.scaffold import ScaffoldState
 from semisilo.coordinator.studies.study_file import load_study
-from semisilo.simulation import SimulationResult, run
+from semisilo.simulation import SimulationResult, SimulationWatcher, run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.display import ConsoleWatcher, show_result
 from semisilo.simulation.folder import SimulationFolder, begin
@@ -152,6 +153,33 @@ def test_a_simulation_runs_where_an_event_loop_runs_already_as_in_a_notebook(
         return run(RESUMED, out=tmp_path / "out", device="cpu")
 
     assert asyncio.run(cell()).digest == undisturbed.digest
+
+
+@pytest.mark.slow
+def test_two_threads_that_simulate_at_once_come_one_after_the_other_with_the_bits_of_each(
+        tmp_path: Path, undisturbed: SimulationResult) -> None:
+    """The numerics of the other are those of the whole process."""
+    waits: list[str] = []
+    other: list[SimulationResult] = []
+    threads: list[threading.Thread] = []
+    coarse = study("semifl", rounds=1, numerics={"precision": "bf16", "deterministic": False})
+
+    class Second(SimulationWatcher):
+        def step(self, text: str) -> None:
+            waits.append(text)
+
+    class First(SimulationWatcher):
+        def progress(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
+            if not threads:
+                threads.append(threading.Thread(target=lambda: other.append(
+                    run(coarse, out=tmp_path / "other", device="cpu", engine="process", watcher=Second()))))
+                threads[0].start()
+
+    assert run(RESUMED, out=tmp_path / "out", device="cpu", engine="process",
+               watcher=First()).digest == undisturbed.digest
+    threads[0].join(300)
+    assert waits[0] == "waiting for another simulation of this process"
+    assert other[0].digest == run(coarse, out=tmp_path / "alone", device="cpu", engine="process").digest
 
 
 def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
