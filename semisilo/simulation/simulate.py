@@ -125,12 +125,15 @@ def _check_device(device: str) -> None:
 def _in_a_loop(call: Callable[[], Coroutine[Any, Any, SimulationResult]]) -> SimulationResult:
     """Runs a coroutine to its end; in a thread of its own where this one has an event loop, as in a notebook.
 
-    An interrupt (a notebook's stop button) ends it there as it does here.
+    An interrupt (a notebook's stop button) ends it there as it does here. Under `asyncio.run` the first Ctrl-C raises
+    nothing: it marks the task for which this is done as cancelled, which only a look at it tells.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(call())
+    caller = asyncio.current_task()
+    cancelled = caller.cancelling() if caller is not None else 0
     import concurrent.futures
 
     running: concurrent.futures.Future[Callable[[], None]] = concurrent.futures.Future()
@@ -152,8 +155,10 @@ def _in_a_loop(call: Callable[[], Coroutine[Any, Any, SimulationResult]]) -> Sim
             # The system may hand a signal to any thread; Python acts on it in this one, unless it sleeps for good.
             while not answer.done():
                 concurrent.futures.wait([answer], timeout=_LOOK_SECONDS)
+                if caller is not None and caller.cancelling() > cancelled:
+                    raise asyncio.CancelledError
             return answer.result()
-        except (KeyboardInterrupt, Terminated):
+        except (KeyboardInterrupt, Terminated, asyncio.CancelledError):
             running.result()()
             raise
 

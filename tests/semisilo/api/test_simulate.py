@@ -562,9 +562,11 @@ def test_everything_works_where_an_event_loop_runs_already(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", [False, True])
 def test_an_interrupt_in_a_notebook_ends_the_simulation_and_the_same_call_goes_on(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's stop button is SIGINT in the thread of the event loop, while the simulation has one of its own."""
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: bool) -> None:
+    """A notebook's stop button is SIGINT in the thread of the event loop, while the simulation has one of its own. In a
+    script's `asyncio.run` it cancels the task, and raises nothing."""
     pressed: list[int] = []
 
     class Stops(Watching):
@@ -581,7 +583,7 @@ def test_an_interrupt_in_a_notebook_ends_the_simulation_and_the_same_call_goes_o
     before, loop = signal.signal(signal.SIGINT, signal.default_int_handler), asyncio.new_event_loop()
     try:
         with pytest.raises(KeyboardInterrupt):
-            loop.run_until_complete(cell())
+            asyncio.run(cell()) if script else loop.run_until_complete(cell())
         assert [each.name for each in threading.enumerate() if "simulation" in each.name] == []
         stopped = semisilo.load_run(tmp_path / "run")
         assert stopped.state == "running"
