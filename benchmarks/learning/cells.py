@@ -137,14 +137,14 @@ def _split(cell: Cell, method: str) -> dict[str, Any]:
     return {**split, **({"name": "iid"} if cell.split == "even" else {"name": "dirichlet_semifl", "dirichlet": 0.1})}
 
 
-def _passes(cell: Cell, *, fewer: bool) -> int:
+def _passes(cell: Cell, *, fewer: bool, rounds: int) -> int:
     """Passes over the labels in a round: together with as many images as self-training looks at in its rounds and in
     labels alone before them (without the search for a learning rate), or with `fewer` as in its rounds."""
     labels, images = cell.per_class * SETS[cell.data].classes, _STEPS * _BATCH
     if not fewer:
         size = batch_size_of(labels)
         images += size * enough_steps(labels, batch_size=size, least_images=images_of_study(
-            SelfTrainingSettings(), rounds=_ROUNDS, num_labelled=labels)) // _ROUNDS
+            SelfTrainingSettings(), rounds=rounds, num_labelled=labels)) // rounds
     return max(1, round(images / labels))
 
 
@@ -265,7 +265,8 @@ def methods_of(cell: Cell) -> tuple[str, ...]:
     return tuple(name for name in METHODS if name not in AT_ONE_PLACE or cell.split == "even")
 
 
-def study_of(cell: Cell, method: str, *, seed: int, folder: Path, fewer: bool = False) -> dict[str, Any]:
+def study_of(cell: Cell, method: str, *, seed: int, folder: Path, fewer: bool = False,
+             rounds: int = _ROUNDS) -> dict[str, Any]:
     """The tables of one study.
 
     The other methods get the settings against imbalance where the labels are imbalanced.
@@ -273,13 +274,14 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path, fewer: bool = 
         folder: of the .npz files.
         fewer: the other methods take as many steps on the coordinator's labels as self-training does in its rounds,
             and none for those of labels alone.
+        rounds: another number than the table's; not where labels are at the silos, whose settings count on it.
     """
     of = SETS[cell.data]
     if cell.labels_at_silos or cell.labels_at_both:
         settings = dict((SILO_METHODS if cell.labels_at_silos else BOTH_METHODS)[method])
     else:
         of_method = METHODS[OURS if method in ABLATIONS else method]
-        settings = {**of_method(cell, _passes(cell, fewer=fewer)), **ABLATIONS.get(method, {})}
+        settings = {**of_method(cell, _passes(cell, fewer=fewer, rounds=rounds)), **ABLATIONS.get(method, {})}
     image: dict[str, Any] = {"size": of.size, "channels": of.channels}
     if settings.get("scenario") == "labels-at-silo":  # the coordinator has no images to measure them on
         image |= {"mean": [0.5] * of.channels, "std": [0.25] * of.channels}
@@ -287,7 +289,7 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path, fewer: bool = 
         settings["logit_adjustment"] = 1.0
     return {
         **({"wire": {"uplink": _UPLINKS[method]}} if method in _UPLINKS else {}),
-        "study": {"rounds": _ROUNDS, "seed": seed,
+        "study": {"rounds": rounds, "seed": seed,
                   "labelled_only_baseline": not cell.labels_at_silos and (
                       method in (OURS, WEAK_VIEWS, CEILING, *ABLATIONS)
                       or (method == NO_PSEUDO_LABELS and not cell.labels_at_both))},
