@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             out.write(json.dumps({**asdict(cell), "method": method, "seed": seed, "study": digest_of(study), **found})
                       + "\n")
         print(f"[{number + 1}/{len(wanted)}] {cell.name}, {method}, seed {seed}:"
-              f" {100 * found['balanced_accuracy']:.1f}",
-              file=sys.stderr, flush=True)
+              f" {100 * found['balanced_accuracy']:.1f}", file=sys.stderr, flush=True)
     write_page(HERE)
     return 0
 
@@ -80,9 +79,9 @@ def write_page(folder: Path) -> None:
 
 Written by `python -m benchmarks.learning.long`. Cells of RESULTS.md, five silos, with {ROUNDS} rounds, as many as a new
 study asks for, in the place of ten; draws {FIRST_SEED} and up, which are not in that table. Balanced accuracy on the
-test images in per cent after some rounds. *Best* is the best of all rounds, which nobody can choose
-without looking at the test images. Labels alone may take as many steps as the study; the other methods take these steps
-on the labels in their rounds.
+test images in per cent after some rounds. *Best* is the best of all rounds, which nobody can choose without looking at
+the test images. Labels alone take 4000 steps at most; the other methods take these and those of self-training's rounds
+in their own.
 
 """ + "\n".join(table) + "\n", encoding="utf-8")
 
