@@ -7,7 +7,8 @@ own; `authority` beside them says whose studies they are of. The compute process
 that are whole, and a file that it does not name is rubbish.
 
 The rule (docs/architecture.md, "Silo memory"): every task says which round of this silo was folded last. When that is
-the pending round, pending becomes committed; otherwise it is dropped. Trainers see committed memory only.
+the pending round, pending becomes committed; otherwise it is dropped. Trainers see committed memory only. What is of a
+study that had gone back more often than the task says is of rounds that a restored coordinator knows nothing of.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.config import ABSENT_AT_DEFAULT, canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, DiskFull, StorageDamaged
 from semisilo.common.methods.contract import PayloadRef, try_of
 from semisilo.common.storage.durable import naming, sync_found, write_durably
@@ -56,6 +57,8 @@ class CommittedMemory:
     """SHA-256 of its file, hex; empty when the trainer keeps nothing."""
     residuals: str = ""
     """SHA-256 of the file of what lossy updates have left out, hex; empty when there is nothing."""
+    gone_back: int = field(default=0, metadata=ABSENT_AT_DEFAULT)
+    """How often the study had gone back to an earlier round when it was folded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,11 +158,12 @@ class SiloMemory:
                          " it here: this silo's memory was wiped, or %s is not the folder that it had; training starts"
                          " without it", study, last_folded_round, self.folder)
         kept = self._index.studies.get(study, _Kept())
-        committed, pending = kept.committed, kept.pending
+        committed, pending = _of_this_past(study, kept, _gone_back(task_id))
         if pending is not None and pending.round == last_folded_round:
             before = committed or CommittedMemory(round=0, digest="")
             digest, residuals = pending.memory or before.digest, pending.residuals or before.residuals
-            committed = (CommittedMemory(round=pending.round, digest=digest, residuals=residuals)
+            committed = (CommittedMemory(round=pending.round, digest=digest, residuals=residuals,
+                                         gone_back=_gone_back(pending.task_id))
                          if digest or residuals else None)
             pending = None
         elif pending is not None and pending.task_id != task_id and not (
@@ -426,6 +430,28 @@ def _lost(task_id: str) -> str:
     of."""
     tried = try_of(task_id)
     return f"////{tried}" if tried else ""
+
+
+def _gone_back(task_id: str) -> int:
+    """How often a task's study had gone back to an earlier round, by the task's name (`task_id_of`)."""
+    tried = try_of(task_id)
+    return int(tried) if re.fullmatch("[0-9]{1,9}", tried) else 0
+
+
+def _of_this_past(study: str, kept: _Kept, gone_back: int) -> tuple[CommittedMemory | None, PendingUpdate | None]:
+    """What is kept, without what is of a past that the coordinator does not have: it was restored from a backup of
+    before its study went back, and rounds of both pasts have the same numbers."""
+    committed, pending = kept.committed, kept.pending
+    if committed is not None and committed.gone_back > gone_back:
+        _LOG.warning("study %s: the memory of round %d is of after the study went back to an earlier round, and the"
+                     " coordinator is restored to before that; it is dropped and training starts without it", study,
+                     committed.round)
+        committed = None
+    if pending is not None and _gone_back(pending.task_id) > gone_back:
+        _LOG.info("study %s: the update of round %d is of after the study went back to an earlier round, and the"
+                  " coordinator is restored to before that; what it left in memory is dropped", study, pending.round)
+        pending = None
+    return committed, pending
 
 
 def update_id_of(task_id: str, content: str) -> str:

@@ -167,6 +167,30 @@ def test_what_a_round_left_that_is_done_again_is_dropped(tmp_path: Path, is_lost
     assert left_out(memory, 3) == ("rest 2" if is_lost else "other", None)
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_memory_of_rounds_that_a_restored_coordinator_knows_nothing_of_is_dropped(
+        tmp_path: Path, is_committed: bool) -> None:
+    """The study had gone back and done round 1 again; the coordinator is restored to before that, with its round 1."""
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, content="done again", residuals="of that", task_id="s/1/train/silo/1")
+    if is_committed:
+        memory.resolve("s", 1, round=2, task_id="s/2/train/silo/1")
+        memory.resolve("s", 1, round=3, task_id="s/3/train/silo/2")  # gone back once more: round 1 still counts
+        assert seen(memory) == "done again"
+        assert memory.residuals("s", round=3) != (None, None)
+    memory = SiloMemory(tmp_path)
+    memory.resolve("s", 1, round=2, task_id="s/2/train/silo")
+    assert (seen(memory), memory.residuals("s", round=2)) == (None, (None, None))
+
+
+def test_an_index_of_a_study_that_never_went_back_has_the_form_that_earlier_versions_read(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, task_id="s/1/train/silo")
+    memory.resolve("s", 1, round=2, task_id="s/2/train/silo")
+    committed = json.loads((tmp_path / "memory.json").read_text())["studies"]["s"]["committed"]
+    assert set(committed) == {"round", "digest", "residuals"}
+
+
 def test_a_memory_that_does_not_fit_takes_what_was_left_out_with_it(tmp_path: Path) -> None:
     memory = SiloMemory(tmp_path)
     answer(memory, 2, residuals="rest 2")
