@@ -41,7 +41,8 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
         classes: names in label order, (K,).
         patients: a key of each image, as `semisilo.common.data.image_set.ImageSet.patients`; "" where it is not known:
             such an image stands for itself. () where every image does.
-    Returns: None where the images do not give the measure, or a logit is not finite.
+    Returns: None where the images do not give the measure, or a logit is not finite; of areas also where no image is
+        ranked otherwise by one model than by the other.
     Source: Durkalski, Palesch, Lipsitz and Rust, Statistics in Medicine 22 (2003) 2417, for shares of matched pairs in
         clusters; DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988) 837, and Obuchowski, Biometrics 53 (1997) 567,
         for areas.
@@ -50,6 +51,8 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
     if parts[0] is None or parts[1] is None:
         return None
     (first, first_N), (second, second_N) = parts[0], parts[1]
+    if measure.is_area and not (first_N != second_N).any():
+        return None  # as where both areas are 1: the error would be 0, which no number of images proves
     by_patient = summed_by_patient(patients, (first_N - second_N).tolist())
     least = _of_one_patient(measure, labels_N, classes=classes, patients=patients)
     return difference_around(first - second, max(least, math.hypot(*by_patient)))
@@ -58,7 +61,7 @@ def paired_interval(measure: StudyMeasure, first_NK: Logits, second_NK: Logits, 
 def _of_one_patient(measure: StudyMeasure, labels_N: NDArray[np.integer], *, classes: Sequence[str],
                     patients: Sequence[str]) -> float:
     """What the images of one patient add to a share if each is right by one model alone, whichever: 1 / sqrt(n n*) of n
-    images that are worth n* patients; 0 of areas, of which two models hardly ever have the same."""
+    images that are worth n* patients; 0 of areas."""
     def of(chosen_N: NDArray[np.bool_]) -> float:
         images = float(chosen_N.sum())
         return 1 / math.sqrt(images * (worth_of(patients, chosen_N) or images))

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semisilo.common.measures.calibration import auroc, probabilities
-from semisilo.common.measures.gain import ImageCounts, gain_of
+from semisilo.common.measures.gain import ImageCounts, PairedGain, gain_of
 from semisilo.common.measures.independent_images import independent_images
 from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.multi_label import average_precisions, finding_areas, precision_shares, ranked_shares
@@ -173,11 +173,27 @@ def test_an_only_image_or_patient_of_a_class_shows_nothing(measure: str) -> None
 def test_the_same_answers_to_few_images_do_not_prove_the_same_models() -> None:
     labels = np.array([0] * 40 + [1] * 50 + [2] * 10)
     same = answers(labels.tolist(), labels.tolist())
-    reach = {measure: found(measure, same, same, labels).high for measure in MEASURES}
-    assert reach == pytest.approx({"accuracy": Z / 100, "recall:d:e": Z / 10, "auroc": 0, "average_precision": 0,
+    reach = {measure: found(measure, same, same, labels).high for measure in MEASURES
+             if not parse_measure(measure).is_area}
+    assert reach == pytest.approx({"accuracy": Z / 100, "recall:d:e": Z / 10,
                                    "balanced_accuracy": Z * math.hypot(1 / 40, 1 / 50, 1 / 10) / 3})
     patients = [str(image // 5) for image in range(100)]
     assert found("accuracy", same, same, labels, patients).high == pytest.approx(Z / math.sqrt(100 * 20))
+
+
+def test_two_perfect_orders_do_not_prove_the_same_models() -> None:
+    """Of areas the interval was from 0 to 0; now it is the one of each model's own numbers."""
+    labels, metrics = np.array([0] * 40 + [1] * 50 + [2] * 10), dict.fromkeys(
+        ("auroc", *(f"auroc/{name}" for name in CLASSES)), 1.0)
+    first, second = answers(labels.tolist(), labels.tolist()), 2 * answers(labels.tolist(), labels.tolist())
+    for measure in ("auroc", "average_precision"):
+        assert paired_interval(parse_measure(measure), first, second, labels, classes=CLASSES, patients=()) is None
+    gain = gain_of(parse_measure("auroc"), classes=CLASSES, images=ImageCounts(100, (40, 50, 10)), federated=metrics,
+                   labels_alone=metrics, paired=PairedGain(round=1, patients=0, intervals={}))
+    assert gain is not None
+    assert gain.interval is not None
+    assert (gain.paired, gain.value) == (False, 0)
+    assert gain.interval.high == -gain.interval.low > 0.02
 
 
 def test_what_images_do_not_give_has_no_interval() -> None:
@@ -185,7 +201,8 @@ def test_what_images_do_not_give_has_no_interval() -> None:
     logits = answers([0, 0, 1], [0, 1, 1])
 
     def of(measure: str, labels: NDArray[np.int64], logits: Numbers = logits) -> Interval | None:
-        return paired_interval(parse_measure(measure), logits, logits, labels, classes=CLASSES, patients=[""] * 3)
+        return paired_interval(parse_measure(measure), logits, logits[:, ::-1], labels, classes=CLASSES,
+                               patients=[""] * 3)
     assert of("recall:d:e", labels) is None
     assert of("accuracy", several) is None
     assert of("auroc", several) is not None
