@@ -23,7 +23,7 @@ from semisilo.common.errors import BadData
 from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
 
-__all__ = ["Layout", "layout_of", "refuse_parts"]
+__all__ = ["Layout", "layout_of", "refuse_parts", "refuse_without_label"]
 
 _NAMED = 6
 _Part = Literal["train", "val", "test"]
@@ -31,6 +31,8 @@ _PART = re.compile(r"(?ix) (?:(?P<train>train(?:ing)?)|(?P<val>val(?:id(?:ation)
                    r"(?: [-_.\ ]? (?:set|data|images?|split|part))?")
 """Names that data sets on the internet have for their parts."""
 _NEARLY = frozenset(("labelled", "unlabelled", "labeled", "unlabeled", "nolabel", "no_label", "no label", "nolabels"))
+_WITHOUT_LABEL = ("If not, move it out of this folder where its images have no label, or name it as the source where it"
+                  " holds class folders; if it is, list every class in [data] classes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +89,23 @@ def layout_of(source: str, listing: Listing, *, classes: Sequence[str] = (), at_
             "If so, sort the images into a folder for each class, or name a table that says what each shows: labelled ="
             ' "labels.csv"')
     understood = f"{_classes(rest)}{beside}{at_top}"
-    near = next((name for name in rest if name.casefold() in _NEARLY and name not in classes), "") if at_silo else ""
-    if near:
+    if near := _near(rest, classes):
         return Layout(understood=understood, question=f"is '{printable(near, limit=60)}' a class?", remedy=
                       f"If not, call it '{UNLABELLED}' where its images have no label, '{LABELLED}' where it holds"
-                      " class folders")
+                      " class folders" if at_silo else _WITHOUT_LABEL)
     return Layout(understood=understood)
+
+
+def refuse_without_label(source: str, listing: Listing, *, classes: Sequence[str] = ()) -> None:
+    """Raises: BadData where every folder is to be a class and one says of itself that its images have no label, or
+    that it holds the labelled ones; unless it is a class that the study has."""
+    if near := _near(listing.folders, classes):
+        raise BadData(f"{source}: is the folder '{printable(near, limit=60)}' a class?", remedy=f"{_WITHOUT_LABEL}.")
+
+
+def _near(folders: Sequence[str], classes: Sequence[str]) -> str:
+    """The first folder that is called as if it were no class; "" where there is none."""
+    return next((name for name in folders if name.casefold() in _NEARLY and name not in classes), "")
 
 
 def refuse_parts(source: str, listing: Listing, *, classes: Sequence[str] = (), at_silo: bool = False) -> None:

@@ -50,7 +50,7 @@ from semisilo.common.data.formats.registry import (
     has_suffix,
 )
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
-from semisilo.common.data.layout import refuse_parts
+from semisilo.common.data.layout import refuse_parts, refuse_without_label
 from semisilo.common.data.multi_hot import findings_of, is_said, to_rows
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
@@ -486,6 +486,7 @@ def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, m
                       "Put the images of each class into a folder with its name, or use them as unlabelled.")
     if not has_suffix(source.partition("#")[0], TABLE):
         refuse_parts(source, listing, classes=classes)
+        refuse_without_label(source, listing, classes=classes)
     _refuse_unknown(source, listing.folders, classes,
                     what="class" if has_suffix(source.partition("#")[0], TABLE) else "folder")
 

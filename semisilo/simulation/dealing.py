@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import Ranges, is_of_file, text_of_file
+from semisilo.common.data.form import ImageForm, Ranges, is_of_file, text_of_file
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, joined
 from semisilo.common.data.multi_hot import num_strata, strata_of
+from semisilo.common.data.partly_labelled import PartlySurvey, read_partly_labelled, survey_partly_labelled
 from semisilo.common.data.pixel_digests import pixel_digests, telling_digests
 from semisilo.common.data.preview.likeness import statistics_of, unlikeness
 from semisilo.common.data.readers import classes_of, read_images, survey
@@ -99,6 +100,8 @@ class Dealt:
     that are dealt."""
     test_ranges: Ranges = ()
     """Of test images with a source of their own."""
+    left_out: int = 0
+    """Images of the silos' sources that have no label and are not used, since labels are needed."""
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -135,6 +138,14 @@ class Dealt:
     def rounds_per_step(self) -> int:
         """Rounds that a step lasts; 1 without steps."""
         return (self.study.simulation.split.rounds_per_step or _ROUNDS_PER_STEP) if self.split.steps else 1
+
+    def left_out_line(self) -> str:
+        """How many of the silos' images are not used for want of a label, for a person; "" where none is left out."""
+        if not self.left_out:
+            return ""
+        return (f"{counted(self.left_out, 'image')} without a label {'is' if self.left_out == 1 else 'are'} left out:"
+                f" the split \"{self.study.simulation.split.name}\" in {self.study.scenario}"
+                f"{'' if self.study.simulation.labelled else ' without [simulation] labelled'} needs the class of each")
 
     def patients_line(self) -> str:
         """What it took that no patient is in two parts, for a person; "" where that took nothing."""
@@ -256,32 +267,43 @@ def deal_study(study: SimulatedStudy, *, begun: str = "",
             otherwise, it is dealt as by that; "" for a new one.
     Raises: BadData, naming the source; BadConfiguration when the split does not fit the images or the scenario.
     """
-    dealt, refused = _tried(study, progress, as_before=False)
+    dealt, refused = _tried(study, progress, _Before())
     if begun and (dealt is None or dealt.digest() != begun):
-        earlier, _ = _tried(study, progress, as_before=True)
-        if earlier is not None and earlier.digest() == begun:
-            return earlier
+        for before in _EARLIER:
+            earlier, _ = _tried(study, progress, before)
+            if earlier is not None and earlier.digest() == begun:
+                return earlier
     if dealt is None:
         assert refused is not None
         raise refused
     return dealt
 
 
-def _tried(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Before:
+    """What is dealt as an earlier version did."""
+
+    slices_alone: bool = False
+    """Slices of a file one by one."""
+    unlabelled_left_out: bool = False
+    """Of sources in which some images have a label, the others are left out, though no label is needed."""
+
+
+_EARLIER = (_Before(unlabelled_left_out=True), _Before(slices_alone=True, unlabelled_left_out=True))
+"""The later one first."""
+
+
+def _tried(study: SimulatedStudy, progress: Callable[[float, str], None] | None, before: _Before
            ) -> tuple[Dealt | None, SemisiloError | None]:
     """What `_deal` gives, or why it gives nothing."""
     try:
-        return _deal(study, progress, as_before=as_before), None
+        return _deal(study, progress, before), None
     except SemisiloError as error:
         return None, error
 
 
-def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, *, as_before: bool) -> Dealt:
-    """See `deal_study`.
-
-    Args:
-        as_before: whether slices of a file are dealt one by one, as an earlier version did.
-    """
+def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, before: _Before) -> Dealt:
+    """See `deal_study`."""
     settings, form = study.simulation, study.draft.data.image
     sources, test_source = _sources(study)
 
@@ -291,11 +313,11 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
                             selection=study.draft.data.selection,
                             multi_label=study.draft.study.task == "multi_label", ranges=least,
                             keeps_unsaid=keeps_unsaid)
-        return _Sources(images=found.images.without_files() if as_before else found.images,
-                        classes=classes or found.classes, ranges={} if as_before else found.ranges)
+        return _Sources(images=found.images.without_files() if before.slices_alone else found.images,
+                        classes=classes or found.classes, ranges={} if before.slices_alone else found.ranges)
 
-    dealt = _joined_sources(study, read, sources)
-    classes, images = dealt.classes, dealt.images.without_files() if as_before else dealt.images
+    dealt = _joined_sources(study, read, sources, before)
+    classes, images = dealt.classes, dealt.images.without_files() if before.slices_alone else dealt.images
     tested_with = read(test_source, classes, dealt.ranges, False) if test_source else None
     test = None if tested_with is None else tested_with.images
     if settings.pool_test:
@@ -320,7 +342,7 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
     check_scenario(config, f"study {study.name}")
     return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables, config=config,
                  classes_known=dealt.classes_known, ranges=_sorted(dealt.ranges),
-                 test_ranges=() if tested_with is None else _sorted(tested_with.ranges))
+                 test_ranges=() if tested_with is None else _sorted(tested_with.ranges), left_out=dealt.left_out)
 
 
 def _sorted(ranges: Mapping[str, float]) -> Ranges:
@@ -341,15 +363,17 @@ class _Sources:
     """Whether the others have labels."""
     sites: NDArray[np.int64] | tuple[()] = ()
     """(N,): whose each image is, from 0, -1 for the coordinator's own; () where it may be anybody's."""
+    left_out: int = 0
+    """See `Dealt.left_out`."""
 
 
 _Read = Callable[[str, tuple[str, ...], Mapping[str, float], bool], _Sources]
 """(source, classes, ranges at least, `keeps_unsaid` of `read_images`): its labelled images."""
 
 
-def _joined_sources(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> _Sources:
+def _joined_sources(study: SimulatedStudy, read: _Read, sources: Sequence[str], before: _Before) -> _Sources:
     """What is dealt; the coordinator's own images before it, and of several sites one after the other. Those without
-    labels get zeros, which nobody is shown.
+    labels get zeros, which nobody is shown: all of them where some have none and none is needed.
 
     Raises: BadConfiguration where labels are needed that are not there.
     """
@@ -357,17 +381,31 @@ def _joined_sources(study: SimulatedStudy, read: _Read, sources: Sequence[str]) 
     if not settings.labelled:
         return _with_labels(study, read, sources)
     own = read(_located(settings.labelled, study.folder), study.draft.data.classes, {}, False)
-    known = all(survey(source).class_counts for source in sources)
-    if not known and (settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario)):
+    have = [_labels_of(study, source) for source in sources]
+    known = all(each.labelled for each in have)
+    needed = settings.split.name not in WITHOUT_LABELS or silos_have_labels(study.scenario)
+    if not known and needed:
         raise BadConfiguration(f'[simulation] {settings.source} has no labels, which the split "{settings.split.name}"'
                                f" and the scenario {study.scenario} would need.",
                                remedy=f'Deal it with the split "{"natural" if settings.sites else "iid"}" in'
                                       " labels-at-coordinator.")
+    if not needed and not before.unlabelled_left_out:
+        known = known and not any(each.unlabelled for each in have)
     unsaid = not silos_have_labels(study.scenario)  # these are unlabelled whatever is known of them
     others = [read(source, own.classes, {}, unsaid).images if known else _without_labels(study, source, own.images)
               for source in sources]  # silos find what is white by themselves, as real ones do
     sites = _numbered(own.images, others) if settings.sites else ()
-    return replace(own, images=_in_one([own.images, *others]), apart=len(own.images), classes_known=known, sites=sites)
+    return replace(own, images=_in_one([own.images, *others]), apart=len(own.images), classes_known=known, sites=sites,
+                   left_out=sum(each.unlabelled for each in have) if needed else 0)
+
+
+def _labels_of(study: SimulatedStudy, source: str) -> PartlySurvey:
+    """How many images of a source have a label. Where an image may have several labels, those of which none is known
+    do not count: see `keeps_unsaid` of `read_images`."""
+    if study.draft.study.task == "multi_label":
+        found = survey(source)
+        return PartlySurvey(labelled=found.num_images if found.class_counts else 0, unlabelled=0)
+    return survey_partly_labelled(source, study.draft.data.selection)
 
 
 def _with_labels(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> _Sources:
@@ -376,21 +414,26 @@ def _with_labels(study: SimulatedStudy, read: _Read, sources: Sequence[str]) -> 
     if len(sources) > 1 and not classes:
         classes = classes_of(sources)
     found = [read(source, classes, {}, False) for source in sources]
+    left_out = sum(_labels_of(study, source).unlabelled for source in sources)
     if not study.simulation.sites:
-        return found[0]
+        return replace(found[0], left_out=left_out)
     ranges = {kind: max(each.ranges.get(kind, 0.0) for each in found) for each in found for kind in each.ranges}
     images = [each.images for each in found]
-    return _Sources(images=_in_one(images), classes=found[0].classes, ranges=ranges, sites=_numbered(None, images))
+    return _Sources(images=_in_one(images), classes=found[0].classes, ranges=ranges, sites=_numbered(None, images),
+                    left_out=left_out)
 
 
 def _without_labels(study: SimulatedStudy, source: str, own: ImageSet) -> ImageSet:
     """Images whose labels, if there are any, are not read: zeros of the form of the coordinator's."""
-    form = study.draft.data.image
-    found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, labelled=False,
-                        on_error="stop", reading=form.reading, selection=study.draft.data.selection).images
+    image = study.draft.data.image
+    form = ImageForm(size=image.size, channels=image.channels, mean=(0.0,) * image.channels, resize=image.resize,
+                     std=(1.0,) * image.channels, reading=image.reading)  # of which pixels take no mean
+    found = read_partly_labelled(source, form, classes=(), use_labels=False,
+                                 selection=study.draft.data.selection).unlabelled
     import torch
 
     assert own.labels_N is not None
+    assert found is not None
     return replace(found, labels_N=torch.zeros((len(found), *own.labels_N.shape[1:]), dtype=own.labels_N.dtype))
 
 

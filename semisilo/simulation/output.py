@@ -141,7 +141,7 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
             f" -> {out / 'silos'}",
             f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)"
             if dealt.classes_known else "non-iidness is not known: what the silos have has no labels",
-            *(line for line in (warning, dealt.unlike_line(), dealt.patients_line()) if line),
+            *(line for line in (warning, dealt.left_out_line(), dealt.unlike_line(), dealt.patients_line()) if line),
             f"manifest: {manifest}"]
 
 

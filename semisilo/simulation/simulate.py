@@ -174,7 +174,7 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
         watcher.step("dealing images to silos")
         stamp = source_stamp(study)
         dealt = deal_study(study, begun=folder.begun_digest())
-        for line in (dealt.check_tested_apart(), dealt.unlike_line()) if new else ():
+        for line in (dealt.check_tested_apart(), dealt.left_out_line(), dealt.unlike_line()) if new else ():
             if line:
                 watcher.step(line)
         if line := dealt.patients_line():

@@ -36,6 +36,21 @@ def of(folder: Path, names: list[str], **more: object) -> Layout:
     return layout_of(site(folder, names), list_images(folder), at_silo=True, **more)
 
 
+@pytest.mark.parametrize("name", ["unlabelled", "Labelled", "no_label"])
+def test_at_the_hub_a_folder_that_is_called_as_if_it_were_no_class_is_asked_about(tmp_path: Path, name: str) -> None:
+    """It was one more class, and a third of the labels were wrong, without a word."""
+    source = site(tmp_path, ["covid/a.png", "healthy/b.png", f"{name}/c.png"])
+    found = layout_of(source, list_images(tmp_path))
+    assert (found.question, found.is_refused) == (f"is '{name}' a class?", False)
+    assert "[data] classes" in found.remedy
+    with pytest.raises(BadData, match=f"is the folder '{name}' a class") as refused:
+        read_images(source, size=8, channels=1)
+    assert "move it out" in refused.value.remedy
+    classes = ("covid", "healthy", name)
+    assert layout_of(source, list_images(tmp_path), classes=classes).question == ""
+    assert read_images(source, size=8, channels=1, classes=classes).classes == classes
+
+
 @pytest.mark.parametrize(("names", "understood"), [
     (["a.png"], "images without a label, in no folder"), (["unlabelled/P1/a.png"], "images without a label, in"
                                                                                  " 'unlabelled'"),

@@ -88,6 +88,65 @@ def test_folders_of_images_without_classes_are_sites(tmp_path: Path) -> None:
     assert list(map(len, dealt.split.silos)) == [3, 4]
 
 
+def partly_labelled(folder: Path, kind: str, *, number: int = 9) -> str:
+    """A site of which every third image has a label, the first one from the start."""
+    (folder / "site").mkdir()
+    if kind == "npz":
+        np.savez(folder / "site" / "part.npz", labelled_images=pixels(3, 5), labelled_labels=[0, 1, 2],
+                 unlabelled_images=pixels(number - 3, 6))
+        return str(folder / "site" / "part.npz")
+    top = {"folders": ("", "unlabelled"), "labelled": ("labelled/", "unlabelled")}.get(kind)
+    names = []
+    for index in range(number):
+        label = "" if index % 3 else f"{index // 3 % 3}"
+        name = f"{index}.png" if top is None else f"{top[0] + label if label else top[1]}/{index}.png"
+        (folder / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(1, 50 + index)[0]).save(folder / "site" / name)
+        names.append(f"{name},{label}")
+    if top is not None:
+        return str(folder / "site")
+    (folder / "site" / "labels.csv").write_text("\n".join(["file,label", *names]))
+    return str(folder / "site" / "labels.csv")
+
+
+@pytest.mark.parametrize("kind", ["table", "folders", "labelled", "npz"])
+def test_a_site_of_which_some_images_have_a_label_trains_on_all_of_them(tmp_path: Path, kind: str) -> None:
+    """Those without were left out without a word, or a folder of them was no class of the study."""
+    own = archive(tmp_path / "hub.npz", 12, 9)
+    dealt = dealt_of(tables_of(sites=[partly_labelled(tmp_path, kind)], labelled=str(own)))
+    assert (len(dealt.split.silos[0]), dealt.classes_known, dealt.left_out_line()) == (9, False, "")
+    one_set = tables_of(labelled=str(own), split={"name": "iid", "silos": 3})
+    one_set["simulation"]["data"] = dealt.study.simulation.sites[0]
+    assert list(map(len, dealt_of(one_set).split.silos)) == [3, 3, 3]
+
+
+def test_images_without_a_label_that_a_split_cannot_deal_are_told_of(tmp_path: Path) -> None:
+    source = partly_labelled(tmp_path, "table", number=30)
+    tables = tables_of(sites=[source], split={"num_labelled": 3, "num_test": 3})
+    dealt = dealt_of(tables)
+    line = '20 images without a label are left out: the split "natural" in labels-at-coordinator'
+    assert dealt.left_out_line() == f"{line} without [simulation] labelled needs the class of each"
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(tables))
+    assert any(each.startswith(line) for each in split_study(tmp_path / "study.toml", out=tmp_path / "parts"))
+    at_silos = dealt_of(tables_of("labels-at-silo", method="fedavg", sites=[source], split={"labelled_per_class": 1}))
+    assert at_silos.left_out_line().startswith('20 images without a label are left out: the split "natural" in labels-')
+    assert dealt_of(tables_of(sites=sites(tmp_path), split={"num_labelled": 30})).left_out_line() == ""
+
+
+def test_a_simulation_that_was_begun_without_the_unlabelled_images_of_a_table_goes_on_without_them(tmp_path: Path
+                                                                                                   ) -> None:
+    own, source = archive(tmp_path / "hub.npz", 12, 9), partly_labelled(tmp_path, "table")
+    tables = tables_of(sites=[source], labelled=str(own))
+    lines = Path(source).read_text().splitlines()
+    Path(source).write_text("\n".join(line for line in lines if not line.endswith(",")))
+    begun = dealt_of(tables)
+    assert len(begun.split.silos[0]) == 3
+    Path(source).write_text("\n".join(lines))
+    again = deal_study(load_simulated_study(tables), begun=begun.digest())
+    assert (again.digest(), again.classes_known) == (begun.digest(), True)
+    assert len(dealt_of(tables).split.silos[0]) == 9
+
+
 def test_without_images_of_its_own_the_coordinator_gets_some_of_every_site(tmp_path: Path) -> None:
     dealt = dealt_of(tables_of(sites=sites(tmp_path), split={"num_labelled": 30, "num_test": 15}))
     whose = np.repeat(np.arange(3), SIZES)
