@@ -8,6 +8,7 @@ Tests: tests/common/data/test_datasets.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from semisilo.common.errors import BadData
 
-__all__ = ["DatasetArrays", "SizedDataset", "array_of", "arrays_of_dataset", "plain_labels"]
+__all__ = ["DatasetArrays", "SizedDataset", "array_of", "arrays_of_dataset", "check_names", "plain_labels"]
+
+_MISSING = ("", "nan")
 
 
 @runtime_checkable
@@ -63,6 +66,18 @@ def plain_labels(labels: NDArray[Any]) -> NDArray[Any]:
     if labels.dtype.hasobject and all(isinstance(each, (int, np.integer)) for each in labels.flat):
         return labels.astype(np.int64)
     return labels
+
+
+def check_names(names: Iterable[str], *, where: str) -> None:
+    """Whether names of classes are such, of each image: an empty one, and "nan", which NumPy makes of a missing value
+    among texts, would be one more class.
+
+    Raises: BadData, naming the first image.
+    """
+    for index, name in enumerate(names):
+        if name.strip().casefold() in _MISSING:
+            raise BadData(f"{where}: the label of image {index} is {name!r}, as if there were none.",
+                          remedy="Leave out images without a label, or give them alone as unlabelled=.")
 
 
 def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = True) -> DatasetArrays:
@@ -130,6 +145,8 @@ def _numbered(labels: list[int | str], names: tuple[str, ...], where: str
     if texts and len(texts) != len(labels):
         raise BadData(f"{where}: some labels are names and some are numbers.", remedy="Give all of them as one kind.")
     if texts:
+        if not names:
+            check_names(texts, where=where)
         names = names or tuple(sorted(set(texts)))
         unknown = next((label for label in texts if label not in names), None)
         if unknown is not None:

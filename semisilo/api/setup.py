@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.config import canonical_json
-from semisilo.common.data.datasets import SizedDataset, array_of, arrays_of_dataset, plain_labels
+from semisilo.common.data.datasets import SizedDataset, array_of, arrays_of_dataset, check_names, plain_labels
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import classes_of, parse_source, survey
 from semisilo.common.errors import BadData, UsageError
@@ -372,6 +372,7 @@ def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, wh
                              "'multi_label'}}.")
     labels = labels.reshape(-1)
     if labels.dtype.kind in "US":
+        check_names(labels.astype(str).tolist(), where=where)
         names, labels = np.unique(labels.astype(str), return_inverse=True)
         return {"labels": labels.astype(np.int64), "classes": names}
     if labels.dtype.kind not in "iub":

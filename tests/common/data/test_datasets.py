@@ -109,6 +109,7 @@ class Endless(IterableDataset[Any]):
     (Items((GREY, 3), classes=("a", "b")), "go from 3 to 3, and there are 2 classes"),
     (Items((GREY, "x"), classes=("a", "b")), "the label 'x' is none of"),
     (Items((GREY, "x"), (GREY, 1)), "some labels are names and some are numbers"),
+    (Items((GREY, "x"), (GREY, " ")), "the label of image 1 is ' ', as if there were none"),
     (Items((GREY, 0), (GREY, None)), "item 1 has no label; others have one")])
 def test_what_is_wrong_is_said_in_one_line_with_the_item(dataset: Any, says: str) -> None:
     with pytest.raises(BadData, match=says) as caught:

@@ -323,6 +323,10 @@ def test_a_column_of_a_table_is_the_labels_that_it_holds(labels: Any, kind: str,
     assert found[0].labels == kind
     with pytest.raises(BadData, match="labels have the type object"):
         stored((FOUR, np.array(["b", None, "b", "a"], dtype=object)), tmp_path)
+    with pytest.raises(BadData, match="the label of image 1 is 'nan', as if there were none"):
+        stored((FOUR, ["b", float("nan"), "b", "a"]), tmp_path)  # of a list NumPy makes a text, which was a class
+    with pytest.raises(BadData, match="the label of image 2 is ''"):
+        stored((FOUR, np.array(["b", "a", "", "a"], dtype=object)), tmp_path)
 
 
 class Named(torch.utils.data.Dataset[Any]):
