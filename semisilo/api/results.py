@@ -506,9 +506,9 @@ def _cells(each: Summary, *, accuracy: bool) -> tuple[str, ...]:
     measure = parse_measure(each.measure)
     beside = (_mean_text(ACCURACY, each.accuracy, each.accuracy_std),) if accuracy else ()
     gain, interval = "–", each.no_gain or "–"
-    if each.gain is not None:  # a mean over runs
-        of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval,
-                      patients=each.gain_patients, paired=each.gain_paired)
+    if each.gain is not None and each.test_score is not None and each.labelled_only_score is not None:  # means of runs
+        of_all = Gain(measure=measure, federated=each.test_score, labels_alone=each.labelled_only_score,
+                      interval=each.gain_interval, patients=each.gain_patients, paired=each.gain_paired)
         gain = gain_text(of_all, decimals=2)
         interval = ", ".join(filter(None, (gain_interval_text(of_all).removeprefix("95 % interval "),
                                            each.gain_verdict)))
