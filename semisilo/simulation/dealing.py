@@ -163,18 +163,23 @@ class Dealt:
                 f"{'; ' if others else ''}{', '.join(others)}")
 
     def check_tested_apart(self) -> str:
-        """Whether the images that the model is tested on are others than those that silos train on, by their pixels,
-        where they come from a source of their own; what a split deals is in one part only.
+        """Whether the images that the model is tested on are others than those that it learns from and is chosen by, by
+        their pixels: a set may hold an image twice, and test images of a source of their own may be in another.
 
         Returns: a line for a person where some are among the silos' unlabelled images, which may be meant, or a few
             among their labelled ones; else "".
-        Raises: BadData with how many silos have with labels, and the names of the first, where more than a few are
-            images of the set that is dealt, so that it seems to be the same set.
+        Raises: BadData with how many, and the names of the first, where two sets of the coordinator share images, as
+            the coordinator would refuse them; and where more than a few that silos have with labels are tested with.
         """
-        if self.test is None or len(self.split.test):
+        if self.test is None and not len(self.split.validation):
             return ""
-        tested = telling_digests(self.test, pixel_digests(self.test))
         dealt = telling_digests(self.images, pixel_digests(self.images))
+        self._check_coordinators_apart(dealt)
+        if self.test is None:
+            return ""
+        held_out = len(self.split.test) > 0
+        tested = [dealt[index] for index in self.split.test.tolist()] if held_out else \
+            telling_digests(self.test, pixel_digests(self.test))
         with_labels = {dealt[index]: index for part in reversed(self.split.labelled) for index in part[::-1].tolist()}
         unlabelled = {dealt[index] for part in self.split.silos for index in part.tolist()}
         lines = []
@@ -183,14 +188,31 @@ class Dealt:
             first = ", ".join(f"{self.test.names[mine]} = {self.images.names[other]}" for mine, other in twice[:_NAMED])
             found = (f"{len(twice)} of {len(self.test)} test images have the pixels of labelled ones"
                      f" ({first}{', ...' if len(twice) > _NAMED else ''})")
-            anywhere = set(dealt)
+            anywhere = with_labels if held_out else set(dealt)
             if sum(bool(digest) and digest in anywhere for digest in tested) > _FEW_TWINS * len(self.test):
-                raise BadData(f"[simulation] silos' images: {found}.", remedy="Remove them from one of the two sets:"
-                              " images that a model has seen cannot measure its accuracy.")
+                raise BadData(f"[simulation] silos' images: {found}.", remedy=_TWINS_OF_ONE_SET if held_out else
+                              "Remove them from one of the two sets: images that a model has seen cannot measure its"
+                              " accuracy.")
             lines.append(found)
         if number := sum(bool(digest) and digest in unlabelled for digest in tested):
             lines.append(f"{number} of {len(self.test)} test images are among the silos' unlabelled images")
         return f"{', '.join(lines)}: silos train on them, so the model may look better than it is" if lines else ""
+
+    def _check_coordinators_apart(self, dealt: Sequence[bytes]) -> None:
+        """Raises: BadData where two sets of the coordinator that were dealt share images. The coordinator says the same
+        of sets that somebody has named, and here nobody has: it knows neither the names nor what may be done."""
+        for name, mine, others in (("validation", self.split.validation, (("labelled", self.split.coordinator),)),
+                                   ("test", self.split.test, (("labelled", self.split.coordinator),
+                                                              ("validation", self.split.validation)))):
+            for other, theirs in others:
+                known = {dealt[index]: index for index in theirs[::-1].tolist() if dealt[index]}
+                twice = [(index, known[dealt[index]]) for index in mine.tolist() if dealt[index] in known]
+                if twice:
+                    first = ", ".join(f"{self.images.names[one]} = {self.images.names[two]}"
+                                      for one, two in twice[:_NAMED])
+                    raise BadData(f"[simulation] {self.study.simulation.source}: {len(twice)} of {len(mine)} {name}"
+                                  f" images have the pixels of {other} ones"
+                                  f" ({first}{', ...' if len(twice) > _NAMED else ''}).", remedy=_TWINS_OF_ONE_SET)
 
     def unlike_line(self) -> str:
         """Which sites' images look unlike the coordinator's labelled ones, or whether a set does that is dealt beside
@@ -465,6 +487,8 @@ def silo_names(number: int) -> tuple[str, ...]:
 
 
 _NAMED, _SAMPLE = 3, 64
+_TWINS_OF_ONE_SET = ("The images that are dealt hold them twice: leave one of each, or let twins have one patient, who"
+                     " is in one part. Images that a model has seen cannot measure its accuracy.")
 _FEW_TWINS = 0.05
 """Up to this share of test images that are in the set that is dealt are taken for copies that got into both."""
 _ROUNDS_PER_STEP = 10

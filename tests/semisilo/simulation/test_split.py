@@ -286,6 +286,34 @@ def test_a_few_copies_among_the_test_images_that_silos_have_with_labels_are_said
         dealt_with(6).check_tested_apart()
 
 
+def with_twins(folder: Path, *, twins: int, scenario: str, **split: Any) -> Dealt:
+    """A set of 200 images of which so many are there once more, a fifth of it held out for testing."""
+    npz(folder, train=200)
+    with np.load(folder / "set.npz") as archive:
+        arrays = {name: np.concatenate([each, each[:twins]]) if name.startswith("train") else each
+                  for name, each in dict(archive).items()}
+    np.savez(folder / "set.npz", **arrays)
+    tables = study("semifl" if scenario == "labels-at-coordinator" else "fedavg", scenario)
+    return dealt_of({**tables, "simulation": {"data": str(folder / "set.npz#train"), "split": {
+        "name": "iid", "silos": 2, "num_test": "20%", **split}}})
+
+
+def test_an_image_that_a_set_holds_twice_is_not_tested_with_and_trained_on_without_a_word(tmp_path: Path) -> None:
+    """At silos nobody noticed; at the coordinator the study failed and named files that nobody knew."""
+    assert with_twins(tmp_path, twins=0, scenario="labels-at-silo", labelled_per_class=3).check_tested_apart() == ""
+    line = with_twins(tmp_path, twins=40, scenario="labels-at-silo", labelled_per_class=1).check_tested_apart()
+    assert re.search(r"\d+ of 48 test images are among the silos' unlabelled images: silos train on them", line)
+    everywhere = with_twins(tmp_path, twins=40, scenario="labels-at-silo", all_labelled=True)
+    with pytest.raises(BadData, match=r"\d+ of 48 test images have the pixels of labelled ones \(set\.npz") as caught:
+        everywhere.check_tested_apart()
+    assert "hold them twice" in caught.value.remedy
+    dealt = with_twins(tmp_path, twins=40, scenario="labels-at-coordinator", num_labelled=100)
+    says = r"set\.npz#train: \d+ of 48 test images have the pixels of labelled ones \(set"
+    with pytest.raises(BadData, match=says) as caught:
+        dealt.check_tested_apart()
+    assert "hold them twice" in caught.value.remedy
+
+
 def test_a_file_without_a_test_part_leaves_the_study_without_a_test(tmp_path: Path) -> None:
     npz(tmp_path, train=200)
     dealt = from_file(tmp_path, data="set.npz#train")
