@@ -74,6 +74,8 @@ class SiteEvaluator:
         # Whether the coordinator had it before a restart is not known; it takes no harm from hearing it again.
         self._unsent = [newest] if newest is not None and newest.authority == authority \
             and policy.permit.site_evaluation else []
+        self._told_of = list(self._unsent)
+        """What this process has told the coordinator, or will with its next calls, and the coordinator still has."""
         self._in_call: tuple[RecordedEvaluation, ...] = ()
 
     def clean(self) -> None:
@@ -96,18 +98,38 @@ class SiteEvaluator:
         elif task.model_round is None:
             self._tell(f"study {task.study}: tasks do not bring the global model as it is, so that it is not evaluated"
                        " on this site's test images")
-        elif not self._record.has(task.study, task.model_round, authority=self._authority,
-                                  model_digest=task.model_digest):
-            self._start(self._evaluate(task, task.model_round))
+        else:
+            self._forget_gone(task.study, task.model_round)
+            known = self._record.find(task.study, task.model_round, authority=self._authority,
+                                      model_digest=task.model_digest)
+            if known is None:
+                self._start(self._evaluate(task, task.model_round))
+            else:
+                self._tell_coordinator(known)
+
+    def _forget_gone(self, study: str, newest: int) -> None:
+        """What was told of rounds that a study has gone back behind is gone at the coordinator."""
+        self._unsent, self._told_of = ([each for each in entries if each.evaluation.study != study
+                                        or each.evaluation.round <= newest]
+                                       for entries in (self._unsent, self._told_of))
+
+    def _tell_coordinator(self, entry: RecordedEvaluation) -> None:
+        """With the next calls, where the policy permits and it has not been told."""
+        if self._policy.permit.site_evaluation and entry.authority == self._authority and entry not in self._told_of:
+            self._unsent.append(entry)
+            self._told_of.append(entry)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._working is None or self._working.done(), "a task makes an evaluation end before it begins"
         self._working = asyncio.ensure_future(work)
 
     def knows(self, model: ModelDescription) -> bool:
-        """Whether that model was evaluated."""
-        return self._record.has(model.study, model.round, authority=self._authority, labels_alone=model.labels_alone,
-                                model_digest=model.model_digest)
+        """Whether that model was evaluated; the coordinator is told what was found, if it has not been."""
+        known = self._record.find(model.study, model.round, authority=self._authority,
+                                  labels_alone=model.labels_alone, model_digest=model.model_digest)
+        if known is not None:
+            self._tell_coordinator(known)
+        return known is not None
 
     def begin_file(self, model: ModelDescription, path: Path) -> None:
         """Evaluates the model that a study has handed over, in the background; its file is removed afterwards."""
@@ -163,8 +185,7 @@ class SiteEvaluator:
             evaluation=SiteEvaluation(study=study, round=round, labels_alone=labels_alone,
                                       model_digest=model_digest, classes=found.classes))
         await asyncio.to_thread(self._record.add, entry)
-        if self._policy.permit.site_evaluation:
-            self._unsent.append(entry)
+        self._tell_coordinator(entry)
         self._display.event(f"{scores_text(entry)} (test images of this site)")
 
     def _tell(self, text: str) -> None:

@@ -76,17 +76,17 @@ class EvaluationRecord:
         """What was evaluated last; None before the first."""
         return self._kept[-1] if self._kept else None
 
-    def has(self, study: str, round: int, *, authority: str, labels_alone: bool = False,
-            model_digest: str = "") -> bool:
-        """Whether that model was evaluated, rather than another of the same round.
+    def find(self, study: str, round: int, *, authority: str, labels_alone: bool = False,
+             model_digest: str = "") -> RecordedEvaluation | None:
+        """What was found of that model, rather than of another of the same round; None where it was not evaluated.
 
         Args:
             authority: of the federation whose study it is; another may have one of the same name.
-            model_digest: as the coordinator named it; empty where it did not: any model of that round counts.
+            model_digest: as the coordinator named it; empty where it did not: any model of that round counts, the
+                newest first.
         """
-        return any(each.authority in ("", authority)
-                   and each.is_of(study, round, labels_alone=labels_alone, model_digest=model_digest)
-                   for each in self._kept)
+        return next((each for each in reversed(self._kept) if each.authority in ("", authority)
+                     and each.is_of(study, round, labels_alone=labels_alone, model_digest=model_digest)), None)
 
     def add(self, found: RecordedEvaluation) -> None:
         """Writes it durably; the oldest of too many go. Raises: OSError, with nothing changed."""

@@ -270,6 +270,20 @@ def test_the_model_of_a_round_that_was_done_again_is_evaluated_again_and_named(t
     run(work())
 
 
+def test_a_study_that_went_back_and_comes_to_the_same_models_is_told_of_them_again(tmp_path: Path) -> None:
+    """The coordinator has deleted what it was told of the rounds that are gone; they are not measured again."""
+    async def work() -> None:
+        rounds = (0, 1, 1, 0, 1, 1)
+        coordinator = coordinator_with(*rounds, rounds=len(rounds))
+        coordinator.tasks = [replace(task, model_digest=f"{number:02x}" * 32)
+                             for task, number in zip(coordinator.tasks, rounds, strict=True)]
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, policy=PERMITTED) as bench:
+            await bench.agent.run()
+            assert recorded(bench) == [0, 1]
+            assert [each.round for each in told(coordinator)] == [0, 1, 1]
+    run(work())
+
+
 # The model that a study hands over ------------------------------------------------------------------------------------
 
 

@@ -31,9 +31,9 @@ def test_what_was_added_is_there_after_a_restart(tmp_path: Path) -> None:
     again = EvaluationRecord(path)
     assert again.newest == entry(2, measure="recall:b")
     assert read_evaluations(path) == (entry(1), entry(2, measure="recall:b"))
-    assert [again.has("lung", number, authority=HERE) for number in (1, 2, 3)] == [True, True, False]
-    assert not again.has("heart", 1, authority=HERE)
-    assert not again.has("lung", 1, authority=HERE, labels_alone=True)
+    assert [again.find("lung", number, authority=HERE) is not None for number in (1, 2, 3)] == [True, True, False]
+    assert not again.find("heart", 1, authority=HERE)
+    assert not again.find("lung", 1, authority=HERE, labels_alone=True)
 
 
 def test_another_model_of_the_same_round_is_not_known(tmp_path: Path) -> None:
@@ -42,18 +42,18 @@ def test_another_model_of_the_same_round_is_not_known(tmp_path: Path) -> None:
     record.add(entry(1))
     record.add(entry(2, model_digest="ab" * 32))
     record = EvaluationRecord(tmp_path / "evaluations.json")
-    assert record.has("lung", 2, authority=HERE, model_digest="ab" * 32)
-    assert not record.has("lung", 2, authority=HERE, model_digest="cd" * 32)
-    assert record.has("lung", 2, authority=HERE), "a coordinator that names no model"
-    assert not record.has("lung", 1, authority=HERE, model_digest="ab" * 32), "nobody knows which one that was"
+    assert record.find("lung", 2, authority=HERE, model_digest="ab" * 32)
+    assert not record.find("lung", 2, authority=HERE, model_digest="cd" * 32)
+    assert record.find("lung", 2, authority=HERE), "a coordinator that names no model"
+    assert not record.find("lung", 1, authority=HERE, model_digest="ab" * 32), "nobody knows which one that was"
 
 
 def test_what_another_federation_calls_by_the_same_name_is_not_known(tmp_path: Path) -> None:
     record = EvaluationRecord(tmp_path / "evaluations.json")
     record.add(replace(entry(1), authority=HERE))
     record = EvaluationRecord(tmp_path / "evaluations.json")
-    assert record.has("lung", 1, authority=HERE)
-    assert not record.has("lung", 1, authority="ab" * 32)
+    assert record.find("lung", 1, authority=HERE)
+    assert not record.find("lung", 1, authority="ab" * 32)
 
 
 def test_the_oldest_of_too_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
