@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import UnknownName, UsageError
@@ -20,6 +21,9 @@ from semisilo.coordinator.studies.study_file import StudyConfig, check_participa
 __all__ = ["create_study", "edited_studies", "queue_new_studies", "queue_study"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_MOST_EDITS = 6
+_LONGEST_SHOWN = 100
+"""Edits that a message names, and characters of a value in it."""
 
 
 def create_study(federation: Federation, name: str, *, scenario: Scenario = "labels-at-coordinator") -> Path:
@@ -97,7 +101,7 @@ def _may_be_queued(ledger: Ledger, name: str, config: StudyConfig, path: Path) -
             raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
         has_begun = _has_begun(ledger, known) if waits else ledger.committed_digest(name) != ""
         if has_begun and _is_edited(config, known):
-            raise _begun_with_others(ledger, known, path)
+            raise _begun_with_others(ledger, known, path, config)
     if not ledger.committed_digest(name):
         check_participation(config, str(path))
     return known
@@ -111,34 +115,72 @@ def edited_studies(federation: Federation, ledger: Ledger) -> dict[str, str]:
         if row.state in ENDED_STUDY or not path.is_file():
             continue
         try:
-            if not _is_edited(load_study(path), row):
+            config = load_study(path)
+            if not _is_edited(config, row):
                 continue
         except UsageError as error:
             found[row.name] = f"its settings stay those with which it was queued, for {path} is wrong: {error.line()}"
             continue
-        found[row.name] = _begun_with_others(ledger, row, path).line() if _has_begun(ledger, row) else (
-            f"it waits with other settings than {path} has now. To take the file as it is: coordinator queue"
-            f" {row.name}")
+        found[row.name] = _begun_with_others(ledger, row, path, config).line() if _has_begun(ledger, row) else (
+            f"it waits with other settings than {path} has now: {_edits(config, row)}. To take the file as it is:"
+            f" coordinator queue {row.name}")
     return found
 
 
 def _is_edited(config: StudyConfig, row: StudyRow) -> bool:
     """Whether the file has other settings than the ledger. Those that an earlier version did not know are as they are
     when they are left out."""
-    then = config_from_dict(row.config, where=f"study {row.name}")
-    return canonical_json(to_dict(config)) != canonical_json(to_dict(then))
+    return canonical_json(to_dict(config)) != canonical_json(to_dict(_config_then(row)))
+
+
+def _config_then(row: StudyRow) -> StudyConfig:
+    return config_from_dict(row.config, where=f"study {row.name}")
+
+
+def _edits(config: StudyConfig, row: StudyRow) -> str:
+    """What the file says now and the ledger says: "[study] rounds is 9, and was 3". They also differ where the file
+    says nothing of a setting and this version has another default than the one that the study was queued with."""
+    now, then = _settings_of(to_dict(config)), _settings_of(to_dict(_config_then(row)))
+    found = [f"{place} is {_shown(now.get(place))}, and was {_shown(then.get(place))}"
+             for place in sorted(now.keys() | then.keys()) if now.get(place) != then.get(place)]
+    more = len(found) - _MOST_EDITS
+    return "; ".join(found[:_MOST_EDITS] + ([f"and {more} more"] if more > 0 else []))
+
+
+def _settings_of(tables: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Its place in the file, such as "[method] lr", -> the value of every setting; of those that are left out too."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            # The settings of a method, which the ledger has in a table of their own, stand beside its name.
+            found |= _settings_of(value, at if (at, key) == ("method", "settings") else f"{at}.{key}" if at else key)
+        else:
+            found[f"[{at}] {key}"] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "left out"
+    text = canonical_json(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _has_begun(ledger: Ledger, row: StudyRow) -> bool:
     return row.state is not StudyState.QUEUED or ledger.committed_digest(row.name) != ""
 
 
-def _begun_with_others(ledger: Ledger, row: StudyRow, path: Path) -> UsageError:
-    remedy = "Undo the edit to continue it, or start another study: coordinator new NAME."
-    if row.state is not StudyState.QUEUED and ledger.committed_digest(row.name) == "":
+def _begun_with_others(ledger: Ledger, row: StudyRow, path: Path, config: StudyConfig) -> UsageError:
+    if row.state in ENDED_STUDY:
+        remedy = ("To continue it, undo the edit; if nobody has edited it, this version has another default, and what it"
+                  " was belongs into the file. Or start another study: coordinator new NAME.")
+    elif row.state is not StudyState.QUEUED and ledger.committed_digest(row.name) == "":
         remedy = (f"No round of it is done yet. To begin again with the file: coordinator stop {row.name}, then"
                   f" coordinator queue {row.name}.")
-    return UsageError(f"Study '{row.name}' has begun with other settings than {path} has now.", remedy=remedy)
+    else:
+        remedy = "It goes on with the settings that it began with. For others start another study: coordinator new NAME."
+    return UsageError(f"Study '{row.name}' has begun with other settings than {path} has now:"
+                      f" {_edits(config, row)}.", remedy=remedy)
 
 
 def queue_new_studies(federation: Federation, ledger: Ledger) -> tuple[list[str], dict[str, UsageError]]:

@@ -130,9 +130,28 @@ def test_an_edit_of_a_study_that_has_begun_is_refused_and_not_ignored(federation
     write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
     with pytest.raises(UsageError, match=r"'first' has begun with other settings than .*study") as caught:
         queue_study(federation, ledger, "first")
-    assert ("coordinator stop first" if state is StudyState.PREPARING else "Undo the edit") in caught.value.remedy
+    assert ("coordinator stop first" if state is StudyState.PREPARING else "It goes on") in caught.value.remedy
     assert ledger.study("first").config["study"]["rounds"] == 3
     assert edited_studies(federation, ledger) == {"first": caught.value.line()}
+
+
+def test_settings_that_differ_are_named_so_that_they_can_be_written_into_the_file(
+        federation: Federation, ledger: Ledger) -> None:
+    """A file that leaves them out is of other settings as well once a version has brought other defaults."""
+    then = GOOD.replace("channels = 1", "channels = 3") + 'sbn_source = "coordinator+silos"\nweighting = "size"\n'
+    write(federation, "first", then)
+    queue_study(federation, ledger, "first")
+    commit_round_0(ledger, "first")
+    end(ledger, "first", StudyState.STOPPED)
+    write(federation, "first")
+    with pytest.raises(UsageError, match="has begun with other settings") as caught:
+        queue_study(federation, ledger, "first")
+    assert caught.value.text.endswith(
+        'has now: [data.image] channels is 1, and was 3; [method] sbn_source is "coordinator", and was'
+        ' "coordinator+silos"; [method] weighting is "uniform", and was "size".')
+    write(federation, "first", then)
+    queue_study(federation, ledger, "first")
+    assert ledger.study("first").state is StudyState.QUEUED
 
 
 def test_what_was_edited_is_told_when_serve_starts(federation: Federation, ledger: Ledger) -> None:
@@ -148,7 +167,8 @@ def test_what_was_edited_is_told_when_serve_starts(federation: Federation, ledge
     (federation.studies / "gone" / "study.toml").unlink()
     found = edited_studies(federation, ledger)
     assert sorted(found) == ["edited", "wrong"]
-    assert found["edited"].endswith("To take the file as it is: coordinator queue edited")
+    assert found["edited"].endswith("has now: [study] rounds is 9, and was 3. To take the file as it is: coordinator"
+                                    " queue edited")
     assert "Did you mean 'rounds'?" in found["wrong"]
 
 
@@ -178,7 +198,7 @@ def test_after_its_first_commit_a_study_goes_on_only_with_the_settings_that_it_b
     write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
     with pytest.raises(UsageError, match="other settings") as caught:
         queue_study(federation, ledger, "first")
-    assert "Undo the edit" in caught.value.remedy
+    assert "undo the edit" in caught.value.remedy
     write(federation, "first", f"# a comment changes nothing\n{GOOD}")
     queue_study(federation, ledger, "first")
     assert ledger.study("first").state is StudyState.QUEUED
