@@ -172,13 +172,14 @@ def _has_begun(ledger: Ledger, row: StudyRow) -> bool:
 
 def _begun_with_others(ledger: Ledger, row: StudyRow, path: Path, config: StudyConfig) -> UsageError:
     if row.state in ENDED_STUDY:
-        remedy = ("To continue it, undo the edit; if nobody has edited it, this version has another default, and what it"
-                  " was belongs into the file. Or start another study: coordinator new NAME.")
+        remedy = ("To continue it, undo the edit; if nobody has edited it, this version has another default, and what"
+                  " it was belongs into the file. Or start another study: coordinator new NAME.")
     elif row.state is not StudyState.QUEUED and ledger.committed_digest(row.name) == "":
         remedy = (f"No round of it is done yet. To begin again with the file: coordinator stop {row.name}, then"
                   f" coordinator queue {row.name}.")
     else:
-        remedy = "It goes on with the settings that it began with. For others start another study: coordinator new NAME."
+        remedy = ("It goes on with the settings that it began with. For others start another study: coordinator new"
+                  " NAME.")
     return UsageError(f"Study '{row.name}' has begun with other settings than {path} has now:"
                       f" {_edits(config, row)}.", remedy=remedy)
 
