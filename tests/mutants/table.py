@@ -380,6 +380,10 @@ _FEEDBACK = _mutants(
      f"{_COMPRESSION}::test_only_float32_of_groups_of_differences_is_sent_lossily"),
     ("an-earlier-attempts-residuals-stay", "silo/compute/lossy_update.py", "if not key.startswith(own)}", "}",
      f"{_COMPRESSION}::test_after_a_later_phase_the_residuals_of_the_earlier_one_are_those_of_this_round"),
+    ("memory-of-a-past-that-the-coordinator-lacks-is-taken", "silo/site/memory.py",
+     "committed is not None and committed.gone_back > gone_back", "False",
+     "tests/silo/site/test_memory.py"
+     "::test_memory_of_rounds_that_a_restored_coordinator_knows_nothing_of_is_dropped"),
     ("memory-is-committed-though-nothing-was-folded", "silo/site/memory.py",
      "if pending is not None and pending.round == last_folded_round:",
      "if pending is not None and pending.round >= last_folded_round:",
@@ -936,8 +940,7 @@ _IMBALANCE = _mutants(
 _OWN_TEST_IMAGES = _mutants(
     "own test images",
     ("numbers-leave-without-permission", "silo/agent/site_evaluation.py",
-     "        if self._policy.permit.site_evaluation:\n            self._unsent.append(entry)",
-     "        self._unsent.append(entry)",
+     "if self._policy.permit.site_evaluation and entry.authority", "if entry.authority",
      f"{_EVALUATOR}::test_by_default_the_numbers_are_recorded_and_shown_here_and_nothing_of_them_leaves"),
     ("a-model-of-before-going-back-is-taken", "coordinator/tasks/site_evaluations.py",
      "elif is_other_model(self._ledger, row, found):", "elif False:",

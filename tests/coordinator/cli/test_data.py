@@ -187,9 +187,14 @@ def test_with_labels_at_both_the_labels_bring_the_classes_which_must_be_names_th
     opened("labels-at-coordinator", classes=["cat", "cow", "dog"])
     assert "no labelled image of 'cow': nobody has labels of such a class, so the model can never" in caplog.text
     (deep / "labelled/dog").rename(deep / "labelled/unlabelled")
+    for scenario in ("labels-at-both", "labels-at-coordinator"):
+        with pytest.raises(BadData, match="is the folder 'unlabelled' a class"):
+            opened(scenario)
+    named = ["cat", "unlabelled"]
     with pytest.raises(BadConfiguration, match="no class may be called 'unlabelled'"):
-        opened("labels-at-both")
-    assert opened("labels-at-coordinator").frozen.classes == ("cat", "unlabelled"), "silos' folders are not read"
+        opened("labels-at-both", classes=named)
+    assert opened("labels-at-coordinator", classes=named).frozen.classes == ("cat", "unlabelled"), \
+        "silos' folders are not read"
 
 
 @each_of(("measure", "tau", "said"), [
