@@ -28,6 +28,9 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "shifted.jsonl"
 PAGE = HERE / "SHIFTED.md"
 _SILOS, _ROUNDS, _UNLABELLED, _TEST = 5, 10, 1500, 1500
+_MANY, _FIRST_OF_MANY = 100, 31
+"""Rounds that a new study asks for, and the first draw with so many."""
+_SHOWN_OF_MANY = (1, 5, 10, 20, 50, 100)
 _SPARE, _LEAST, _EACH = 1.3, 30, 300
 """Where classes are thinned out: how many times the images that silos get are left, the fewest of a class, and the most
 test images of one."""
@@ -199,19 +202,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", default="", help="only tasks whose name holds this text")
     parser.add_argument("--methods", default="", help="only methods whose name holds this text")
     parser.add_argument("--seen", default="", help=f"only this of: {', '.join(SEEN)}")
+    parser.add_argument("--many", action="store_true",
+                        help=f"studies of {_MANY} rounds, on draws of their own: about 20 minutes each")
     parser.add_argument("--page", action="store_true", help="run nothing, write SHIFTED.md only")
     options = parser.parse_args(arguments)
-    done = {(row["task"], row["seen"], row["method"], row["seed"]) for row in lines()}
+    rounds, first = (_MANY, _FIRST_OF_MANY) if options.many else (_ROUNDS, 1)
+    done = {(row["task"], row["seen"], row["method"], row["seed"]) for row in lines() if rounds_of(row) == rounds}
     wanted = [] if options.page else [
-        key for seed in range(1, options.seeds + 1) for task in TASKS for seen in SEEN for method in METHODS
+        key for seed in range(first, first + options.seeds) for task in TASKS for seen in SEEN for method in METHODS
         if options.tasks in task and options.methods in method and options.seen in seen
         and (key := (task, seen, method, seed)) not in done]
     for number, (task, seen, method, seed) in enumerate(wanted):
         with np.load(options.data / TASKS[task].source) as file:
             images = images_of(TASKS[task], file, seed=seed)
-        found = _run(task, deal(TASKS[task], images, seen=seen, seed=seed), method, seed=seed)
+        found = _run(task, deal(TASKS[task], images, seen=seen, seed=seed), method, seed=seed, rounds=rounds)
         with RESULTS.open("a") as out:
-            out.write(json.dumps({"task": task, "seen": seen, "method": method, "seed": seed, **found}) + "\n")
+            out.write(json.dumps({"task": task, "seen": seen, "method": method, "seed": seed,
+                                  **({"rounds": rounds} if options.many else {}), **found}) + "\n")
         print(f"[{number + 1}/{len(wanted)}] {task}, {seen}, {method}, seed {seed}:"
               f" {100 * found['balanced_accuracy']:.1f}", file=sys.stderr, flush=True)
     write_page(HERE)
@@ -223,7 +230,12 @@ def lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def _run(task: str, dealt: Dealt, method: str, *, seed: int) -> dict[str, Any]:
+def rounds_of(row: Mapping[str, Any]) -> int:
+    """Of a line of shifted.jsonl."""
+    return int(row.get("rounds", _ROUNDS))
+
+
+def _run(task: str, dealt: Dealt, method: str, *, seed: int, rounds: int) -> dict[str, Any]:
     import semisilo
 
     began = time.process_time()
@@ -231,7 +243,7 @@ def _run(task: str, dealt: Dealt, method: str, *, seed: int) -> dict[str, Any]:
         run = semisilo.simulate(
             labelled=dealt.labelled, unlabelled=list(dealt.sites) or dealt.unlabelled, test=dealt.test, silos=_SILOS,
             split="natural" if dealt.sites else {"name": "prevalence_shift", "dirichlet": TASKS[task].dirichlet},
-            rounds=_ROUNDS, method=dict(METHODS[method]), tables={"data": {"image": {
+            rounds=rounds, method=dict(METHODS[method]), tables={"data": {"image": {
                 "standardise": "image" if method in _STANDARDISED else "study"}}},
             labelled_only=method != "no silo", seed=seed, out=Path(folder) / "run", engine="process",
             progress=False)
@@ -251,6 +263,8 @@ def write_page(folder: Path) -> None:
     """SHIFTED.md from shifted.jsonl."""
     by: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in lines():
+        if rounds_of(row) != _ROUNDS:
+            continue
         cell = by[row["task"], row["seen"]]
         cell[row["method"]].append((row["balanced_accuracy"], row["auroc"]))
         if row["method"] == "standardised":
@@ -284,7 +298,30 @@ trains on as in self-training, and no pseudo-label is ever kept.
 
 {described}
 
-""" + "\n".join(table) + "\n", encoding="utf-8")
+""" + "\n".join(table) + f"""
+
+## A hundred rounds
+
+As *standardised*, with {_MANY} rounds, as many as a new study asks for; each draw for itself, balanced accuracy in per
+cent after some rounds, macro AUROC of the last one (`--many`).
+
+""" + "\n".join(_of_many()) + "\n", encoding="utf-8")
+
+
+def _of_many() -> list[str]:
+    """The table of studies of a hundred rounds."""
+    table = ["| task | silos and test images | draw | labels alone | AUROC | "
+             + " | ".join(f"round {number}" for number in _SHOWN_OF_MANY) + " | AUROC |",
+             "|---|---|---:|" + "---:|" * (len(_SHOWN_OF_MANY) + 3)]
+    rows = [row for row in lines() if rounds_of(row) == _MANY and row["method"] in _STANDARDISED]
+    for row in sorted(rows, key=lambda row: (list(TASKS).index(row["task"]), list(SEEN).index(row["seen"]),
+                                             row["seed"])):
+        alone = row["labels_alone"]
+        numbers = (alone["balanced_accuracy"], alone["auroc"], *(row["curve"][number] for number in _SHOWN_OF_MANY),
+                   row["auroc"])
+        table.append(f"| {row['task']} | {row['seen']} | {row['seed']} | "
+                     + " | ".join(f"{100 * value:.1f}" for value in numbers) + " |")
+    return table
 
 
 def _shown(pairs: Sequence[tuple[float, float]]) -> str:
