@@ -30,7 +30,8 @@ _ETA_ROUNDS = 5
 _MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "auroc": "AUROC",
              "average_precision": "average precision", "f1": "F1", "exact_match": "exact match",
              "calibration_error": "calibration error"}
-_SETS = {"": "", VALIDATION_PREFIX: ", validation images", "crossfit_": ", cross-validated on the labels"}
+_SETS = {"": "", VALIDATION_PREFIX: ", validation images",
+         "crossfit_": ", cross-validated (shorter trainings, fewer labels)"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,6 +90,17 @@ def test_a_study_shows_its_accuracy_beside_the_labelled_only_line(running: Fille
     assert study.seconds_left == pytest.approx(5 * 4 - 2, abs=1.0), "five rounds of 4 s, of which 2 s have passed"
 
 
+def test_the_score_of_the_search_for_a_rate_does_not_read_like_what_labels_alone_reach(running: Filled) -> None:
+    """Of trials that are a fraction as long, on half of the labels: of the demo 50 % beside 88 % on test images."""
+    alone = running.ledger.study("first").baseline
+    assert alone is not None
+    running.ledger.set_study_facts("first", baseline=replace(alone, metrics={
+        **alone.metrics, "crossfit_accuracy": 0.5, "crossfit_accuracy_error": 0.109}))
+    lines = _text(gather(running.federation, running.ledger, None), width=200).splitlines()
+    found = next(line for line in lines if line.startswith("accuracy, cross-validated"))
+    assert found.split()[2:] == ["(shorter", "trainings,", "fewer", "labels)", "–", "50.0", "±", "10.9", "%"]
+
+
 def test_how_many_have_signed_the_card_of_a_study_until_all_have(running: Filled) -> None:
     def text() -> str:
         return _text(gather(running.federation, running.ledger, None), width=200)
