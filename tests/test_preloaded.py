@@ -84,8 +84,11 @@ def is_there(pid: int) -> bool:
 
 def is_copied(pid: int) -> bool:
     """The kernel shows the environment that an interpreter was started with, which is not that of its copies: a silo's
-    has PYTHONPATH with the crash points, and what started the copying process has not."""
-    return f"{CRASHING}".encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+    has PYTHONPATH with the crash points, and what started the copying process has not. It shows none yet while it puts
+    a program into its place."""
+    environment = Path(f"/proc/{pid}/environ")
+    wait_until(lambda: environment.read_bytes() != b"")
+    return f"{CRASHING}".encode() not in environment.read_bytes()
 
 
 def computing(pid: int) -> list[int]:
