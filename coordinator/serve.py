@@ -34,11 +34,12 @@ from semisilo.coordinator.federation.invitations import authority_of
 from semisilo.coordinator.federation.study_cards import StudyCards
 from semisilo.coordinator.federation.tracking_table import check_installed
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
+from semisilo.coordinator.ledger.costs import add_costs, estimate_lost
 from semisilo.coordinator.ledger.database import LedgerPlace, checkpoint
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
-from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.states import ENDED_STUDY, StudyState
 from semisilo.coordinator.monitoring.alerts.delivery import keep_telling
 from semisilo.coordinator.monitoring.terminal import Display
 from semisilo.coordinator.page import server as page_server
@@ -170,6 +171,8 @@ class _Server:
         heads = HeadSigner(self._ledger, ensure_audit_key(self._federation.authority, now=time.time()))
         with contextlib.suppress(SystemTrouble):  # the next event that is on disk for good brings a head as well
             note_start(self._ledger)
+        with contextlib.suppress(SystemTrouble):  # the next start finds them as well
+            self._estimate_lost_costs()
         server = grpc.aio.server(options=server_options())
         limits = ConnectionLimits(ports=lambda: (work_port, port.port), strangers=lambda connected: strangers_kept(
             open_files, connected, missing=max(0, self._roster.count_enrolled() - connected), own_files=OWN_FILES))
@@ -257,6 +260,13 @@ class _Server:
         for name, text in edited_studies(self._federation, self._ledger).items():
             _LOG.warning("study %s: %s", name, text)
         return bool(refused)
+
+    def _estimate_lost_costs(self) -> None:
+        """Of the rounds that were under way when the last process ended, whether or not it was killed."""
+        for study in self._ledger.studies():
+            row = None if study.state in ENDED_STUDY else self._ledger.last_round(study.name)
+            if row is not None:
+                add_costs(self._ledger, estimate_lost(self._ledger, study.name, row.number))
 
     def _heard(self, number: int) -> None:
         self._signals.append(number)

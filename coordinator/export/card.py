@@ -735,7 +735,8 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
     if card.cost.wire_down is None:
         found.append("This is a simulation: no message and no wire bytes were measured.")
     elif card.cost.wire_estimated:
-        found.append("Wire bytes are estimated from the messages: the kernel's counters could not be read.")
+        found.append("Wire bytes, or some of them, are estimated: the kernel's counters could not be read, or what they"
+                     " said was lost when the coordinator was killed.")
     if not any(each.images is not None for each in card.sites):
         found.append(f"No site has sent the {worth} of this model on its own images.")
     elif silent := [each.silo for each in card.sites if each.images is None]:

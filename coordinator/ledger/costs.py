@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["Cost", "CostSums", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "add_to_cost",
-           "bytes_by_round", "costs_of", "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
+           "bytes_by_round", "costs_of", "estimate_lost", "has_downloads", "rounds_with_payload", "silo_round_bytes",
+           "total_bytes"]
 
 Direction = Literal["down", "up"]
 Kind = Literal["payload", "message", "wire"]
@@ -93,6 +94,36 @@ def add_to_cost(ledger: Ledger, cost: Cost) -> None:
                        (sum(row["bytes"] for row in earlier), sum(row["count"] for row in earlier),
                         max(row["estimated"] for row in earlier)))
             db.executemany("DELETE FROM cost WHERE rowid = ?", [(row["number"],) for row in earlier])
+
+
+def estimate_lost(ledger: Ledger, study: str, round: int) -> list[Cost]:
+    """What messages and the wire carried of payloads at the least, where a kill took the count of it along.
+
+    Payloads are counted with their task, what the kernel and RPCs count some seconds later. So after a kill, or in a
+    backup, a silo's round may have more payload than wire, which cannot be. No row is written here.
+    Returns: costs marked as estimated, one for each silo, direction and kind that fall short, of the missing bytes.
+    """
+    rows = ledger.query(
+        "SELECT silo, direction, kind, sum(bytes) AS bytes, max(rowid) AS number FROM cost WHERE study = ?1"
+        " AND round = ?2 AND silo <> '' AND rowid > coalesce((SELECT max(cost_row) FROM rollback WHERE rollback.study ="
+        " ?1 AND to_round < ?2), 0) GROUP BY silo, direction, kind", study, round)  # not of a try that is gone
+    sums = {(row["silo"], row["direction"], row["kind"]): row["bytes"] for row in rows}
+    lost = []
+    for row in rows:
+        if row["kind"] != "payload":
+            continue
+        (phase,), = ledger.query("SELECT phase FROM cost WHERE rowid = ?", row["number"])
+        for kind, item in _CARRIED[row["direction"]]:
+            missing = row["bytes"] - sums.get((row["silo"], row["direction"], kind), 0)
+            if missing > 0:
+                lost.append(Cost(study=study, round=round, phase=phase, silo=row["silo"], direction=row["direction"],
+                                 kind=kind, item=item, bytes=missing, estimated=True))
+    return lost
+
+
+_CARRIED: Mapping[Direction, tuple[tuple[Kind, str], ...]] = {
+    "down": (("message", "DownloadPayload"), ("wire", "tcp")), "up": (("message", "SubmitUpdate"), ("wire", "tcp"))}
+"""What carries a payload: kinds of cost and their items."""
 
 
 class CostSums:

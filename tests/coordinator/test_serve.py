@@ -15,8 +15,11 @@ from rich.console import Console
 from semisilo.common.process.child import ComputeDied
 from semisilo.coordinator import serve
 from semisilo.coordinator.federation.folder import create_federation
+from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.studies.queue import create_study
+from tests.coordinator.ledger_fixture import study_config
 from tests.processes import PATIENCE_SECONDS, free_ports
 
 
@@ -88,3 +91,19 @@ def test_a_start_names_studies_whose_file_was_edited_since_they_were_queued(
     line, = (each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING)
     assert line.startswith("study second: ")
     assert line.endswith("coordinator queue second")
+
+
+def test_a_start_estimates_what_the_last_process_could_not_write_of_its_open_round(server: serve._Server) -> None:
+    ledger = server._ledger
+    ledger.queue_study("s", study_config(rounds=2))
+    ledger.open_round("s", 0, start_digest="0" * 64, sample=(), phases=())
+    add_costs(ledger, [Cost(study="s", round=0, phase="train", silo="alpha", direction="up", kind="payload",
+                            item="model", bytes=100, count=1)])
+    for _ in range(2):  # once, however often it starts
+        server._estimate_lost_costs()
+    assert {(row["kind"], row["bytes"], row["estimated"]) for row in ledger.query("SELECT * FROM cost")} == {
+        ("payload", 100, 0), ("message", 100, 1), ("wire", 100, 1)}
+    ledger.set_study_state("s", StudyState.STOPPED)
+    ledger.query("DELETE FROM cost WHERE kind <> 'payload'")
+    server._estimate_lost_costs()
+    assert len(ledger.query("SELECT * FROM cost")) == 1

@@ -207,7 +207,7 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
     (replace(COMPLETE, onnx=None), "No ONNX graph was written"),
     (replace(COMPLETE, onnx=card_onnx(replace(CHECK, source="random"))), "compared on random images"),
     (replace(COMPLETE, cost=replace(COST, wire_down=None)), "This is a simulation"),
-    (replace(COMPLETE, cost=replace(COST, wire_estimated=True)), "Wire bytes are estimated"),
+    (replace(COMPLETE, cost=replace(COST, wire_estimated=True)), "Wire bytes, or some of them, are estimated"),
 ], ids=lambda value: value if isinstance(value, str) else "card")
 def test_a_limit_is_said_where_it_holds_and_only_there(card: ModelCard, said: str) -> None:
     assert any(said in limit for limit in limits_of(card))

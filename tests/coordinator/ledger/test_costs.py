@@ -18,6 +18,7 @@ from semisilo.coordinator.ledger.costs import (
     add_to_cost,
     bytes_by_round,
     costs_of,
+    estimate_lost,
     has_downloads,
     rounds_with_payload,
     silo_round_bytes,
@@ -264,3 +265,31 @@ def test_what_a_round_took_of_a_silo_is_found_without_the_costs_of_the_others(tm
             payload_down=10**number, payload_up=10**number, wire_down=10**number, wire_up=10**number)
     plan = query_plan(ledger, lambda: silo_round_bytes(ledger, ROW.study, SILOS[0], ROW.round))
     assert "(study=? AND round=? AND kind=? AND silo=?)" in plan[0]
+
+
+def test_what_a_kill_took_of_the_wire_is_estimated_once_by_the_payloads(ledger: Ledger) -> None:
+    """Payloads are counted with their task, messages and the wire some seconds later."""
+    down = replace(ROW, direction="down", item="model")
+    counted = replace(ROW, silo="beta", kind="wire", item="tcp", bytes=130)
+    add_costs(ledger, [ROW, down, replace(down, phase="statistics", bytes=7),
+                       replace(down, kind="message", item="DownloadPayload", bytes=60),
+                       replace(down, kind="wire", item="tcp", bytes=40), replace(ROW, silo="beta"), counted,
+                       replace(counted, kind="message", item="SubmitUpdate", bytes=101), replace(ROW, round=2)])
+    lost = estimate_lost(ledger, "s", 1)
+    assert {(each.silo, each.direction, each.phase, each.kind, each.item): each.bytes for each in lost} == {
+        ("alpha", "up", "train", "message", "SubmitUpdate"): 100, ("alpha", "up", "train", "wire", "tcp"): 100,
+        ("alpha", "down", "statistics", "message", "DownloadPayload"): 47,
+        ("alpha", "down", "statistics", "wire", "tcp"): 67}
+    assert all(each.estimated for each in lost)
+    add_costs(ledger, lost)
+    assert estimate_lost(ledger, "s", 1) == []
+
+
+def test_costs_of_a_round_that_is_gone_do_not_stand_for_those_of_its_next_try(ledger: Ledger) -> None:
+    add_costs(ledger, [replace(ROW, kind="wire", item="tcp", bytes=1000),
+                       replace(ROW, kind="message", item="SubmitUpdate", bytes=1000)])
+    with ledger.transaction() as db:
+        db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason, cost_row)"
+                   " SELECT 's', 0, 0.0, '', '', '', max(rowid) FROM cost")
+    add_costs(ledger, [ROW])
+    assert [each.bytes for each in estimate_lost(ledger, "s", 1)] == [100, 100]
