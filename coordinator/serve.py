@@ -39,7 +39,7 @@ from semisilo.coordinator.ledger.database import LedgerPlace, checkpoint
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
-from semisilo.coordinator.ledger.states import ENDED_STUDY, StudyState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, StudyState
 from semisilo.coordinator.monitoring.alerts.delivery import keep_telling
 from semisilo.coordinator.monitoring.terminal import Display
 from semisilo.coordinator.page import server as page_server
@@ -150,6 +150,8 @@ class _Server:
                                   images=federation.images if federation.config.limits.images_on_disk else None))
         self._logs = LogLines()
         self._display = Display(ledger, self._roster, self._runtime, console, federation=federation)
+        self._interrupted: dict[str, int] = {}
+        """Study -> its round that was under way when this process began, and is not over yet."""
         self._stop = asyncio.Event()
         self._signals: list[int] = []
         """That ask it to end, in order."""
@@ -262,11 +264,22 @@ class _Server:
         return bool(refused)
 
     def _estimate_lost_costs(self) -> None:
-        """Of the rounds that were under way when the last process ended, whether or not it was killed."""
+        """Of the rounds that were under way when the last process ended, whether or not it was killed: now, while
+        nothing is counted, and once they are over, since an upload that goes on is counted whole as payload."""
         for study in self._ledger.studies():
             row = None if study.state in ENDED_STUDY else self._ledger.last_round(study.name)
             if row is not None:
+                self._interrupted[study.name] = row.number
                 add_costs(self._ledger, estimate_lost(self._ledger, study.name, row.number))
+
+    def _estimate_of_interrupted(self) -> None:
+        for study, number in list(self._interrupted.items()):
+            last = self._ledger.last_round(study)
+            if last is not None and last.number == number and last.state not in ENDED_ROUND:
+                continue
+            if last is not None and last.number >= number:  # else it is gone
+                add_costs(self._ledger, estimate_lost(self._ledger, study, number))
+            del self._interrupted[study]
 
     def _heard(self, number: int) -> None:
         self._signals.append(number)
@@ -369,6 +382,7 @@ class _Server:
     async def _settle_once(self) -> None:
         account = self._runtime.account()
         await self._meter.settle(study=account.study, round=account.round, phase=account.phase)
+        self._estimate_of_interrupted()
 
     async def _checkpoint(self) -> None:
         """Brings commits into the ledger's file, and says so once that has gone: commits do not notice."""

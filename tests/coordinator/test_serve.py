@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from semisilo.coordinator import serve
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.states import RoundState, StudyState
 from semisilo.coordinator.studies.queue import create_study
 from tests.coordinator.ledger_fixture import study_config
 from tests.processes import PATIENCE_SECONDS, free_ports
@@ -107,3 +108,25 @@ def test_a_start_estimates_what_the_last_process_could_not_write_of_its_open_rou
     ledger.query("DELETE FROM cost WHERE kind <> 'payload'")
     server._estimate_lost_costs()
     assert len(ledger.query("SELECT * FROM cost")) == 1
+
+
+def test_what_an_upload_that_went_on_had_sent_before_a_kill_is_estimated_once_its_round_is_over(
+        server: serve._Server) -> None:
+    """The payload is counted whole when it is accepted, the wire from where the transfer goes on."""
+    ledger = server._ledger
+    ledger.queue_study("s", study_config(rounds=2))
+    ledger.open_round("s", 0, start_digest="0" * 64, sample=(), phases=())
+    server._estimate_lost_costs()
+    payload = Cost(study="s", round=0, phase="train", silo="alpha", direction="up", kind="payload", item="model",
+                   bytes=100, count=1)
+    add_costs(ledger, [payload, replace(payload, kind="wire", item="tcp", bytes=41)])
+
+    def wire() -> int:
+        return sum(row["bytes"] for row in ledger.query("SELECT bytes FROM cost WHERE kind = 'wire'"))
+
+    asyncio.run(server._settle_once())
+    assert wire() == 41  # more may come
+    ledger.set_round_state("s", 0, RoundState.CANCELLED)
+    for _ in range(2):
+        asyncio.run(server._settle_once())
+        assert wire() == 100
