@@ -119,14 +119,14 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
                           remedy="Bring all images to one size and one number of channels, with a Resize and a"
                                  " Grayscale transform for example.")
     pixels = np.stack(images)
-    if all(label is None for label in labels):
+    if all(label is None or label == -1 for label in labels):
         if labelled:
             raise BadData(f"{where}: the items have no labels.", remedy="Let __getitem__ return (image, label).")
         return DatasetArrays(pixels, None, ())
     missing = next((index for index, label in enumerate(labels) if label is None), None)
     if missing is not None:
         raise BadData(f"{where}: item {missing} has no label; others have one.",
-                      remedy="Give all of them labels, or none.")
+                      remedy="Give all of them labels, -1 to those that have none.")
     known = [label for label in labels if label is not None]
     return DatasetArrays(pixels, *_numbered(known, _names(dataset), where), isinstance(known[0], str))
 
@@ -154,9 +154,10 @@ def _numbered(labels: list[int | str], names: tuple[str, ...], where: str
                           remedy=f"They are {', '.join(names)}.")
         return np.array([names.index(label) for label in texts], dtype=np.int64), names
     numbers = np.array(labels, dtype=np.int64)
-    if numbers.min() < 0 or (names and numbers.max() >= len(names)):
+    if numbers.min() < -1 or (names and numbers.max() >= len(names)):
         raise BadData(f"{where}: the labels go from {numbers.min()} to {numbers.max()}"
-                      f"{f', and there are {len(names)} classes' if names else ''}.", remedy="Count classes from 0.")
+                      f"{f', and there are {len(names)} classes' if names else ''}.",
+                      remedy="Count classes from 0; -1 is an image without a label.")
     return numbers, names
 
 

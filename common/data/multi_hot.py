@@ -51,9 +51,9 @@ def findings_of(row_K: Sequence[int], classes: Sequence[str]) -> tuple[str, ...]
 
 
 def is_said(labels: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Whether an image has a label, bool (N,), of labels (N,) that of every image; of multi-hot rows (N, K) whether any
-    class is known: one of nothing but -1 says nothing, and its image is unlabelled."""
-    said_N: NDArray[np.bool_] = np.ones(len(labels), dtype=bool) if labels.ndim == 1 else labels.max(axis=1) >= 0
+    """Whether an image has a label, bool (N,), of labels (N,) or multi-hot rows (N, K): -1, or a row of nothing but -1,
+    says nothing, and its image is unlabelled."""
+    said_N: NDArray[np.bool_] = labels.reshape(len(labels), -1).max(axis=1, initial=-1) >= 0
     return said_N
 
 

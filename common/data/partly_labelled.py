@@ -6,12 +6,13 @@
 | a folder of class folders    | <class>/..., at any depth              | unlabelled/... and images at the top     |
 | a flat folder                | none                                   | all                                      |
 | an .npz with two parts       | `labelled_images`, `labelled_labels`   | `unlabelled_images`, `unlabelled_steps`  |
-| any other .npz, digits       | all, if there are labels               | all, if there are none                   |
+| any other .npz               | those with a label                     | those with -1; all without labels        |
+| digits                       | all                                    | none                                     |
 | a table, Parquet             | rows with a label                      | rows without                             |
 
 The two parts of an .npz may be empty. Its `unlabelled_steps` (one whole number per image, from 0) let the unlabelled
-images come in steps of `rounds_per_step` rounds each: the streaming setting of FedMatch. Where images may have several
-labels or none, images of an .npz of which no class is known (a row of -1) are unlabelled.
+images come in steps of `rounds_per_step` rounds each: the streaming setting of FedMatch. In an .npz -1 says that an
+image has no label, where images may have several or none a row of -1.
 
 Shapes: N unlabelled images.
 """
@@ -187,8 +188,7 @@ def survey_partly_labelled(source: str, selection: Selection = Selection()) -> P
     parts = parts_of(source, path, split)
     if parts is not None:
         steps = 0 if parts.steps_N is None else int(parts.steps_N.max(initial=-1)) + 1
-        said = survey(f"{_base(source)}#{LABELLED}").num_with_rows if parts.labelled else None
-        labelled_count = parts.labelled if said is None else said
+        labelled_count = survey(f"{_base(source)}#{LABELLED}").num_labelled if parts.labelled else 0
         return PartlySurvey(labelled=labelled_count, steps=steps,
                             unlabelled=parts.labelled + parts.unlabelled - labelled_count)
     found = survey(source, selection)

@@ -90,7 +90,7 @@ def read_images(
         selection: which DICOM files count, and how the patients of images are known.
         multi_label: whether images may have several labels or none.
         ranges: what values of more than 8 bits are divided by at least: what was found on other images of the study.
-        keeps_unsaid: whether images of an .npz of which no class is known, which have no label, stay with rows of -1.
+        keeps_unsaid: whether images of an .npz of which no class is known, which have no label, stay with -1.
     Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows;
         with several labels int8 (N, K) of 1, 0 and, for a class that the source was never asked for, -1.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
@@ -468,7 +468,8 @@ def _check_any_said(source: str, labels_N: NDArray[np.integer]) -> None:
     """Raises: BadData for an .npz in which no class of any image is known."""
     if not is_said(labels_N).any():
         raise BadData(f"{source}: holds {len(labels_N)} images and no label: no class of any is known (-1).",
-                      remedy="Write 1 or 0 where a class is known, or use them as unlabelled.")
+                      remedy=f"Write {'1 or 0 where a class' if labels_N.ndim == 2 else 'the class where it'} is known,"
+                             " or use them as unlabelled.")
 
 
 def _check_listing(source: str, listing: Listing, classes: tuple[str, ...], *, multi_label: bool = False) -> None:

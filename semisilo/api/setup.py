@@ -134,8 +134,9 @@ class Setup:
         """What is found of the images. Raises: BadData when they cannot be read."""
         found = [survey(source) for source in self.sites or (self.data,)]
         size = _automatic_size(_together(each.sizes for each in found)) if self.image_size is None else self.image_size
-        channels = max(each.channels for each in found)
-        return SeenImages(size, channels)
+        # Colours of the coordinator's labels stay, as in a federation, whose form is that of these images.
+        own = (survey(self.labelled),) if self.labelled else ()
+        return SeenImages(size, max(each.channels for each in (*found, *own)))
 
     def study(self, method: NamedMethod, *, seed: int, labelled_only: bool,
               seen: SeenImages | None = None) -> dict[str, object]:
@@ -377,7 +378,10 @@ def _label_arrays(labels: NDArray[Any], classes: tuple[str, ...], count: int, wh
         return {"labels": labels.astype(np.int64), "classes": names}
     if labels.dtype.kind not in "iub":
         raise BadData(f"{where}: the labels have the type {labels.dtype}.",
-                      remedy="Give whole numbers from 0, or names.")
+                      remedy="Give whole numbers from 0, -1 where there is none; or names.")
+    if int(labels.max()) < 0:
+        raise BadData(f"{where}: no image has a label: all are below 0.",
+                      remedy="Give whole numbers from 0, -1 only where there is none.")
     return {"labels": labels.astype(np.int64), **({"classes": np.array(classes)} if classes else {})}
 
 

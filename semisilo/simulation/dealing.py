@@ -334,7 +334,7 @@ def _deal(study: SimulatedStudy, progress: Callable[[float, str], None] | None, 
                             labelled=True, on_error="stop", progress=progress, reading=form.reading,
                             selection=study.draft.data.selection,
                             multi_label=study.draft.study.task == "multi_label", ranges=least,
-                            keeps_unsaid=keeps_unsaid)
+                            keeps_unsaid=keeps_unsaid and study.draft.study.task == "multi_label")
         return _Sources(images=found.images.without_files() if before.slices_alone else found.images,
                         classes=classes or found.classes, ranges={} if before.slices_alone else found.ranges)
 

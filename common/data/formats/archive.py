@@ -126,7 +126,7 @@ def npz(
         multi_label: whether a label is a row of 0 and 1; None: as the file has it.
         classes: the study's, once they are frozen: they keep its spelling.
     Raises: BadData, naming the file and the key, when the file is damaged, a key is missing, a shape or type does not
-        fit, or a label is negative or beyond the named classes.
+        fit, or a label is below -1 or beyond the named classes.
     """
     with _opened(path, source=source) as archive:
         prefix = _prefix(archive, split, source=source)
@@ -365,10 +365,11 @@ def _labels(archive: Any, key: str, *, source: str, multi_label: bool | None = F
     if labels.dtype.kind not in "iub":
         raise BadData(f"{source}: '{key}' has the type {labels.dtype}; whole numbers are needed.",
                       remedy="Store the index of each image's class.")
-    wrong = np.flatnonzero((labels < 0) | (labels > 65535)) if labels.dtype.kind != "b" else np.empty(0, np.int64)
+    wrong = np.flatnonzero((labels < -1) | (labels > 65535)) if labels.dtype.kind == "i" else \
+        np.flatnonzero(labels > 65535)
     if len(wrong):
         raise BadData(f"{source}: label {labels[wrong[0]]} of image {wrong[0]} is out of range.",
-                      remedy="Labels count from 0, at most 65535.")
+                      remedy="Labels count from 0, at most 65535; -1 says that there is none.")
     return labels.astype(np.int64)
 
 

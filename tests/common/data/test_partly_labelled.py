@@ -201,6 +201,21 @@ def test_class_names_of_a_part_are_mapped_to_the_studys_order(tmp_path: Path) ->
     assert [label for _, label in apart(read(source))[0]] == [2, 0]
 
 
+@pytest.mark.parametrize("use_labels", [True, False])
+def test_images_of_an_npz_with_minus_one_for_a_label_are_unlabelled(tmp_path: Path, use_labels: bool) -> None:
+    images, labels = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 8, 8), np.uint8), [2, -1, 0, -1]
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array(labels))
+    whole = str(tmp_path / "a.npz")
+    found = read(whole, use_labels=use_labels)
+    assert apart(found) == (([("a.npz[0]", 2), ("a.npz[2]", 0)], ["a.npz[1]", "a.npz[3]"]) if use_labels else
+                            ([], [f"a.npz[{index}]" for index in range(4)]))
+    assert survey_partly_labelled(whole) == PartlySurvey(labelled=2, unlabelled=2)
+    np.savez(tmp_path / "b.npz", labelled_images=images, labelled_labels=np.array(labels), unlabelled_images=images)
+    parts = read(str(tmp_path / "b.npz"), use_labels=use_labels)
+    assert tuple(map(len, apart(parts))) == ((2, 6) if use_labels else (0, 8))
+    assert survey_partly_labelled(str(tmp_path / "b.npz")) == PartlySurvey(labelled=2, unlabelled=6)
+
+
 def test_other_arrays_are_labelled_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     images, labels = np.zeros((3, 8, 8), np.uint8), np.array([0, 2, 1])
     np.savez(tmp_path / "medmnist.npz", train_images=images, train_labels=labels, test_images=images[:1])

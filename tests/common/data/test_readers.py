@@ -559,7 +559,8 @@ PICTURES = np.zeros((4, 8, 8), dtype=np.uint8)
     ({"images": PICTURES, "labels": np.zeros(3, int)}, "4 images but 3 labels"),
     ({"images": PICTURES, "labels": np.zeros((4, 14), int)}, "4 x 14"),
     ({"images": PICTURES, "labels": np.zeros(4)}, "float64"),
-    ({"images": PICTURES, "labels": np.array([0, 1, -1, 0])}, "label -1 of image 2"),
+    ({"images": PICTURES, "labels": np.array([0, 1, -2, 0])}, "label -2 of image 2"),
+    ({"images": PICTURES, "labels": np.full(4, -1)}, "4 images and no label: no class of any is known (-1)."),
     ({"images": PICTURES, "labels": np.array([0, 1, 2**40, 0])}, "of image 2 is out of range"),
     ({"images": PICTURES, "labels": np.array([0, 1, 2, 0]), "classes": np.array(["a", "b"])}, "label 2 of image 2"),
     ({"images": PICTURES, "labels": np.zeros(4, int), "classes": np.array(["a", "a"])},
@@ -579,6 +580,20 @@ def test_an_npz_that_does_not_fit_is_refused_by_key(tmp_path, arrays, said):
         read_images(str(tmp_path / "a.npz"), size=8, channels=1)
     assert said in caught.value.line()
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_images_of_an_npz_whose_label_is_minus_one_have_none(tmp_path, named):
+    images = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array([-1, 1, 0, -1]),
+             **({"classes": np.array(["b", "a"])} if named else {}))
+    found = read_images(str(tmp_path / "a.npz"), size=8, channels=1, classes=("a", "b") if named else None)
+    assert found.images.images_NCHW[:, 0, 0, 0].tolist() == [1, 2]
+    assert found.images.labels_N.tolist() == ([0, 1] if named else [1, 0])
+    assert found.images.names == ("a.npz[1]", "a.npz[2]")
+    assert [(each.name, each.reason) for each in found.skipped] == [("2 rows", "have no label")]
+    seen = survey(str(tmp_path / "a.npz"))
+    assert (seen.num_images, seen.num_labelled, len(seen.classes)) == (4, 2, 2)
 
 
 def test_pickled_objects_in_an_npz_are_never_loaded(tmp_path):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import semisilo
+from semisilo.api.setup import Setup
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
 from semisilo.common.models.own import given
@@ -138,6 +139,18 @@ def test_the_coordinator_gets_its_images_whole_and_silos_all_the_others(tmp_path
     shards = {**tables, "simulation": {**tables["simulation"], "split": {"name": "shards", "silos": 4}}}
     with pytest.raises(BadConfiguration, match="has no labels, which the split"):
         deal_study(load_simulated_study(shards))
+
+
+@pytest.mark.parametrize("colour", ["labelled", "unlabelled", ""])
+def test_images_have_colours_where_the_labels_or_the_silos_images_have_them(digits: tuple[Tensor, Tensor],
+                                                                            colour: str) -> None:
+    images, labels = digits
+    for name, part in {"labelled": slice(0, 40), "unlabelled": slice(40, 240)}.items():
+        pixels = images[part].numpy()
+        np.savez(f"{name}.npz", images=np.stack([pixels] * 3, axis=-1) if name == colour else pixels,
+                 **({"labels": labels[part]} if name == "labelled" else {}))
+    setup = Setup(labelled=str(Path("labelled.npz").absolute()), data=str(Path("unlabelled.npz").absolute()))
+    assert setup.seen().channels == (3 if colour else 1)
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
