@@ -46,8 +46,11 @@ __all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFil
            "home_option", "resolve_source"]
 
 
+_AGENT = "silo join"
+
+
 class AlreadyRunning(SemisiloError):
-    """Another `silo join` works in the same home."""
+    """Another `silo join`, or a command that must be alone, works in the same home."""
 
     code = "ALREADY_RUNNING"
 
@@ -216,21 +219,25 @@ class SiloHome:
         return self.folder / "heads.jsonl"
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, command: str = _AGENT) -> Iterator[None]:
         """Held while an agent works here; the kernel lets go of it when the process ends, however it ends.
 
-        Raises: AlreadyRunning, naming the process that holds it.
+        Args:
+            command: that holds it, for whoever else wants it.
+        Raises: AlreadyRunning, naming the command and the process that hold it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not lock_soon(handle):
-                holder = os.read(handle, 20).decode(errors="replace").strip()
-                who = f" (process {holder})" if holder.isdigit() else ""
-                raise AlreadyRunning(f"Another `silo join`{who} is running in {self.folder}.",
-                                     remedy="Stop it first, or give this one a --home of its own.")
+                process, _, other = os.read(handle, 60).decode(errors="replace").strip().partition(" ")
+                who = f" (process {process})" if process.isdigit() else ""
+                if other in ("", _AGENT):
+                    raise AlreadyRunning(f"Another `{_AGENT}`{who} is running in {self.folder}.",
+                                         remedy="Stop it first, or give this one a --home of its own.")
+                raise AlreadyRunning(f"`{other}`{who} is running in {self.folder}.", remedy="Wait until it has ended.")
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(handle, f"{os.getpid()} {command}\n".encode(), 0)
             yield
         finally:
             os.close(handle)
@@ -245,8 +252,10 @@ class SiloHome:
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(self.lock())
+                stack.enter_context(self.lock(" ".join(command.split()[:2])))
             except AlreadyRunning as error:
+                if _AGENT not in error.text:
+                    raise
                 raise AlreadyRunning(error.text, remedy="Stop it first, with Ctrl-C or `systemctl stop`, then: "
                                                         f"{command}") from None
             yield

@@ -425,6 +425,17 @@ def test_a_second_join_in_the_same_home_is_refused_and_a_dead_one_leaves_no_lock
         pass
 
 
+def test_a_command_that_must_be_alone_is_named_to_another_that_must(tmp_path: Path) -> None:
+    home = SiloHome(tmp_path)
+    with home.stopped("silo enroll LINE"):
+        for wanted in (home.lock(), home.stopped("silo move hub:1")):
+            said = rf"^`silo enroll` \(process {os.getpid()}\) is running in"
+            with pytest.raises(AlreadyRunning, match=said), wanted:
+                pass
+    with home.lock(), pytest.raises(AlreadyRunning, match="Another `silo join`"), home.stopped("silo move hub:1"):
+        pass
+
+
 def test_a_slip_in_the_policy_stops_join_before_anything_else(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enroll_by_command(tmp_path)
