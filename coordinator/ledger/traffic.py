@@ -8,9 +8,21 @@ from dataclasses import dataclass
 from semisilo.coordinator.ledger.costs import Direction, Kind
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["RoundTotal", "SiloWay", "last_cost_row", "payload_bytes", "round_totals", "rounds_with_costs",
-           "studies_with_costs", "study_totals", "total_bytes_by_silo", "wire_by_silo", "wire_of_round",
-           "wire_of_today"]
+__all__ = [
+    "RoundTotal",
+    "SiloWay",
+    "last_cost_row",
+    "payload_bytes",
+    "round_totals",
+    "rounds_with_costs",
+    "studies_with_costs",
+    "study_totals",
+    "total_bytes_by_silo",
+    "wire_by_silo",
+    "wire_of_gone_tries",
+    "wire_of_round",
+    "wire_of_today",
+]
 
 SiloWay = tuple[str, Direction]
 """(silo, or "" for bytes that belong to none; direction)."""
@@ -89,6 +101,13 @@ def wire_of_round(ledger: Ledger, study: str, number: int) -> dict[SiloWay, int]
     return {(row["silo"], row["direction"]): row["bytes"] for row in ledger.query(
         "SELECT silo, direction, sum(bytes) AS bytes FROM cost WHERE study = ? AND round = ? AND kind = 'wire'"
         " GROUP BY silo, direction", study, number)}
+
+
+def wire_of_gone_tries(ledger: Ledger, study: str, number: int) -> int:
+    """Wire bytes of a round, both ways, from before the study went back behind it; 0 where it never did."""
+    return int(ledger.query(
+        "SELECT coalesce(sum(bytes), 0) AS n FROM cost WHERE study = ?1 AND round = ?2 AND kind = 'wire' AND rowid <="
+        " (SELECT max(cost_row) FROM rollback WHERE rollback.study = ?1 AND to_round < ?2)", study, number)[0]["n"])
 
 
 def wire_of_today(ledger: Ledger, now_unix: float) -> dict[SiloWay, int]:

@@ -31,7 +31,7 @@ from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import SubmittedTask, first_update, last_refusals, open_tasks, tasks_of_phase
-from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_round, wire_of_today
+from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_gone_tries, wire_of_round, wire_of_today
 from semisilo.coordinator.monitoring.alerts.open_alerts import open_alerts
 from semisilo.coordinator.monitoring.audit_trail import ChainCheck, events_of
 from semisilo.coordinator.monitoring.cost_book import CostBook
@@ -50,6 +50,7 @@ from semisilo.coordinator.monitoring.facts import (
     PhaseFacts,
     RollbackFacts,
     RoundDetail,
+    RoundLine,
     SiloLine,
     SiloOfStudy,
     SiloRefusal,
@@ -59,7 +60,7 @@ from semisilo.coordinator.monitoring.facts import (
     TrafficFacts,
     TwoWays,
 )
-from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
+from semisilo.coordinator.monitoring.forecast import FORECAST_ROUNDS, Forecast, forecast_of
 from semisilo.coordinator.monitoring.results.by_class import by_class, by_class_of_study
 from semisilo.coordinator.monitoring.results.comparison import Comparison, compare_studies
 from semisilo.coordinator.monitoring.results.study_numbers import (
@@ -186,8 +187,8 @@ class PageReader:
         paused = self._paused_unix(name)
         over = [line for line in lines if line.number > 0 and line.seconds is not None]
         forecast = None if row.ended_unix else forecast_of(
-            [line.wire_down + line.wire_up for line in over], spent_bytes=costs.wire(),
-            open_round_bytes=sum(line.wire_down + line.wire_up for line in lines if line.seconds is None),
+            [self._wire_of_try(name, line) for line in over[-FORECAST_ROUNDS:]], spent_bytes=costs.wire(),
+            open_round_bytes=sum(self._wire_of_try(name, line) for line in lines if line.seconds is None),
             rounds_left=max(0, facts.rounds - len(over)), seconds_left=facts.seconds_left, now_unix=now,
             paused=paused is not None)
         gain = shown_model(row, rounds, facts.choice, first_update=first).gain(row)
@@ -219,6 +220,10 @@ class PageReader:
             rollbacks=tuple(_rollback(each, row) for each in rollbacks_of(self.ledger, name)),
             returns=self._returns(row),
             cost=self._cost(name, costs, dense, forecast))
+
+    def _wire_of_try(self, study: str, line: RoundLine) -> int:
+        """Bytes of a round, without those of tries that are gone."""
+        return line.wire_down + line.wire_up - wire_of_gone_tries(self.ledger, study, line.number)
 
     def _returns(self, row: StudyRow) -> tuple[int, ...]:
         folder = self._source.folder

@@ -16,7 +16,8 @@ from semisilo.common.page.responses import to_json
 from semisilo.common.payload.usage import Encoded, describe_encoding
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import add_encoded
-from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.monitoring.study_book import CELLS, FEWEST_ROUNDS
 from semisilo.coordinator.monitoring.summary import summarise
@@ -169,6 +170,25 @@ def test_the_forecast_is_what_the_last_rounds_cost(tmp_path: Path) -> None:
     assert study.cost.forecast.seconds_left == study.seconds_left
     over = fill_study(tmp_path / "over", rounds=4)
     assert reader_of(over).study("first").cost.forecast is None
+
+
+def test_the_forecast_of_a_study_that_went_back_is_of_its_present_tries(tmp_path: Path) -> None:
+    """Round 3 has the bytes of two tries; what is to come is like one."""
+    filled = fill_study(tmp_path / "hub", rounds=6, done=3, complete=False)
+    before = reader_of(filled).study("first")
+    filled.ledger.set_study_state("first", StudyState.STOPPED)
+    roll_back(filled.ledger, "first", 2, operator="", reason="")
+    open_collecting_round(filled.ledger, "first", 3, SILOS)
+    again = reader_of(filled).study("first")
+    assert again.cost.forecast is not None
+    third = next(line for line in before.rounds if line.number == 3)
+    one_more = (sum(line.wire_down + line.wire_up for line in before.rounds if line.number in (1, 2))) / 2
+    assert again.cost.forecast.wire_bytes_at_end == round(again.cost.wire.down + again.cost.wire.up + 4 * one_more)
+    add_costs(filled.ledger, [Cost(study="first", round=3, phase=PHASE, silo=SILOS[0], direction="up", kind="wire",
+                                   item="tcp", bytes=third.wire_up)])
+    later = reader_of(filled).study("first").cost.forecast
+    assert later is not None
+    assert later.wire_bytes_at_end == again.cost.forecast.wire_bytes_at_end, "a part of what is to come"
 
 
 def test_what_each_encoding_saved_is_said_in_words(tmp_path: Path) -> None:
