@@ -57,7 +57,7 @@ def _area(value: float | None, interval: Interval | None) -> Text:
 
 def _share(value: float | None, interval: Interval | None) -> Text:
     return _cell(describe_percentage(value),
-                 "" if interval is None else f"{100 * interval.low:.1f}{_DASH}{100 * interval.high:.1f} %")
+                 "" if interval is None else f"{100 * interval.low:.1f}{_DASH}{100 * interval.high:.1f}")
 
 
 def _cell(value: str, between: str) -> Text:
