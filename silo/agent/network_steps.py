@@ -15,6 +15,7 @@ from pathlib import Path
 
 from semisilo.common.errors import BadData, ComputeFailed, StorageDamaged, TensorsMissing
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
+from semisilo.common.methods.spec import MEASURING
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute, ComputeAborted
 from semisilo.common.storage.store import PayloadStore
@@ -141,7 +142,9 @@ class NetworkSteps:
         task = request.task
         state = "" if self._own_images.knows(task.study) else await asyncio.to_thread(self._own_images.before_reading,
                                                                                       task.study)
-        self._display.event(f"{self._watch.name}: training ({task.method}, {counted(self.took.images, 'image')})")
+        images = counted(self.took.images, "image")
+        self._display.event(f"{self._watch.name}: measuring batch-norm statistics ({images})" if task.phase in MEASURING
+                            else f"{self._watch.name}: training ({task.method}, {images})")
         self._watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
         try:
             trained = await self._trained(request)

@@ -30,6 +30,7 @@ from semisilo.common.errors import (
     TaskClosed,
 )
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
+from semisilo.common.methods.spec import MEASURING
 from semisilo.common.payload.manifest import manifest_to_proto
 from semisilo.common.process.compute import Compute, ComputeCrashed
 from semisilo.common.rpc.convert import reference_to_proto, task_from_proto
@@ -251,9 +252,10 @@ class TaskRunner:
         self._display.done()
         seconds = time.monotonic() - started
         self._steps.took = replace(self._steps.took, upload_bytes=payload.size_bytes, upload_seconds=seconds)
-        what, examples = ("masked update", "") if task.secure else ("update", f"{pending.num_examples} examples, ")
+        what, done = ("batch-norm statistics", "measured") if task.phase in MEASURING else ("update", "trained")
+        what, examples = (f"masked {what}", "") if task.secure else (what, f"{pending.num_examples} examples, ")
         return replace(_outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
-                                         f"{describe_seconds(seconds)} ({examples}trained in "
+                                         f"{describe_seconds(seconds)} ({examples}{done} in "
                                          f"{describe_seconds(pending.seconds)})", kind="updated"), done=True)
 
     async def _send_abstention(self, answer: ReadyAnswer) -> TaskOutcome:

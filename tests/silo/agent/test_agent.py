@@ -944,6 +944,18 @@ def test_a_disk_without_room_for_the_answer_is_said_once_and_nothing_is_trained_
     run(work())
 
 
+def test_a_phase_that_only_measures_is_not_called_training(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task(phase="statistics")], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            assert await bench.agent.run() == "reached 91.2 %"
+            assert "round 1/3: measuring batch-norm statistics (479 images)" in bench.text
+            assert ": batch-norm statistics of " in bench.text
+            assert "measured in 1.5 s)" in bench.text
+            assert "train" not in bench.text
+    run(work())
+
+
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_the_images_are_read_again_when_the_process_that_reads_them_is_killed(tmp_path: Path, deaths: int) -> None:
     """`silo join` ended, though a task is done again."""
