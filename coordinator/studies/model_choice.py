@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semisilo.common.measures.gain import Gain, by_patients_text, describe_gain, gain_of, interval_of
+from semisilo.common.measures.round_choice import ScoredRound, best_round
 from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.coordinator.ledger.progress import (
@@ -17,6 +18,7 @@ from semisilo.coordinator.ledger.progress import (
     labels_alone_score,
     prefers_labels_alone,
     score_beside,
+    scored_rounds,
 )
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
@@ -48,6 +50,8 @@ class ChoiceFacts:
     """Its standard error."""
     last_score: float | None
     """After the last committed round."""
+    best: ScoredRound | None = None
+    """The committed round with the highest score; None without any."""
     labels_alone: bool
     """Whether labels alone are handed over in the place of that round, since they score higher than `score_beside`."""
     labels_alone_score: float | None
@@ -81,6 +85,7 @@ def choice_of(row: StudyRow, rounds: Sequence[RoundHead], *, first_update: int |
         row.frozen.measure_reason, num_validation=images, round=None if chosen is None else chosen.number,
         last=None if last is None else last.number, score=score,
         error=None if chosen is None else chosen.metrics.get("selection_error"), last_score=last_score,
+        best=best_round(scored_rounds(rounds)),
         labels_alone=prefers_labels_alone(row, chosen, rounds), labels_alone_score=labels_alone_score(row),
         score_beside=None if chosen is None else score_beside(row, chosen, rounds),
         unseen=() if chosen is None else _unseen(row, chosen.metrics), num_classes=len(row.classes), text="",
@@ -130,6 +135,9 @@ def _choice_text(facts: ChoiceFacts, *, instead: str) -> str:
              " choose")
         return f"round {facts.round}, the last one: {why}"
     on = f"{facts.title} {describe_metric(facts.metric, facts.score)} on {images}"
+    if not instead and facts.best is not None and facts.best.score > facts.score:
+        best = describe_metric(facts.metric, facts.best.score)
+        on += f" (round {facts.best.number} has {best}, no more than its standard error above)"
     if facts.round == facts.last:
         return f"round {facts.round}, the last one: {on}"
     other = "was not measured on them" if facts.last_score is None else \
