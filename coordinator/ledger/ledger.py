@@ -353,6 +353,12 @@ class Ledger(LedgerFile):
                           round, phase)
         return sorted((row["silo"] for row in rows), key=str.encode)
 
+    def cancelled_silos(self, study: str, round: int, phase: int) -> set[str]:
+        """The silos whose task of a phase was cancelled."""
+        rows = self.query("SELECT silo FROM task WHERE study = ? AND round = ? AND phase = ? AND state = ?", study,
+                          round, phase, TaskState.CANCELLED)
+        return {row["silo"] for row in rows}
+
     def count_answers(self, study: str, round: int, phase: int, *, of: Collection[str] | None = None) -> int:
         """How many answers a phase has that count for its quorum: updates, abstentions and answers to steps of a secure
         sum. A refusal brings nothing.

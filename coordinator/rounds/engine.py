@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -531,16 +531,18 @@ class Engine:
         aside = self._roster.aside()
         return [silo for silo in self._roster.members_permitting(study.config.method.name) if silo not in aside]
 
-    def _quorum(self, study: RunningStudy, row: RoundRow, phase: Phase, num_asked: int | None = None) -> int:
+    def _quorum(self, study: RunningStudy, row: RoundRow, phase: Phase, num_asked: int | None = None, *,
+                back: Set[str] = frozenset()) -> int:
         """Answers that a phase of a round needs: silos that are set aside do not count. At least one, but for phases
         that need none; of a secure sum as many as can take the masks off.
 
         Args:
             num_asked: silos that are asked in it; None where it is open.
+            back: silos that were set aside and have been taken back since it was opened.
         """
         quorum = 0
         if phase.quorum == "study" and phase.step in ("", "keys", "shares", "mask"):
-            aside = self._roster.aside()
+            aside = {*self._roster.aside(), *back}
             there_are = sum(silo not in aside for silo in row.sample) if aside else len(row.sample)
             quorum = max(1, study.config.participation.quorum_of(there_are))
         return max(quorum, self._sums.fewest(row, phase, num_asked)) if phase.step else quorum
@@ -551,7 +553,7 @@ class Engine:
             self._renew_deadline(study, phase)
             self._resumed = False
             phase = self._ledger.phase(study.name, row.number, row.phase)
-        told, answered, stood = False, 0, self._runtime.stood_still_seconds
+        told, answered, back, stood = False, 0, frozenset[str](), self._runtime.stood_still_seconds
         waited_for, version = frozenset[str](), -1
         """Silos that had not answered, and the version of the ledger, at the last count."""
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
@@ -570,11 +572,15 @@ class Engine:
             # unless others have written too.
             if left_out or now_version != version or not silent <= waited_for:
                 answered = self._ledger.count_answers(study.name, row.number, row.phase)
+                back = self._taken_back(row)
             elif silent != waited_for:
-                answered += self._ledger.count_answers(study.name, row.number, row.phase, of=waited_for - silent)
+                ended = waited_for - silent
+                answers = self._ledger.count_answers(study.name, row.number, row.phase, of=ended)
+                answered += answers
+                back = self._taken_back(row) if answers < len(ended) else back
             waited_for, version = silent, now_version
             phase = self._ledger.phase(study.name, row.number, row.phase)
-            if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase])):
+            if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase], back=back)):
                 phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
             self._seen = phase, now
@@ -647,12 +653,17 @@ class Engine:
                          excluded[task.silo])
         return True
 
+    def _taken_back(self, row: RoundRow) -> frozenset[str]:
+        """Silos that were set aside in the open phase, which ended their tasks for good, and are members again."""
+        cancelled = self._ledger.cancelled_silos(row.study, row.number, row.phase)
+        return frozenset(cancelled - self._roster.excluded().keys()) if cancelled else frozenset()
+
     async def _is_still_enough(self, study: RunningStudy, row: RoundRow) -> bool:
         """Whether a closed phase has its quorum without silos that the operator has excluded since; else the round has
         failed."""
         self._leave_excluded_out(row)
         phase = self._ledger.phase(study.name, row.number, row.phase)
-        quorum = min(phase.quorum, self._quorum(study, row, row.phases[row.phase]))
+        quorum = min(phase.quorum, self._quorum(study, row, row.phases[row.phase], back=self._taken_back(row)))
         answered = self._ledger.count_answers(study.name, row.number, row.phase)
         if answered >= quorum:
             return True

@@ -17,6 +17,7 @@ from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.coordinator.compute.messages import Aggregate, Aggregated
 from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import past_answers, rollbacks_of
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
@@ -453,6 +454,25 @@ def test_masked_updates_of_an_excluded_silo_are_left_out_before_the_list_is_sign
     engine._leave_excluded_out(replace(row, phases=(replace(row.phases[0], step="mask"),)))
     assert coordinator.ledger.task_states("s", 1, 0)["beta"] is TaskState.REFUSED
     assert [task.silo for task, _ in coordinator.ledger.accepted_updates("s", 1, 0)] == ["alpha"], "the survivors"
+
+
+@pytest.mark.parametrize("by_another_process", [False, True])
+def test_a_round_does_not_fail_for_a_silo_that_was_set_aside_and_taken_back_in_it(
+        tmp_path: Path, by_another_process: bool) -> None:
+    """Its task is over for good, and a quorum of all was waited for in vain."""
+    coordinator = start(tmp_path, quorum=3)
+
+    async def scenario() -> None:
+        async with collecting(coordinator) as tasks:
+            ledger = Ledger(coordinator.ledger.path) if by_another_process else coordinator.ledger
+            operate.set_aside(ledger, "beta", reason="a slip", origin="command")
+            operate.take_back(ledger, "beta", origin="command")
+            for silo in ("alpha", "gamma"):
+                await coordinator.deliver(tasks[silo], content_of(tasks[silo]))
+            await until(coordinator, lambda: coordinator.ledger.last_round("s").number == 2)  # type: ignore[union-attr]
+            assert coordinator.ledger.round("s", 1).state is RoundState.COMPLETED
+            assert coordinator.ledger.round("s", 2).sample == SILOS
+    asyncio.run(scenario())
 
 
 def test_a_silo_that_is_set_aside_is_not_waited_for_at_the_start(tmp_path: Path) -> None:
