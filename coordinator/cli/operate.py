@@ -142,9 +142,12 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
                  " longer count.", before="a study goes back", otherwise="Not gone back.")
         found = operate.rollback(ledger, row.name, to, study_folder=federation.studies / row.name, reason=reason,
                                  operator=account(), origin="command")
-    tell(as_json, {"study": study, "state": "queued", "round": found.to_round,
+    exports = operate.exports_of_gone_rounds(federation.studies / row.name, to)
+    stay = f" Exports of rounds that are gone stay in {federation.studies / row.name}: {', '.join(exports)}." \
+        if exports else ""
+    tell(as_json, {"study": study, "state": "queued", "round": found.to_round, "exports_of_gone_rounds": exports,
                    "gone": [each.number for each in found.rounds], "reason": found.reason},
-         f"Study {study} {found.text}. It is queued: coordinator serve trains on from there.")
+         f"Study {study} {found.text}. It is queued: coordinator serve trains on from there.{stay}")
 
 
 def set_aside(silo: SiloName, reason: Annotated[str, typer.Option(help="Why; the silo reads it.")] = "",

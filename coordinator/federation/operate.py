@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ __all__ = [
     "MOST_NOTE_CHARACTERS",
     "MadeInvitation",
     "Origin",
+    "exports_of_gone_rounds",
     "extend",
     "invite",
     "note",
@@ -51,6 +53,7 @@ Origin = Literal["command", "page"]
 _SHORTEST_INVITATION_SECONDS = 60.0
 MOST_NOTE_CHARACTERS = 1000
 _LONGEST_SECONDS = 30 * 86400.0
+_EXPORT = re.compile(r"export-round-(\d+)")
 _BEGUN = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
 
 
@@ -299,6 +302,13 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
         _LOG.warning("%s: of an earlier end of the study, cannot be removed: %s; coordinator serve tries it again",
                      model, error.strerror or error)
     return found_rollback
+
+
+def exports_of_gone_rounds(study_folder: Path, to_round: int) -> list[str]:
+    """Names of the folders in a study's to which a round behind `to_round` was exported, by their round; they stay."""
+    found = {int(match[1]): each.name for each in study_folder.glob("export-round-*")
+             if (match := _EXPORT.fullmatch(each.name)) and int(match[1]) > to_round}
+    return [found[number] for number in sorted(found)]
 
 
 def _why_not(rounds: list[RoundHead], to_round: int) -> str:

@@ -80,9 +80,12 @@ def test_set_aside_take_back_and_going_back_are_said_by_status(filled: Filled, c
     status, _, error = command("rollback", "first", "--to", "1")
     assert (status, "Not gone back." in error) == (1, True)
     assert filled.ledger.study_state("first") is StudyState.PAUSED
+    for name in ("export-round-1", "export-round-3", "export-round-20", "export-round-2-mine", "export-labels-alone"):
+        (filled.federation.studies / "first" / name).mkdir()
     status, out, _ = command("rollback", "first", "--to", "1", "--reason", "noise", "--yes")
     assert (status, filled.ledger.study_state("first")) == (0, StudyState.QUEUED)
     assert "went back to round 1" in out
+    assert f"stay in {filled.federation.studies / 'first'}: export-round-3, export-round-20." in " ".join(out.split())
     assert "rounds 2 to 4 no longer count; noise" in command("status")[1]
 
 
