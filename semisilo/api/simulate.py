@@ -59,7 +59,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         study: a study file with a table [simulation], its folder, or its tables; then what the file says is left out
             here: only seed, out, engine, device and progress may be given.
         data: what is dealt to the silos: a folder of class folders, an .npz file, "digits", (images, labels), or a
-            torch.utils.data.Dataset of (image, label). Or a list of these, what each site has: a silo for each.
+            torch.utils.data.Dataset of (image, label); a label of -1 is none. Or a list of these, what each site has:
+            a silo for each.
         labelled: the coordinator's labelled images, all of them, likewise; with `unlabelled` in the place of `data`.
         unlabelled: what is dealt to the silos then, or a list likewise; it needs no labels, and those that it has are
             for diagnostics.
