@@ -308,7 +308,7 @@ _QUORUM = _mutants(
      "(TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED), of)",
      f"{_REFUSALS}::test_two_refusals_do_not_meet_a_quorum_of_two"),
     ("what-came-since-is-not-counted", "coordinator/rounds/engine.py",
-     "of=waited_for - silent)", "of=silent)",
+     "of=ended)", "of=silent)",
      f"{_ENGINE}::test_calls_of_silos_that_bring_no_answer_have_nobody_go_through_all_tasks_or_silos"),
     ("a-silent-silo-is-asked", "coordinator/rounds/sampling.py",
      "if silo not in away and silo not in silent]", "if silo not in away]",
