@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -564,6 +565,7 @@ class Engine:
                 stood = self._runtime.stood_still_seconds
             await self._wait_while_paused(study, phase)
             if self._operator.is_stopped(study.name):
+                await self._book()
                 return
             left_out = self._leave_excluded_out(row)
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
@@ -676,7 +678,12 @@ class Engine:
         Args:
             phase: that is open; None where none is.
         """
-        if not await self._operator.wait_while_paused(study.name):
+        if phase is None:
+            paused = await self._operator.wait_while_paused(study.name)
+        else:
+            self._runtime.delivering = True
+            paused = await self._operator.wait_while_paused(study.name, meanwhile=partial(self._book_late, phase))
+        if not paused:
             return
         # `resume` has moved the deadline by what the clock says that the pause has lasted.
         step = self._clock_steps.look()
@@ -684,6 +691,18 @@ class Engine:
             phase = self._ledger.phase(phase.study, phase.round, phase.number)
             self._ledger.move_deadline(phase, opened_unix=phase.opened_unix + step, deadline_unix=phase.deadline_unix,
                                        limit_unix=phase.limit_unix)
+
+    async def _book_late(self, phase: PhaseRow) -> None:
+        """What silos deliver for an open phase while its study is paused belongs to the phase, the last answer too;
+        what they ask while none has a task left does not."""
+        if self._runtime.delivering and not self._ledger.open_tasks(phase.study, phase.round, phase.number):
+            await self._book()
+            self._runtime.delivering = False
+
+    async def _book(self) -> None:
+        """Books the bytes since the last time to what they belong to, before that is another."""
+        account = self._runtime.account()
+        await self._accountant.settle(study=account.study, round=account.round, phase=account.phase)
 
     def _move_with_clock(self, phase: PhaseRow) -> None:
         """Moves the deadline of a phase with the clock, where that was set: silos have the time they were given. When
@@ -710,6 +729,7 @@ class Engine:
 
     async def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("%s, round %d failed: %s; the model stays as it was", study.name, row.number, reason)
+        await self._book()
         self._ledger.fail_round(row, reason=reason)
         await self._cleanup.remove_updates(study.name, row.number)
         self._runtime.notify()

@@ -98,6 +98,8 @@ class RuntimeState:
     It names paths, so silos do not read it."""
     page: str = ""
     """Address of the operator page; empty when there is none."""
+    delivering: bool = False
+    """While the study is paused: whether a phase is open and silos still deliver for it."""
     enrollment: bool = False
     """Whether the port for enrolment listens."""
     connected: dict[str, int] = field(default_factory=dict)
@@ -117,8 +119,9 @@ class RuntimeState:
     _dealing: asyncio.Task[None] | None = None
 
     def account(self) -> Account:
-        """What the traffic of now belongs to: without a study, and while one is paused or waits for silos, to none."""
-        if self.reason is StandbyReason.COLLECTING:
+        """What the traffic of now belongs to: without a study, and while one waits for silos, or is paused and no silo
+        delivers for it, to none."""
+        if self.reason is StandbyReason.COLLECTING or (self.reason is StandbyReason.PAUSED and self.delivering):
             return Account(self.study, self.round, self.phase)
         if self.reason is StandbyReason.COORDINATOR_WORKING:
             return Account(self.study, self.round, "standby")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +71,12 @@ class OperatorRequests:
         begins again: then it is in the queue."""
         return self._ledger.study_state(name) in (StudyState.STOPPED, StudyState.QUEUED)
 
-    async def wait_while_paused(self, name: str) -> bool:
-        """Returns as soon as a study is not paused, and until then lets everyone see that it is; whether it was."""
+    async def wait_while_paused(self, name: str, *, meanwhile: Callable[[], Awaitable[None]] | None = None) -> bool:
+        """Returns as soon as a study is not paused, and until then lets everyone see that it is; whether it was.
+
+        Args:
+            meanwhile: is called at each look, a second apart at the most, as long as it is paused.
+        """
         if self._ledger.study_state(name) is not StudyState.PAUSED:
             return False
         runtime = self._runtime
@@ -80,6 +85,8 @@ class OperatorRequests:
         # Every silo reads this text, so what one of them has given as its reason is not in it.
         runtime.set(reason=StandbyReason.PAUSED, text="paused", activity="")
         while self._ledger.study_state(name) is StudyState.PAUSED:
+            if meanwhile is not None:
+                await meanwhile()
             await runtime.wait(1.0)
         runtime.set(reason=before[0], text=before[1], activity=before[2])
         _LOG.info("study %s is %s", name, self._ledger.study_state(name))

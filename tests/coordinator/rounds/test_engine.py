@@ -26,7 +26,7 @@ from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
 from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.tasks.task_service import Hello
-from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
+from tests.coordinator.federation_in_memory import Coordinator, Killed, NoAccounts, content_of, study_config
 from tests.processes import PATIENCE_SECONDS
 
 SILOS = ("alpha", "beta")
@@ -37,6 +37,16 @@ def start(folder: Path, *, config: dict[str, Any] | None = None, **options: Any)
     coordinator.enroll(*SILOS)
     coordinator.ledger.queue_study("s", config or study_config())
     return coordinator
+
+
+def bookings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, str]]:
+    """To what (study, round, phase) bytes are booked, as it happens."""
+    booked: list[tuple[str, int, str]] = []
+
+    async def settle(self: NoAccounts, *, study: str, round: int, phase: str) -> None:
+        booked.append((study, round, phase))
+    monkeypatch.setattr(NoAccounts, "settle", settle)
+    return booked
 
 
 async def run(coordinator: Coordinator, silos: tuple[str, ...] = SILOS) -> None:
@@ -331,9 +341,11 @@ def test_an_update_that_is_held_against_a_later_model_came_too_late_and_is_not_r
     asyncio.run(scenario())
 
 
-def test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit(tmp_path: Path) -> None:
+def test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     coordinator = start(tmp_path, clock=clock, config=study_config(quorum=2))
+    booked = bookings(monkeypatch)
 
     async def scenario() -> None:
         engine, tasks = await open_round(coordinator)
@@ -345,6 +357,7 @@ def test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit(tmp_path
         assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
         clock.now += 11
         await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+        assert booked[-1] == ("s", 1, "train")  # before it is the next round's
         row = coordinator.ledger.round("s", 1)
         assert row.state_digest == start_digest
         assert "beta" in row.reason
@@ -443,6 +456,41 @@ def test_a_paused_study_gives_no_tasks_and_a_stopped_one_ends(tmp_path: Path) ->
         late = await coordinator.begin(tasks["beta"], content_of(tasks["beta"]))
         assert late.state == "refused"
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("act", "answered"), [
+    ("pause", 0), ("pause", 1), ("pause", 2), ("pause and stop", 1), ("pause and stop", 2), ("stop", 0)])
+def test_what_silos_deliver_before_and_during_a_pause_or_a_stop_is_booked_to_its_phase(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, answered: int) -> None:
+    """A study showed more payload than bytes on the wire: those of the seconds before a pause, and all that silos
+    delivered during it, were booked to no study."""
+    coordinator, booked = start(tmp_path, config=study_config(quorum=2)), bookings(monkeypatch)
+
+    async def scenario() -> None:
+        running, tasks = await open_round(coordinator)
+        booked.clear()
+        if "pause" in act:
+            coordinator.ledger.set_study_state("s", StudyState.PAUSED)
+            await until(coordinator, lambda: coordinator.runtime.reason == "paused")
+            for task in list(tasks.values())[:answered]:
+                assert coordinator.runtime.account() == ("s", 1, "train")
+                await coordinator.deliver(task, content_of(task))
+            if answered == 2:  # then what silos ask is of no study
+                await until(coordinator, lambda: coordinator.runtime.account() == ("", 0, "standby"))
+                assert booked == [("s", 1, "train")]
+            else:
+                assert coordinator.runtime.account() == ("s", 1, "train")
+        if "stop" in act:
+            booked.clear()
+            coordinator.ledger.set_study_state("s", StudyState.STOPPED)
+            coordinator.runtime.notify()
+            await asyncio.wait_for(running, 300)
+            assert booked == [("s", 1, "train")]
+        else:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    asyncio.run(scenario())
+
 
 def test_while_many_silos_work_their_answers_are_not_looked_at_one_by_one(tmp_path: Path,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
