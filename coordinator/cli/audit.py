@@ -90,19 +90,22 @@ def audit(folder: Folder = Path(),
     import sys
     import time
 
-    from semisilo.common.text.command_line import since_unix
+    from semisilo.common.text.command_line import check_out_file, since_unix
     from semisilo.coordinator.federation.audit_export import export_trail
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
 
     federation, now = open_federation(folder), time.time()
+    begin = since_unix(since, now) if since else 0.0  # before an earlier FILE is overwritten
+    if out is not None:
+        check_out_file(out, "--out")
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(contextlib.closing(Ledger(federation.ledger)))
         if study:
             ledger.study(study)
         target = sys.stdout if out is None else stack.enter_context(out.open("w", encoding="utf-8", newline=""))
         target.writelines(export_trail(federation.name, ledger, form=as_format, study=study, now_unix=now,
-                                       since_unix=since_unix(since, now) if since else 0.0))
+                                       since_unix=begin))
     if out is not None:
         typer.echo(f"The audit trail is in {out}.")
 
@@ -123,6 +126,7 @@ def card(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletion=co
     import json
 
     from semisilo.common.config import to_dict
+    from semisilo.common.text.command_line import tell
     from semisilo.common.text.describe import counted, describe_moment
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.federation.study_cards import StudyCards
@@ -134,7 +138,8 @@ def card(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletion=co
         ledger.study(study)
         found = latest_card(ledger, study)
         if found is None:
-            typer.echo(f"Study {study} has no card yet: it is made when the study begins.")
+            tell(as_json, {"study": study, "digest": None, "card": None, "wrong": [], "signatures": []},
+                 f"Study {study} has no card yet: it is made when the study begins.")
             return
         digest = found.digest()
         signed = signatures(ledger, study, digest)

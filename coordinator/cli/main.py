@@ -276,6 +276,8 @@ def report(study: StudyName = "",
     from semisilo.coordinator.report.report import write_report
 
     federation = open_federation(folder)
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: is not a folder.", remedy="Name a folder for the page and the plots.")
     with contextlib.closing(Ledger(federation.ledger)) as ledger:
         name = study
         if not name:

@@ -151,7 +151,7 @@ def back_up(federation: Federation, destination: Path, *, now: float, keep: int 
         _sync(destination)
         with contextlib.suppress(OSError):  # the archive is there, and that is what counts
             write_durably(federation.folder / LAST_BACKUP, canonical_json(
-                {"archive": str(target), "made_unix": now}).encode() + b"\n", mode=0o600)
+                {"archive": str(target.absolute()), "made_unix": now}).encode() + b"\n", mode=0o600)
         archive_bytes = target.stat().st_size
         removed = _rotate(target, federation.name, keep, now=now) if keep else []
         return BackupFacts(archive=str(target), federation=federation.name, made_unix=now,

@@ -5,6 +5,7 @@ Tests: tests/test_own_test_images.py.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -71,4 +72,4 @@ def model(
                f"{describe_bytes(found.size_bytes)}")
     if found.conclusion:
         typer.echo(printable(found.conclusion, limit=2000))
-    typer.echo(f"Next: semisilo predict {found.path} IMAGES")
+    typer.echo(f"Next: semisilo predict {shlex.quote(found.path)} IMAGES")

@@ -70,6 +70,34 @@ def test_what_cannot_be_exported_is_said_in_a_line(filled: Filled, words: tuple[
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (("--study", "nobody"), "nobody"), (("--since", "soon"), "soon"), ((), "no folder")])
+def test_a_wrong_option_leaves_an_earlier_export_as_it_was(filled: Filled, tmp_path: Path, words: tuple[str, ...],
+                                                           said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = tmp_path / "audit.csv"
+    earlier.write_text("the trail of May")
+    out = earlier if words else tmp_path / "none" / "audit.csv"
+    assert coordinator(filled, "audit", *words, "-o", str(out)) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert earlier.read_text() == "the trail of May"
+
+
+def test_a_study_without_a_card_is_json_where_json_is_asked_for(filled: Filled,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    assert coordinator(filled, "card", "first", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"study": "first", "digest": None, "card": None, "wrong": [],
+                                                   "signatures": []}
+
+
+def test_a_file_in_the_place_of_the_folder_of_a_report_is_wrong_usage(filled: Filled, tmp_path: Path,
+                                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report").write_text("")
+    assert coordinator(filled, "report", "first", "--out", str(tmp_path / "report")) == 2
+    assert "Name a folder" in capsys.readouterr().err
+
+
 # Who did it -----------------------------------------------------------------------------------------------------------
 
 

@@ -510,6 +510,15 @@ def test_when_the_last_archive_was_made_is_known_and_only_of_one_that_is_whole(
     assert last_backup_unix(federation) == NOW
 
 
+def test_the_newest_archive_is_named_for_whoever_looks_from_another_folder(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = back_up(federation, Path("archives"), now=NOW)
+    named = Path(json.loads((federation.folder / ".backup.json").read_text())["archive"])
+    assert named.is_absolute()
+    assert named == tmp_path / made.archive
+
+
 def test_what_a_killed_backup_has_left_goes_with_the_next_one(federation: Federation, tmp_path: Path) -> None:
     _put(federation.folder / ".backup" / "ledger.sqlite", "half")
     _put(tmp_path / "safe" / f".{NAME}.part", "half")

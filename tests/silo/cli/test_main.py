@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -30,6 +31,7 @@ from semisilo.common.wire import round_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate
 from semisilo.coordinator.rpc.enrollment_service import RenewalService
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from semisilo.silo.agent.shared_model import FetchedModel
 from semisilo.silo.agent.terminal import LiveDisplay, PlainDisplay
 from semisilo.silo.cli.main import app
 from semisilo.silo.join import choose_data, work
@@ -117,6 +119,15 @@ def test_a_line_that_is_no_invitation_is_refused_in_one_line(
     assert said.out == ""
     assert said.err.startswith("error: This is not an invitation line.")
     assert said.err.count("\n") == 1
+
+
+def test_the_next_command_can_be_copied_whatever_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "our models" / "lung.safetensors")
+    monkeypatch.setattr("semisilo.silo.agent.shared_model.fetch_model", lambda *given, **options: FetchedModel(
+        path=path, study="lung", round=3, labels_alone=False, sha256="0" * 64, size_bytes=1, conclusion=""))
+    assert run_cli(app, ["model", "lung", "--home", str(tmp_path)], name="silo") == 0
+    assert shlex.split(capsys.readouterr().out.splitlines()[-1]) == ["Next:", "semisilo", "predict", path, "IMAGES"]
 
 
 def test_status_shows_identity_days_task_and_bytes_for_people_and_programs(
