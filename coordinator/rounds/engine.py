@@ -682,7 +682,10 @@ class Engine:
             paused = await self._operator.wait_while_paused(study.name)
         else:
             self._runtime.delivering = True
-            paused = await self._operator.wait_while_paused(study.name, meanwhile=partial(self._book_late, phase))
+            try:
+                paused = await self._operator.wait_while_paused(study.name, meanwhile=partial(self._book_late, phase))
+            finally:
+                self._runtime.delivering = False
         if not paused:
             return
         # `resume` has moved the deadline by what the clock says that the pause has lasted.

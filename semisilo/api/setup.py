@@ -339,7 +339,7 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
         raise BadData(f"{where}: the images are {images.dtype} of the shape {images.shape}.",
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
     arrays: dict[str, NDArray[Any]] = {"images": images}
-    if labels is None:
+    if labels is None or (not labelled and labels.dtype.kind == "i" and bool((labels == -1).all())):
         return Stored(_written(arrays, folder))
     arrays |= _label_arrays(labels, classes, len(images), where)
     by_number = arrays["labels"].ndim == 1 and not classes

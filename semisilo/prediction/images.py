@@ -306,13 +306,13 @@ def _indices(labels: NDArray[Any], names: tuple[str, ...], classes: tuple[str, .
     if labels.dtype.kind in "US" or names:
         spelling = study_spelling(classes)
         texts = [class_name_of(str(label)) for label in (labels.astype(str).ravel().tolist() if not names else
-                                                         [names[label] for label in found])]
+                                                         [names[label] if label >= 0 else "" for label in found])]
         found = [spelling.get(text, text) for text in texts]
-        unknown = next((text for text in found if text not in classes), None)
+        unknown = next((text for text in found if text not in classes and (text or not names)), None)
         if unknown is not None:
             raise BadData(f"The label '{unknown}' is none of the model's classes.",
                           remedy=f"They are {', '.join(classes)}.")
-        return [classes.index(text) for text in found]
+        return [classes.index(text) if text else -1 for text in found]
     if labels.dtype.kind not in "iub":
         raise BadData(f"The labels have the type {labels.dtype}.",
                       remedy="Give whole numbers, the place of each image's class among the model's classes, or names.")

@@ -29,7 +29,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,11 +219,13 @@ class SiloHome:
         return self.folder / "heads.jsonl"
 
     @contextmanager
-    def lock(self, command: str = _AGENT) -> Iterator[None]:
+    def lock(self, command: str = _AGENT, *, remedy: str = "Stop it first, or give this one a --home of its own."
+             ) -> Iterator[None]:
         """Held while an agent works here; the kernel lets go of it when the process ends, however it ends.
 
         Args:
             command: that holds it, for whoever else wants it.
+            remedy: where an agent holds it already.
         Raises: AlreadyRunning, naming the command and the process that hold it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -233,8 +235,7 @@ class SiloHome:
                 process, _, other = os.read(handle, 60).decode(errors="replace").strip().partition(" ")
                 who = f" (process {process})" if process.isdigit() else ""
                 if other in ("", _AGENT):
-                    raise AlreadyRunning(f"Another `{_AGENT}`{who} is running in {self.folder}.",
-                                         remedy="Stop it first, or give this one a --home of its own.")
+                    raise AlreadyRunning(f"Another `{_AGENT}`{who} is running in {self.folder}.", remedy=remedy)
                 raise AlreadyRunning(f"`{other}`{who} is running in {self.folder}.", remedy="Wait until it has ended.")
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()} {command}\n".encode(), 0)
@@ -250,14 +251,8 @@ class SiloHome:
             command: what to give again once the agent is stopped.
         Raises: AlreadyRunning, with the way to stop the agent.
         """
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self.lock(" ".join(command.split()[:2])))
-            except AlreadyRunning as error:
-                if _AGENT not in error.text:
-                    raise
-                raise AlreadyRunning(error.text, remedy="Stop it first, with Ctrl-C or `systemctl stop`, then: "
-                                                        f"{command}") from None
+        with self.lock(" ".join(command.split()[:2]),
+                       remedy=f"Stop it first, with Ctrl-C or `systemctl stop`, then: {command}"):
             yield
 
     def is_running(self) -> bool:

@@ -486,6 +486,7 @@ def test_what_silos_deliver_before_and_during_a_pause_or_a_stop_is_booked_to_its
             coordinator.runtime.notify()
             await asyncio.wait_for(running, 300)
             assert booked == [("s", 1, "train")]
+            assert not coordinator.runtime.delivering, "a later pause, with no phase open, would be booked to this one"
         else:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

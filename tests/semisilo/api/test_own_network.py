@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import semisilo
-from semisilo.api.setup import Setup
+from semisilo.api.setup import Setup, stored
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
 from semisilo.common.models.own import given
@@ -139,6 +139,14 @@ def test_the_coordinator_gets_its_images_whole_and_silos_all_the_others(tmp_path
     shards = {**tables, "simulation": {**tables["simulation"], "split": {"name": "shards", "silos": 4}}}
     with pytest.raises(BadConfiguration, match="has no labels, which the split"):
         deal_study(load_simulated_study(shards))
+
+
+def test_unlabelled_images_may_all_have_minus_one_for_a_label(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 8, 8), np.uint8)
+    found = stored((pixels, np.full(3, -1)), tmp_path, where="unlabelled", labelled=False)
+    assert found == stored(pixels, tmp_path, where="unlabelled", labelled=False)
+    with pytest.raises(SemisiloError, match="labelled: no image has a label"):
+        stored((pixels, np.full(3, -1)), tmp_path, where="labelled")
 
 
 @pytest.mark.parametrize("colour", ["labelled", "unlabelled", ""])

@@ -109,7 +109,8 @@ def test_labels_from_python_are_names_or_places_among_the_models_classes(labels:
 
 @pytest.mark.parametrize(("data", "known"), [
     (GivenSet(["yes", "no", "no", "yes"]), [1, 0, 0, 1]), (GivenSet([1, 0, 0, 2]), [1, 0, 0, 2]),
-    (GivenSet([0, 1, 1, 1], ("yes", "no", "else")), [1, 0, 0, 0]), (GivenSet(None), [-1] * 4)])
+    (GivenSet([0, 1, 1, 1], ("yes", "no", "else")), [1, 0, 0, 0]), (GivenSet(None), [-1] * 4),
+    (GivenSet([0, 1, -1, 1]), [0, 1, -1, 1]), (GivenSet([0, -1, 1, 1], ("yes", "no", "else")), [1, -1, 0, 0])])
 def test_a_data_set_is_predicted_as_simulate_reads_it(data: Any, known: list[int]) -> None:
     batch = given_batch(data)
     assert batch.labels == known
