@@ -357,7 +357,7 @@ def test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit(
         assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
         clock.now += 11
         await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
-        assert booked[-1] == ("s", 1, "train")  # before it is the next round's
+        assert [each for each in booked if each[1] == 1][-1] == ("s", 1, "train")  # before it is the next round's
         row = coordinator.ledger.round("s", 1)
         assert row.state_digest == start_digest
         assert "beta" in row.reason
