@@ -290,16 +290,17 @@ class PayloadStore:
         return sum(self.recycle(self.folder / digest) for digest in self.digests() - set(keep))
 
     def recycle(self, path: Path) -> int:
-        """Removes a file on the store's disk, or keeps it as a spare; returns the bytes that became free: 0 where
-        somebody else has removed it, as an update that came too late is removed by whoever notices first."""
+        """Removes a file on the store's disk, or keeps it as a spare; returns the bytes that became free: 0 where it
+        has another name still, and where somebody else has removed it, as an update that came too late is removed by
+        whoever notices first."""
         try:
-            size = path.stat().st_size
+            about = path.stat()
             if self._spares.add(path):
                 return 0
             path.unlink()
         except FileNotFoundError:
             return 0
-        return size
+        return about.st_size if about.st_nlink == 1 else 0
 
     def drop_spares(self) -> int:
         """Removes the spare files, as when there is nothing more to come; returns the bytes that became free."""
@@ -679,8 +680,12 @@ class SpareFiles:
         self._folder = folder
 
     def add(self, path: Path) -> bool:
-        """Keeps a file as a spare, under another name; False, with nothing changed, when there is no use for it."""
-        if path.stat().st_size < SMALLEST_SPARE_BYTES or len(list(self._files())) >= self.limit:
+        """Keeps a file as a spare, under another name; False, with nothing changed, when there is no use for it.
+
+        A payload that is a tensor group as well has two names, and what bears the other one is not written over: it is
+        of use when that one goes too. Until then it would only take the place of a spare."""
+        about = path.stat()
+        if about.st_size < SMALLEST_SPARE_BYTES or about.st_nlink > 1 or len(list(self._files())) >= self.limit:
             return False
         os.replace(path, self._folder / f"{path.name}{SPARE_SUFFIX}")
         return True

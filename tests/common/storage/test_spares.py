@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import BadPayload
+from semisilo.common.payload.cache import TensorCache
 from semisilo.common.storage.store import SMALLEST_SPARE_BYTES, SPARE_SUFFIX, PayloadStore, SpareFiles
 
 MIB = 2**20
@@ -145,6 +146,24 @@ def test_at_most_so_many_are_kept_and_small_ones_are_not(store: PayloadStore) ->
     assert len(spares(store)) == 1
     PayloadStore(store.folder).clean()
     assert spares(store) == []
+
+
+def test_a_model_that_comes_in_every_round_is_written_over_one_that_went(tmp_path: Path) -> None:
+    """As a silo's: every payload is a tensor group as well, under a second name that stays for one more round."""
+    store = PayloadStore(tmp_path, spare_files=1, durable=False)
+    cache = TensorCache(store)
+    models = [NEW + bytes([number]) for number in range(8)]
+    digests = [digest_of(model) for model in models]
+    for number, digest in enumerate(digests):
+        assert len(spares(store)) == (number >= 3)
+        append(store, 0, len(models[number]), content=models[number])
+        assert not spares(store), "it was taken"
+        assert store.collect({digest}) == 0, "nothing is free yet: the tensor group has its bytes"
+        if number >= 2:
+            cache.drop(digests[number - 2])
+        cache.put(digest, store.path(digest))
+        assert [cache.path(each).read_bytes() for each in digests[max(0, number - 1):number + 1]] == models[
+            max(0, number - 1):number + 1]
 
 
 def test_a_store_keeps_none_unless_it_is_told_to(tmp_path: Path) -> None:

@@ -429,16 +429,18 @@ def test_a_snapshot_whose_files_went_away_again_and_again_is_taken_while_nobody_
 
 def test_what_a_snapshot_has_linked_is_not_written_over_as_a_spare(tmp_path: Path) -> None:
     """Accepted updates become spare files after a commit, which the next ones are written over."""
-    for linked in (False, True):
-        folder = tmp_path / str(linked)
+    for linked in ("", "before", "after"):
+        folder = tmp_path / f"linked {linked}"
         folder.mkdir()
         update = folder / "update"
         update.write_bytes(bytes(2**20))
-        if linked:
+        if linked == "before":
             os.link(update, folder / "snapshot")
         spares = SpareFiles(folder, 1)
-        assert spares.add(update)
-        assert spares.take(folder / "next", 2**20) is not linked
+        assert spares.add(update) is (linked != "before")
+        if linked == "after":
+            os.link(next(folder.glob("*.spare")), folder / "snapshot")
+        assert spares.take(folder / "next", 2**20) is not bool(linked)
 
 
 def test_a_disk_without_hard_links_gives_the_same_files(
