@@ -186,11 +186,12 @@ def check_record(path: Path, authority: x509.Certificate) -> CheckedRecord:
     heads: list[SeenHead] = []
     problems: list[str] = []
     notes: list[str] = []
-    others = 0
+    others = entries = 0
     for seen in read_heads(path):
         if isinstance(seen, UnreadableHead):
             problems.append(f"line {seen.line} {seen.reason}")
             continue
+        entries += 1
         if seen.authority != mine:
             others += 1
             continue
@@ -204,6 +205,8 @@ def check_record(path: Path, authority: x509.Certificate) -> CheckedRecord:
                 notes.append(f"{where}: {news.text}")
         if problem:
             problems.append(f"{where}: {problem}")
+    if len(problems) > 1 and not entries:  # another kind of file
+        problems = [f"none of its {len(problems)} lines is an entry of the record (a silo's heads.jsonl)"]
     return CheckedRecord(heads=tuple(heads), problems=tuple(problems), notes=tuple(notes), others=others)
 
 

@@ -79,7 +79,8 @@ def audit(folder: Folder = Path(),
           since: Annotated[str, typer.Option("--since", metavar="WHEN", help='Only events since then: "7d", "12h", or '
                                              'a date such as "2026-11-21" (local time).')] = "",
           out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE; standard output "
-                                                                                       "by default.")] = None) -> None:
+                                                                                       "by default, and for -.")
+                      ] = None) -> None:
     """Write the audit trail: what happened when, and who did it. Times are UTC, with the zone.
 
     \b
@@ -96,6 +97,7 @@ def audit(folder: Folder = Path(),
     from semisilo.coordinator.ledger.ledger import Ledger
 
     federation, now = open_federation(folder), time.time()
+    out = None if out == Path("-") else out
     begin = since_unix(since, now) if since else 0.0  # before an earlier FILE is overwritten
     if out is not None:
         check_out_file(out, "--out")

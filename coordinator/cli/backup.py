@@ -92,6 +92,7 @@ def restore(archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Wha
     for path in facts.left_out:
         typer.echo(f"  put back            {path}")
     typer.echo("  revoke again        silos that were revoked since the backup\n"
+               "  set aside again     silos that were set aside since, and those that have left since\n"
                "  invite again        silos that were enrolled since, or whose certificate was renewed since"
                + (f"\n  and those of the {facts.withdrawn_invitations} open invitations, which no longer work"
                   if facts.withdrawn_invitations else ""))

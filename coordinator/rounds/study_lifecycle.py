@@ -89,7 +89,8 @@ class OperatorRequests:
                 await meanwhile()
             await runtime.wait(1.0)
         runtime.set(reason=before[0], text=before[1], activity=before[2])
-        _LOG.info("study %s is %s", name, self._ledger.study_state(name))
+        if (state := self._ledger.study_state(name)) is not StudyState.STOPPED:  # that is said once its model is there
+            _LOG.info("study %s is %s", name, state)
         return True
 
 

@@ -149,6 +149,7 @@ def predict(
     from semisilo.prediction.predictor import predict as run
     from semisilo.prediction.terminal import show_measures
 
+    out = None if out == Path("-") else out
     if out is not None:
         check_out_file(out, "--out")
     console = Console(stderr=True, highlight=False)

@@ -325,7 +325,7 @@ class Agent:
 
     async def _survey(self) -> None:
         self._save(state="reading the images", pid=os.getpid(), last_error="", refusals=0, refusal_code="",
-                   last_refusal="", warning="")
+                   last_refusal="", warning="", set_aside="")
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
         found = await self._surveyed(choice)
@@ -437,7 +437,7 @@ class Agent:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
         self.has_worked = True
         name = f"{task.study}, round {task.round}/{task.round_count}"
-        self._save(state=printable(f"{name}: works on it"), study=printable(task.study, limit=128),
+        self._save(state=printable(f"{name}: works on it"), set_aside="", study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")
         with contextlib.suppress(OSError, ValueError):
@@ -506,11 +506,12 @@ class Agent:
             line = f"{study}, round {standby.round}/{standby.round_count}: {line}"
         if text and text not in line:
             line = f"{line} ({text})"
+        aside = text or line if standby.reason == pb.Standby.REASON_SET_ASIDE else ""
         if not over:
             self.has_worked = True
             self._display.state(self._greeting(line, first=first))
             self._save(state=line, study=study or self._status.now.study, round=standby.round,
-                       rounds=standby.round_count)
+                       rounds=standby.round_count, set_aside=aside)
             return False
         was_part = bool(self._status.now.study)
         self.has_worked = self.has_worked or was_part
@@ -519,7 +520,7 @@ class Agent:
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))
         if not (was_part and self._exit_when_finished):
             self._display.state(self._greeting(line, first=first))
-        self._save(state=line, study="")
+        self._save(state=line, study="", set_aside="")
         return was_part and self._exit_when_finished
 
     def _heed(self, warning: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from semisilo.common.errors import BadData
 from semisilo.common.text.describe import counted
 from semisilo.silo.check.finding import Finding
-from semisilo.silo.site.home import SiloHome, StatusFile, home_option
+from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 
 __all__ = ["look_at_tasks"]
 
@@ -17,8 +17,17 @@ SKIP = 'on_error = "skip"'
 
 
 def look_at_tasks(home: SiloHome) -> list[Finding]:
-    """Nothing when the last task was done, or there was none."""
+    """Nothing when the last task was done, or there was none, and the coordinator goes on asking."""
     status, running = StatusFile.load(home.status), home.is_running()
+    if running and status.set_aside:
+        return [Finding(what="tasks", state="bad", facts={"set_aside": status.set_aside},
+                        text=f"No task comes until further notice: {status.set_aside}",
+                        remedy="Ask the people at the coordinator why; they let this silo take part again with:"
+                               " coordinator take-back SILO"), *_refused_or_in_trouble(home, status, running)]
+    return _refused_or_in_trouble(home, status, running)
+
+
+def _refused_or_in_trouble(home: SiloHome, status: AgentStatus, running: bool) -> list[Finding]:
     facts = {"refusals": status.refusals, "code": status.refusal_code, "last_error": status.last_error}
     if status.refusals:
         tasks = "task was" if status.refusals == 1 else f"{counted(status.refusals, 'task')} were"

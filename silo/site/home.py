@@ -404,6 +404,8 @@ class AgentStatus:
     """Why, a line for the person here: it may name files."""
     warning: str = ""
     """What the coordinator says that somebody here should know; empty when there is nothing."""
+    set_aside: str = ""
+    """What the coordinator says while it does not ask this silo until further notice; empty when it does."""
     final_of: str = ""
     """The study that is over and whose model is still to be fetched, to evaluate it here; empty: none."""
     final_from_unix: float = 0.0

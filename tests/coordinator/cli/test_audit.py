@@ -84,6 +84,18 @@ def test_a_wrong_option_leaves_an_earlier_export_as_it_was(filled: Filled, tmp_p
     assert earlier.read_text() == "the trail of May"
 
 
+def test_a_dash_is_standard_output_as_with_other_commands(
+        filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was a file of that name."""
+    assert coordinator(filled, "audit") == 0
+    trail = capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert coordinator(filled, "audit", "-o", "-") == 0
+    assert capsys.readouterr().out == trail
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_a_study_without_a_card_is_json_where_json_is_asked_for(filled: Filled,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert coordinator(filled, "card", "first", "--json") == 0

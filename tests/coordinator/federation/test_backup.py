@@ -591,6 +591,15 @@ def test_a_restored_folder_is_a_federation_with_the_same_files(federation: Feder
     assert rows[0] == rows[1] != []
 
 
+def test_an_empty_folder_that_others_may_look_into_is_closed_before_keys_are_put_there(
+        federation: Federation, tmp_path: Path) -> None:
+    """It kept its mode until `coordinator serve`."""
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    (tmp_path / "new").mkdir(mode=0o755)
+    restore(archive, tmp_path / "new")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
 def test_a_restore_ends_open_invitations_and_stands_in_the_audit_trail(federation: Federation, tmp_path: Path) -> None:
     from semisilo.coordinator.ledger.roster import LedgerRoster
 

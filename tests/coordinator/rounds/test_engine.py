@@ -461,9 +461,11 @@ def test_a_paused_study_gives_no_tasks_and_a_stopped_one_ends(tmp_path: Path) ->
 @pytest.mark.parametrize(("act", "answered"), [
     ("pause", 0), ("pause", 1), ("pause", 2), ("pause and stop", 1), ("pause and stop", 2), ("stop", 0)])
 def test_what_silos_deliver_before_and_during_a_pause_or_a_stop_is_booked_to_its_phase(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, answered: int) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, act: str,
+        answered: int) -> None:
     """A study showed more payload than bytes on the wire: those of the seconds before a pause, and all that silos
     delivered during it, were booked to no study."""
+    caplog.set_level("INFO")
     coordinator, booked = start(tmp_path, config=study_config(quorum=2)), bookings(monkeypatch)
 
     async def scenario() -> None:
@@ -487,6 +489,7 @@ def test_what_silos_deliver_before_and_during_a_pause_or_a_stop_is_booked_to_its
             await asyncio.wait_for(running, 300)
             assert booked == [("s", 1, "train")]
             assert not coordinator.runtime.delivering, "a later pause, with no phase open, would be booked to this one"
+            assert [record.getMessage() for record in caplog.records].count("study s is stopped") == 1
         else:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -425,7 +425,11 @@ def test_the_command_prints_facts_as_one_document_and_writes_the_file(
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 2
     (tmp_path / "twice.csv").write_text("file,label\nscans/9/good.png,9\nscans/9/good.png,9\n")
     assert run_cli(app, ["predict", str(model), str(tmp_path / "twice.csv")], name="semisilo") == 0
-    assert "left out" not in capsys.readouterr().err, "it is predicted, once"
+    done = capsys.readouterr()
+    assert "left out" not in done.err, "it is predicted, once"
+    assert run_cli(app, ["predict", str(model), str(tmp_path / "twice.csv"), "--out", "-"], name="semisilo") == 0
+    assert capsys.readouterr().out == done.out
+    assert not Path("-").exists()
 
 
 @pytest.mark.usefixtures("pictures_left_blank")

@@ -1177,6 +1177,26 @@ def test_no_study_ends_the_agent_only_after_it_has_taken_part(tmp_path: Path) ->
     run(work())
 
 
+def test_what_a_silo_hears_that_is_set_aside_is_noted_until_it_is_asked_again(tmp_path: Path) -> None:
+    """For `silo check`."""
+    async def work() -> None:
+        aside = pb.Standby(reason=pb.Standby.REASON_SET_ASIDE, study="first", round=1, round_count=3,
+                           text="set aside at the coordinator: it stands out")
+        coordinator = FakeCoordinator(standby=aside)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: bench.status().set_aside == aside.text)
+            coordinator.standby = pb.Standby(reason=pb.Standby.REASON_NOT_SAMPLED, study="first", round=1,
+                                             round_count=3)
+            await until(lambda: not bench.status().set_aside)
+            coordinator.standby = aside
+            await until(lambda: bench.status().set_aside == aside.text)
+            coordinator.tasks = [TASK]
+            await until(lambda: bench.status().last_task == TASK.task_id and not bench.status().set_aside)
+            running.cancel()
+    run(work())
+
+
 def test_a_silo_that_was_away_when_its_study_ended_still_ends_but_not_twice(tmp_path: Path) -> None:
     async def work() -> None:
         StatusFile(tmp_path / "status.json").update(now_unix=1.0, study="first", round=2)

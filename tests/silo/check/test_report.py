@@ -283,6 +283,26 @@ def test_tasks_that_were_refused_are_bad_while_the_agent_runs_with_the_command_t
     assert (look_at_tasks(home)[0].state, "cannot be reached" in look_at_tasks(home)[0].text) == ("warning", True)
 
 
+def test_a_silo_that_is_set_aside_is_told_so_as_long_as_its_agent_runs(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was: "All is well"."""
+    home = SiloHome(tmp_path)
+    status = StatusFile(home.status)
+    status.update(now_unix=NOW, set_aside="set aside at the coordinator: it stands out")
+    assert look_at_tasks(home) == [], "without an agent nobody knows whether that still holds"
+    with home.lock():
+        (found,) = look_at_tasks(home)
+        assert (found.what, found.state) == ("tasks", "bad")
+        assert found.text == "No task comes until further notice: set aside at the coordinator: it stands out"
+        assert "coordinator take-back" in found.remedy
+        status.update(now_unix=NOW, last_error="Away.")
+        assert [each.state for each in look_at_tasks(home)] == ["bad", "warning"]
+        assert run_cli(app, ["check", "--home", str(tmp_path)], name="silo") == 1
+    out = capsys.readouterr().out
+    assert "BAD  tasks" in out
+    assert "All is well" not in out
+
+
 def dicom_without_pixels() -> bytes:
     pydicom = pytest.importorskip("pydicom")
     tags = pydicom.dataset.Dataset()

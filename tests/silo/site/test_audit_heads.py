@@ -180,6 +180,13 @@ def test_a_line_that_is_none_is_named(path: Path, line: str) -> None:
     assert check_record(path, AUTHORITY).problems == ("line 2 is not an entry of the record",)
 
 
+def test_a_file_of_another_kind_is_said_in_a_line(path: Path) -> None:
+    """It was a problem for each of its lines."""
+    path.write_text("a log\n" * 1000)
+    assert check_record(path, AUTHORITY).problems == (
+        "none of its 1000 lines is an entry of the record (a silo's heads.jsonl)",)
+
+
 def test_a_line_that_was_altered_later_is_found(path: Path) -> None:
     record = HeadRecord(path, AUTHORITY)
     saw(record, signed(5))
