@@ -109,7 +109,8 @@ class _Coordinator(Collector):
         for study in studies:
             found = open_phase(self._ledger, study.name) if study.state in _RUNNING else None
             if found is not None:
-                deadline.add_metric([study.name, found.name], found.deadline_unix)
+                if study.state is not StudyState.PAUSED:  # it moves with the pause, and nobody knows how long that is
+                    deadline.add_metric([study.name, found.name], found.deadline_unix)
                 for state in TaskState:
                     tasks.add_metric([study.name, found.name, state], found.tasks.get(state, 0))
         yield deadline

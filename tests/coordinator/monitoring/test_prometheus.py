@@ -78,6 +78,15 @@ def test_rounds_accuracy_tasks_and_refusals_are_those_of_the_ledger(filled: Fill
     assert value(found, "semisilo_silo_label_ratio", silo=SILOS[0]) == 0.9
 
 
+def test_a_phase_of_a_paused_study_has_no_deadline_that_could_pass(filled: Filled) -> None:
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    found = scrape(filled)
+    assert not found["semisilo_phase_deadline_timestamp_seconds"].samples
+    assert value(found, "semisilo_phase_tasks", state="open") == len(SILOS) - 1
+    filled.ledger.set_study_state("first", StudyState.RUNNING)
+    assert scrape(filled)["semisilo_phase_deadline_timestamp_seconds"].samples
+
+
 def test_the_last_backup_is_there_once_there_is_one(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=2, done=2)
     create_authority(filled.federation.authority, filled.federation.name, now=time.time())
