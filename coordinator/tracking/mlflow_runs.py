@@ -10,6 +10,7 @@ Tests: tests/coordinator/tracking/test_mlflow.py.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,8 @@ class MlflowRuns:
             os.environ.setdefault(name, value)
         # It would tell its makers of its use, from a hospital's hub.
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        # It warns of every try; what cannot be told is said once, by who calls this.
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
         self._ledger = ledger
         self._target = target
         self._experiment_name = experiment
