@@ -118,7 +118,10 @@ class AlertDelivery:
             _LOG.error("%d alerts could not be sent to the webhook for a day and are dropped", dropped)
         if not (new or over or dropped):
             return
-        messages = [*young, *(Message(state="open", alert=each, made_unix=now) for each in new),
+        # Of a study that is complete no "over" is sent. One that went back before it could be told is not complete.
+        undone = {each.id for each in over if each.severity is Severity.INFO}
+        messages = [*(each for each in young if each.alert.id not in undone),
+                    *(Message(state="open", alert=each, made_unix=now) for each in new),
                     *(Message(state="over", alert=each, made_unix=now) for each in over
                       if each.severity is not Severity.INFO)]
         gone = {each.id for each in over}

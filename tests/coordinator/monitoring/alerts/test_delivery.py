@@ -54,9 +54,22 @@ def test_a_failed_study_is_told_at_once_and_what_is_over_after_a_minute(tmp_path
         delivery.look((), now=now)
     assert len(delivery.told.waiting) == 2
     delivery.look((), now=70)
-    assert waiting(delivery)[2:] == [("over", FAILED.id)], "that a study is complete is never over"
+    assert waiting(delivery) == [("open", FAILED.id), ("over", FAILED.id)], "that a study is complete is never over"
     delivery.look((FAILED,), now=80)
-    assert waiting(delivery)[3:] == [("open", FAILED.id)], "it has failed again"
+    assert waiting(delivery)[2:] == [("open", FAILED.id)], "it has failed again"
+
+
+def test_that_a_study_is_complete_is_not_told_after_it_went_back(tmp_path: Path) -> None:
+    delivery = AlertDelivery.load(tmp_path / "alerts.json")
+    delivery.look((DONE,), now=0)
+    again = replace(DONE, id="study_finished/s/90")
+    for now in (30, 60):
+        delivery.look((), now=now)
+    assert waiting(delivery) == [("open", DONE.id)]
+    delivery.look((again,), now=90)
+    assert waiting(delivery) == [("open", again.id)]
+    delivery.look((again,), now=200)
+    assert waiting(delivery) == [("open", again.id)]
 
 
 def test_a_restart_repeats_nothing_and_forgets_nothing(tmp_path: Path) -> None:
