@@ -18,9 +18,9 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import RoundCounts
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["PastAnswer", "PastRound", "PastTotals", "Rollback", "count_rollbacks", "count_undoings", "has_undone_rounds", "kept_after",
-           "oldest_return", "past_answers", "past_totals", "past_uploads", "roll_back", "rollbacks_of",
-           "take_cancelled_back"]
+__all__ = ["PastAnswer", "PastRound", "PastTotals", "Rollback", "count_rollbacks", "count_undoings",
+           "has_undone_rounds", "kept_after", "oldest_return", "past_answers", "past_totals", "past_uploads",
+           "roll_back", "rollbacks_of", "take_cancelled_back"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
