@@ -40,6 +40,8 @@ _HOLD_SECONDS = 30.0
 _OVER_SECONDS = 60.0
 """What is gone for so long is over."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 600.0
+_POST_SECONDS = 60.0
+"""An answer that comes a byte at a time would keep every other alert waiting."""
 _MOST_WAITING = 200
 _OLD_SECONDS = 86400.0
 """What could not be sent for so long is dropped."""
@@ -230,4 +232,7 @@ async def _posted(address: str, body: bytes) -> None:
             loop.call_soon_threadsafe(finish, error)
 
     threading.Thread(target=work, name="webhook", daemon=True).start()
-    await done
+    await asyncio.wait({done}, timeout=_POST_SECONDS)
+    if not done.done():
+        raise WebhookFailed(f"the answer was not there after {_POST_SECONDS:.0f} s.", again=True)
+    done.result()
