@@ -182,6 +182,8 @@ def test_prometheus_itself_reads_every_expression(tmp_path: Path) -> None:
      True),
     ("SemisiloSiloAway", {'semisilo_silo_last_seen_timestamp_seconds{silo="a"}': "0x100", "semisilo_serving": "0x100"},
      False),
+    ("SemisiloSiloAway", {'semisilo_silo_last_seen_timestamp_seconds{silo="a"}': "0x100",
+                          'semisilo_silo_set_aside{silo="a"}': "1x100", "semisilo_serving": "1x100"}, False),
     ("SemisiloSiloCertificateExpiring",
      {'semisilo_silo_certificate_expiry_timestamp_seconds{silo="a"}': "500000x100"}, True),
     ("SemisiloSiloCertificateExpiring",
