@@ -98,8 +98,10 @@ if [ "$dry" = no ] && [ -z "$root" ] && [ "$(id -u)" != 0 ]; then
     fail "This needs root, to make a user and to write /opt and /etc. Run: sudo sh $0 $role $action ... (or look first: --dry-run)"
 fi
 
+without_secrets() { sed 's|://[^/@ ]*@|://***@|g'; }   # an index may have a password, and terminals are recorded
+
 do_it() {   # prints the command, and runs it
-    printf '    %s\n' "$*"
+    printf '    %s\n' "$*" | without_secrets
     [ "$dry" = yes ] || "$@"
 }
 
@@ -137,7 +139,7 @@ elif [ "$forget" = no ] && [ -e "$remembered" ]; then
             *) continue ;;
         esac
         given="$given$name "
-        case $action in install|upgrade) say "as before: --$name $said" ;; esac
+        case $action in install|upgrade) say "as before: --$name $said" | without_secrets ;; esac
     done <"$remembered"
 fi
 case $given in
@@ -162,6 +164,13 @@ options() {   # as they are remembered
 
 installed_version() {   # of an environment; empty when there is none
     [ -x "$1/bin/coordinator" ] && "$1/bin/coordinator" --version 2>/dev/null || true
+}
+
+check_units() {   # before anything is fetched or switched
+    for file in $(unit_files); do
+        [ -f "$here/systemd/$file" ] ||
+            fail "$here/systemd/$file: no such file. The units lie beside this script: copy the folder deploy as a whole." 2
+    done
 }
 
 make_user() {
@@ -300,10 +309,15 @@ put_back_units() {   # those of the release $1: a later one's may say what its p
 start_again() {
     systemd && [ "$start" = yes ] || return 0
     say "the service, if it runs"
-    do_it systemctl try-restart "$unit"
+    restart "$unit"
     both || return 0
     say "and $(other_role), which uses the same program"
-    do_it systemctl try-restart "$(other_role)"
+    restart "$(other_role)"
+}
+
+restart() {
+    do_it systemctl try-restart "$1" ||
+        fail "$1 does not start with what is in $prefix now. See: journalctl -u $1. To go back: sh $0 $role rollback"
 }
 
 backup_hub() {   # false where there is a hub and no backup of it
@@ -345,6 +359,7 @@ NEXT
 case $action in
 install|upgrade)
     [ "$action" = install ] || [ -n "$(current)" ] || fail "There is nothing to upgrade in $prefix. Run: sh $0 $role install" 2
+    check_units
     before=$(installed_version "$prefix")
     make_user
     make_folders
@@ -379,6 +394,7 @@ uninstall)
     for file in "$@"; do
         if systemd && [ -f "$units/$file" ]; then do_it systemctl disable --now "$file" || true; fi
         do_it rm -f -- "$units/$file"
+        [ ! -e "$units/$file.d" ] || say "stays: $units/$file.d, which systemctl edit has made"
     done
     if systemd; then do_it systemctl daemon-reload; fi
     if [ -f "$units/$(other_role)" ]; then

@@ -23,6 +23,7 @@ import pytest
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.rounds import live_file
 from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.tracking import companion
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.images_choice import SERVICE_IMAGES
 from tests.command_lines import problem_of
@@ -120,6 +121,16 @@ def test_a_service_comes_back_after_an_outage_of_any_length_and_not_after_wrong_
     assert "StartLimitBurst" not in unit["Unit"]
     assert int(unit["Service"]["RestartSec"]) >= 10, "starting takes seconds of a core"
     assert unit["Service"]["RestartPreventExitStatus"] == "2"
+
+
+def test_a_hub_whose_tracker_hangs_ends_before_whoever_stops_it_kills_it() -> None:
+    """Both had a minute: systemd called the service failed, and an upgrade waited as long."""
+    found = [int(seconds) for name in ("systemd/semisilo-coordinator.service", "compose.coordinator.yaml",
+                                       "helm/semisilo-hub/templates/statefulset.yaml")
+             for seconds in re.findall(r"(?:TimeoutStopSec=|stop_grace_period: |terminationGracePeriodSeconds: )(\d+)",
+                                       (DEPLOY / name).read_text(encoding="utf-8"))]
+    assert len(found) == 3
+    assert min(found) >= 2 * companion._FAREWELL_SECONDS
 
 
 def test_the_timer_starts_the_backup_also_after_a_night_without_power() -> None:

@@ -127,6 +127,21 @@ def test_a_study_that_had_failed_before_its_first_scrape_is_told_of_as_well() ->
     assert " unless on (job, instance, study) " in rule["expr"]
 
 
+def test_what_is_called_bytes_in_an_alert_is_bytes() -> None:
+    """`a < 10e9 or a / b < 0.05` has the share as its value: "0.04 left on the disk"."""
+    rules = [rule for rule in RULES if "humanize1024" in str(rule)]
+    assert rules
+    assert not any("/" in rule["expr"] for rule in rules)
+
+
+def test_no_rate_shows_the_bytes_of_years_when_a_silo_is_revoked() -> None:
+    """All of them move to the series of former silos at once; the sum over silos stays."""
+    asked = [expression for expression in queries() if "rate(" in expression and "semisilo_bytes_total" in expression]
+    assert asked
+    for expression in asked:
+        assert 'silo!="(former)"' in expression or "rate(sum by" in expression, expression
+
+
 def test_every_expression_has_its_brackets_and_quotes() -> None:
     """What can be told without Prometheus; promtool tells the rest below."""
     for expression in (*queries(), *(rule["expr"] for rule in RULES)):
@@ -167,6 +182,8 @@ def test_prometheus_itself_reads_every_expression(tmp_path: Path) -> None:
      True),
     ("SemisiloSiloAway", {'semisilo_silo_last_seen_timestamp_seconds{silo="a"}': "0x100", "semisilo_serving": "0x100"},
      False),
+    ("SemisiloSiloAway", {'semisilo_silo_last_seen_timestamp_seconds{silo="a"}': "0x100",
+                          'semisilo_silo_set_aside{silo="a"}': "1x100", "semisilo_serving": "1x100"}, False),
     ("SemisiloSiloCertificateExpiring",
      {'semisilo_silo_certificate_expiry_timestamp_seconds{silo="a"}': "500000x100"}, True),
     ("SemisiloSiloCertificateExpiring",
@@ -176,12 +193,17 @@ def test_prometheus_itself_reads_every_expression(tmp_path: Path) -> None:
     ("SemisiloStudyFailed", {'semisilo_study_state{state="failed", study="s"}': "0x85 1x15"}, True),
     ("SemisiloStudyFailed", {'semisilo_study_state{state="failed", study="s"}': "_x85 1x15"}, True),
     ("SemisiloStudyFailed", {'semisilo_study_state{state="failed", study="s"}': "1x100"}, False),
+    ("SemisiloPhaseOverdue", {'semisilo_phase_deadline_timestamp_seconds{study="s", phase="train"}': "0x100",
+                              "semisilo_serving": "1x100"}, True),
+    ("SemisiloPhaseOverdue", {'semisilo_phase_deadline_timestamp_seconds{study="s", phase="train"}': "0x100",
+                              "semisilo_serving": "0x100"}, False),
     ("SemisiloTasksRefused", {'semisilo_task_refusals_total{code="BAD_DATA", study="s"}': "0x60 1x40"}, True),
     ("SemisiloBackupOld", {"semisilo_last_backup_timestamp_seconds": "-200000x100"}, True),
     ("SemisiloBackupOld", {"semisilo_last_backup_timestamp_seconds": "0x100"}, False),
     ("SemisiloNoBackup", {"semisilo_serving": "1x100"}, True),
     ("SemisiloNoBackup", {"semisilo_serving": "1x100", "semisilo_last_backup_timestamp_seconds": "0x100"}, False),
     ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "5000000000x100", "semisilo_disk_size_bytes": "1e11x100"}, True),
+    ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "4e10x100", "semisilo_disk_size_bytes": "1e12x100"}, True),
     ("SemisiloDiskLow", {"semisilo_disk_free_bytes": "5e10x100", "semisilo_disk_size_bytes": "1e11x100"}, False),
 ])
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path, alert: str, series: dict[str, str],

@@ -239,9 +239,10 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
         self._python, self._version, self.given = folder / "python", folder / "version", folder / "given"
+        self.pip = folder / "pip"
         self._python.write_text(
             '#!/bin/sh\n[ "$1" = -m ] && [ "$2" = venv ] || exit 0\nmkdir -p "$3/bin"\n'
-            'printf "#!/bin/sh\\nexit 0\\n" > "$3/bin/python"\n'
+            f'printf "#!/bin/sh\\necho \\"\\$@\\" >> {self.pip}\\n" > "$3/bin/python"\n'
             f'printf "#!/bin/sh\\necho \\"\\$@\\" >> {self.given}\\necho semisilo %s\\n" "$(cat {self._version})"'
             ' > "$3/bin/coordinator"\n'
             'chmod 755 "$3/bin/python" "$3/bin/coordinator"\n')
@@ -354,7 +355,7 @@ def test_what_was_given_for_the_version_in_use_holds_for_the_next(tmp_path: Path
     machine = Machine(tmp_path)
     given = ("--extras", "dicom,privacy", "--torch-index", "CPU", "--index", "https://u:p=w@mirror/",
              "--pip-option", "--proxy http://p:3128", "--pip-option", "--no-color")
-    usual = "--index-url https://u:p=w@mirror/ --proxy http://p:3128 --no-color"
+    usual = "--index-url https://***@mirror/ --proxy http://p:3128 --no-color"
     torch = f"{usual} --index-url CPU torch>=2.6 torchvision>=0.21"
     as_given = [torch, f"{usual} semisilo[dicom,privacy]=={{}}"]
     assert machine.fetched("install", "1", *given)[1] == as_given[1].format(1)
@@ -512,6 +513,40 @@ def test_a_python_that_is_too_old_is_said_with_packages_that_are_new_enough(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_password_of_an_index_is_not_printed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    given = "--index", "https://bob:s3cret@index.example/simple", "--pip-option", \
+        "--extra-index-url=https://t0ken@other.example/simple"
+    for done in (machine("install", "1", *given), machine("upgrade", "2"), machine("upgrade", "3", "--dry-run")):
+        assert done.returncode == 0, done.stderr
+        assert "--index-url https://***@index.example/simple --extra-index-url=https://***@other.example" in done.stdout
+        assert not any(secret in done.stdout + done.stderr for secret in ("s3cret", "t0ken"))
+    asked = machine.pip.read_text().splitlines()
+    assert len(asked) == 2
+    assert all("//bob:s3cret@index.example/simple --extra-index-url=https://t0ken@other" in each for each in asked)
+
+
+def test_a_script_that_was_copied_without_its_units_changes_nothing(tmp_path: Path) -> None:
+    """It had fetched everything and switched the program before it missed them."""
+    machine, alone = Machine(tmp_path), tmp_path / "alone" / "install.sh"
+    alone.parent.mkdir()
+    shutil.copy(SCRIPT, alone)
+    done = machine("install", "1", script=alone)
+    assert done.returncode == 2
+    assert "copy the folder deploy as a whole" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not machine.root.exists()
+
+
+def test_what_systemctl_edit_has_made_is_named_when_the_units_go(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    assert machine("install", "1").returncode == 0
+    edited = machine.root / "etc" / "systemd" / "system" / "semisilo-coordinator.service.d"
+    edited.mkdir()
+    assert f"stays: {edited}" in machine("uninstall").stdout
+    assert edited.is_dir()
+
+
 def test_without_root_it_says_how_to_go_on() -> None:
     # The script is read from standard input: the folder of the checkout may be closed to others.
     done = subprocess.run(["sh", "-s", "hub"], input=SCRIPT.read_text(), capture_output=True, text=True, timeout=300,

@@ -109,7 +109,8 @@ class _Coordinator(Collector):
         for study in studies:
             found = open_phase(self._ledger, study.name) if study.state in _RUNNING else None
             if found is not None:
-                deadline.add_metric([study.name, found.name], found.deadline_unix)
+                if study.state is not StudyState.PAUSED:  # it moves with the pause, and nobody knows how long that is
+                    deadline.add_metric([study.name, found.name], found.deadline_unix)
                 for state in TaskState:
                     tasks.add_metric([study.name, found.name, state], found.tasks.get(state, 0))
         yield deadline
@@ -219,12 +220,14 @@ def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity]
     connected = GaugeMetricFamily("semisilo_silo_connected", "Whether a silo is connected now.", labels=["silo"])
     seen = GaugeMetricFamily("semisilo_silo_last_seen_timestamp_seconds", "When a silo last called.",
                              labels=["silo"])
+    aside = GaugeMetricFamily("semisilo_silo_set_aside", "Whether the operator has set a silo aside.", labels=["silo"])
     expiry = GaugeMetricFamily("semisilo_silo_certificate_expiry_timestamp_seconds",
                                "When the certificate of a silo expires.", labels=["silo"])
     images = GaugeMetricFamily("semisilo_silo_images", "Images that a silo has said to have.",
                                labels=["silo", "labelled"])
     for silo in members:
         connected.add_metric([silo.name], float(activities[silo.name].present))
+        aside.add_metric([silo.name], float(activities[silo.name].state is SiloState.SET_ASIDE))
         if (heard := activities[silo.name].seen_unix) is not None:
             seen.add_metric([silo.name], heard)
         if silo.name in ends:
@@ -239,7 +242,7 @@ def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity]
         family.add_metric([state], states[state])
     paused = GaugeMetricFamily("semisilo_silos_off_duty", "Silos that take no task now by their own policy.")
     paused.add_metric([], sum(silo.is_away(now) for silo in members))
-    yield from (family, paused, connected, seen, expiry, images)
+    yield from (family, paused, connected, seen, aside, expiry, images)
 
 
 def _notices(studies: list[StudyReading], outside: Mapping[NoticeKind, int]) -> Iterator[Metric]:

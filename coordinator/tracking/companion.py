@@ -16,7 +16,8 @@ __all__ = ["keep_tracking"]
 
 _LOG = logging.getLogger("semisilo.tracking")
 _AGAIN_SECONDS = 30.0
-_FAREWELL_SECONDS = 60.0
+_FAREWELL_SECONDS = 20.0
+"""Well within the minute after which systemd, Docker and Kubernetes kill what they stop."""
 
 
 async def keep_tracking(folder: Path, *, again_seconds: float = _AGAIN_SECONDS,

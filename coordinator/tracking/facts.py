@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.coordinator.ledger.costs import bytes_by_round
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.records import RoundRow, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
@@ -25,7 +26,7 @@ from semisilo.coordinator.monitoring.results.study_numbers import (
     labels_alone_test_score,
 )
 
-__all__ = ["LABELS_ALONE", "RoundFacts", "RoundReader", "flat_settings"]
+__all__ = ["LABELS_ALONE", "RoundFacts", "RoundReader", "flat_settings", "name_of_run"]
 
 _LABELS_ALONE_IN = "model/labelled_only_"
 LABELS_ALONE = f"{_LABELS_ALONE_IN}accuracy"
@@ -54,16 +55,27 @@ class RoundReader:
     _so_far: Counter[str] = field(default_factory=Counter)
     _read: int = -1
     """The last round whose cost is in `_so_far`."""
+    _went_back: int = 0
+    """How often the study had gone back when that was read."""
 
     def rounds_after(self, last: int) -> list[RoundFacts]:
         """Committed rounds with a higher number, in order."""
         row = self.ledger.study(self.study)
+        if (times := count_rollbacks(self.ledger, self.study)) != self._went_back:
+            # Rounds that are done again add to the costs of their numbers.
+            self._so_far.clear()
+            self._read, self._went_back = -1, times
         found = []
         for entry in self.ledger.rounds(self.study):
             if entry.number <= last or entry.state is not RoundState.COMPLETED:
                 continue
             found.append(self._facts(row, entry))
         return found
+
+    def committed(self) -> dict[int, float]:
+        """Committed round -> when, as `RoundFacts` have it; of a round that is done again it is another moment."""
+        return {entry.number: _closed(entry) for entry in self.ledger.rounds(self.study)
+                if entry.state is RoundState.COMPLETED}
 
     def labels_alone(self, *, up_to: int, known: Collection[int]) -> list[RoundFacts]:
         """The line of labels alone in committed rounds that were told before it was there, in order.
@@ -121,6 +133,15 @@ class RoundReader:
         self._read = max(self._read, number)
         return {**{name: float(size) for name, size in here.items()},
                 **{f"bytes_so_far/{kind}": float(size) for kind, size in self._so_far.items() if size}}
+
+
+def name_of_run(study: str, times: int) -> str:
+    """What a study's run is called at a tracker that forgets no number.
+
+    Args:
+        times: how often the study went back behind a committed round; each time it begins another run.
+    """
+    return f"{study} ({times + 1})" if times else study
 
 
 def flat_settings(config: Mapping[str, object]) -> dict[str, str]:

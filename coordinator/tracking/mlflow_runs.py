@@ -2,13 +2,15 @@
 
 Which run a study has, and up to which round it was told, stands in the ledger; a run whose creation was cut off by a
 kill is found again by its tags. A round that was told just before a kill may be told once more, with the same time and
-value, which a database takes for the same.
+value, which a database takes for the same. MLflow forgets no number: a study that goes back behind rounds of which it
+was told goes on in another run, and the one before says so.
 
 Tests: tests/coordinator/tracking/test_mlflow.py.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +23,20 @@ from typing import Any, TypeVar
 from semisilo.common.errors import Unreachable
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import count_undoings, rollbacks_of
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
-from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings
+from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings, name_of_run
 
 __all__ = ["MlflowRuns"]
 
 _STUDY, _QUEUED, _FEDERATION = "semisilo.study", "semisilo.queued_unix", "semisilo.federation"
+_WENT_BACK = "semisilo.went_back"
+"""How often; a run of a study that never did has no such tag."""
+_REASON, _CONTINUED_IN = "semisilo.reason", "semisilo.continued_in"
 _ENDED = {StudyState.COMPLETED: "FINISHED", StudyState.FAILED: "FAILED", StudyState.STOPPED: "KILLED"}
+_UNDONE = "KILLED"
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
 _PARAMETERS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
 _LONGEST_VALUE, _LONGEST_NAME = 500, 250
@@ -54,6 +61,8 @@ class MlflowRuns:
             os.environ.setdefault(name, value)
         # It would tell its makers of its use, from a hospital's hub.
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        # It warns of every try; what cannot be told is said once, by who calls this.
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
         self._ledger = ledger
         self._target = target
         self._experiment_name = experiment
@@ -102,16 +111,27 @@ class MlflowRuns:
         experiment = self._experiment_id()
         tags = {_STUDY: row.name, _QUEUED: repr(row.queued_unix), _FEDERATION: self._federation}
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        found = self._asked(lambda: self._client.search_runs([experiment], filter_string=wanted, max_results=1))
-        if found:
-            run = str(found[0].info.run_id)
-        else:
+        times = count_undoings(self._ledger, row.name)
+        found = self._asked(lambda: self._client.search_runs([experiment], filter_string=wanted))
+        run = next((str(each.info.run_id) for each in found if each.data.tags.get(_WENT_BACK, "0") == str(times)), "")
+        if not run:
             created = self._asked(lambda: self._client.create_run(
-                experiment, run_name=row.name, tags=tags,
+                experiment, run_name=name_of_run(row.name, times),
+                tags={**tags, _WENT_BACK: str(times)} if times else tags,
                 start_time=round(1000 * (row.started_unix or row.queued_unix))))
             run = str(created.info.run_id)
+        for each in found:
+            if times and str(each.info.run_id) != run and _CONTINUED_IN not in each.data.tags:
+                self._undo(str(each.info.run_id), row.name, run)
         self._tell_settings(run, row)
         return add_tracked_run(self._ledger, row.name, self._target, run=run)
+
+    def _undo(self, run: str, study: str, next_run: str) -> None:
+        """Says of a run that its last rounds are not the study's any more."""
+        last = rollbacks_of(self._ledger, study)[-1]
+        self._asked(lambda: self._client.set_tag(run, _REASON, last.text[:_LONGEST_VALUE]))
+        self._asked(lambda: self._client.set_terminated(run, status=_UNDONE, end_time=round(1000 * last.unix)))
+        self._asked(lambda: self._client.set_tag(run, _CONTINUED_IN, next_run))
 
     def _experiment_id(self) -> str:
         if not self._experiment:
@@ -153,7 +173,7 @@ class MlflowRuns:
                 else:
                     self._asked(partial(self._client.log_artifact, run, str(path)))
         if row.reason:
-            self._asked(lambda: self._client.set_tag(run, "semisilo.reason", row.reason[:_LONGEST_VALUE]))
+            self._asked(lambda: self._client.set_tag(run, _REASON, row.reason[:_LONGEST_VALUE]))
         self._asked(lambda: self._client.set_terminated(
             run, status=_ENDED[row.state], end_time=round(1000 * (row.ended_unix or row.queued_unix))))
 

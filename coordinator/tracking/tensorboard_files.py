@@ -2,7 +2,10 @@
 line of labels alone, which may come later than rounds, is then one more record for each of these.
 
 A record is written whole or, after a kill, cut off at the next start: its own checksums show which. So which rounds are
-in the file can be read from the file, and it needs no other memory. Nothing here imports torch or tensorflow.
+in the file can be read from the file, and it needs no other memory. Where a study has gone back, or its ledger is one
+from a backup, the file holds rounds that are not the study's: they were committed at other times. A record that
+TensorBoard knows as a restart takes them back, and those that are done again follow. Nothing here imports torch or
+tensorflow.
 
 Tests: tests/coordinator/tracking/test_tensorboard.py.
 """
@@ -46,12 +49,18 @@ def write_events(ledger: Ledger, study: str, folder: Path, *, reader: RoundReade
     row = ledger.study(study)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(event_file(folder, row.queued_unix)) as file:
-        last, end, with_line = _scan(file)
+        told, end = _scan(file)
         file.truncate(end)
         file.seek(end)
         reader = reader or RoundReader(ledger, study)
+        committed = reader.committed()
+        gone = min((number for number, (unix, _) in told.items() if committed.get(number) != unix), default=None)
+        if gone is not None:
+            file.write(_record(_restart_event(gone, row.queued_unix)))
+            told = {number: entry for number, entry in told.items() if number < gone}
+        last, with_line = max(told, default=-1), {number for number, (_, line) in told.items() if line}
         rounds, late = reader.rounds_after(last), reader.labels_alone(up_to=last, known=with_line)
-        if not rounds and not late:
+        if gone is None and not rounds and not late:
             return 0
         if end == 0:
             file.write(_record(_version_event(row.queued_unix)))
@@ -78,16 +87,19 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _scan(file: IO[bytes]) -> tuple[int, int, set[int]]:
-    """(last round or -1, where the last whole record ends, rounds that have the line of labels alone)."""
-    last, whole, with_line = -1, 0, set()
+def _scan(file: IO[bytes]) -> tuple[dict[int, tuple[float, bool]], int]:
+    """(round -> when it was committed and whether it has the line of labels alone, where the last whole record
+    ends)."""
+    told: dict[int, tuple[float, bool]] = {}
+    whole = 0
     for event, end in _events(file):
         whole = end
+        if event.HasField("session_log"):
+            told = {number: entry for number, entry in told.items() if number < event.step}
         if event.HasField("summary"):
-            last = max(last, event.step)
-            if any(value.tag == LABELS_ALONE for value in event.summary.value):
-                with_line.add(event.step)
-    return last, whole, with_line
+            line = any(value.tag == LABELS_ALONE for value in event.summary.value)
+            told[event.step] = event.wall_time, line or told.get(event.step, (0.0, False))[1]
+    return told, whole
 
 
 def _events(file: IO[bytes]) -> Iterator[tuple[Any, int]]:
@@ -126,6 +138,14 @@ def _version_event(unix: float) -> Any:
     from tensorboard.compat.proto import event_pb2
 
     return event_pb2.Event(wall_time=unix, file_version=_FILE_VERSION)
+
+
+def _restart_event(number: int, unix: float) -> Any:
+    """This round and those behind it are to be forgotten."""
+    from tensorboard.compat.proto import event_pb2
+
+    return event_pb2.Event(wall_time=unix, step=number,
+                           session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
 
 def _round_event(entry: RoundFacts, settings: dict[str, str]) -> Any:

@@ -2,7 +2,8 @@
 
 Offline, runs are written to a folder, and `wandb sync` sends them when and where somebody wants. Which run a study has,
 and up to which round it was told, stands in the ledger; a later process goes on with the same run, in a folder of its
-own, as W&B does it. A study goes to one run: steps are rounds, which W&B takes in rising order only.
+own, as W&B does it. A study goes to one run: steps are rounds, which W&B takes in rising order only. So one that goes
+back behind rounds of which W&B was told goes on in another run.
 
 Tests: tests/coordinator/tracking/test_wandb.py.
 """
@@ -20,17 +21,19 @@ from semisilo.common.errors import Unreachable
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.tracking_table import WandbMode
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import count_undoings, rollbacks_of
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
-from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings
+from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings, name_of_run
 
 __all__ = ["WandbRuns"]
 
 _ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _ENVIRONMENT = {"WANDB_SILENT": "true", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true",
                 "WANDB_ERROR_REPORTING": "false"}
-"""It says nothing on the terminal, looks at no repository and saves no code, and reports its own errors to nobody."""
+"""It says nothing on the terminal, looks at no repository and saves no code, and reports its own errors to nobody. Nor
+does it tell of the machine: settings of `init` keep its name, its load and its packages back."""
 _INIT_SECONDS = 30.0
 
 
@@ -52,7 +55,8 @@ class WandbRuns:
         self._folder = folder
         self._federation = federation
         self._readers: dict[str, RoundReader] = {}
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, tuple[str, Any]] = {}
+        """Study -> (id of its run, the run)."""
 
     @property
     def target(self) -> str:
@@ -88,26 +92,33 @@ class WandbRuns:
     def close(self) -> None:
         """Writes out what is open. Runs of studies that go on are taken up again by a later process."""
         for study in list(self._open):
-            self._asked(self._open.pop(study).finish)
+            self._asked(self._open.pop(study)[1].finish)
 
     # A run ------------------------------------------------------------------------------------------------------------
 
     def _id_of(self, row: StudyRow) -> str:
         """The same in every process, so that one that was killed leaves no second run."""
         text = f"{self._federation}\0{row.name}\0{row.queued_unix!r}"
+        if times := count_undoings(self._ledger, row.name):
+            text += f"\0{times}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _run(self, row: StudyRow, known: TrackedRun) -> Any:
+        if row.name in self._open and self._open[row.name][0] != known.run:
+            last = rollbacks_of(self._ledger, row.name)[-1]
+            self._finish(self._open.pop(row.name)[1], state="undone", reason=last.text, exit_code=1)
         if row.name not in self._open:
             import wandb
 
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._open[row.name] = wandb.init(
-                project=self._project, id=known.run, name=row.name, group=self._federation, mode=self._mode,
-                resume="allow", reinit="create_new", dir=str(self._folder), config=flat_settings(row.config),
-                settings=wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_stats=True,
-                                        x_disable_meta=True, init_timeout=_INIT_SECONDS))
-        return self._open[row.name]
+            self._open[row.name] = known.run, wandb.init(
+                project=self._project, id=known.run, group=self._federation, mode=self._mode, resume="allow",
+                name=name_of_run(row.name, count_undoings(self._ledger, row.name)), reinit="create_new",
+                dir=str(self._folder), config=flat_settings(row.config),
+                settings=wandb.Settings(console="off", disable_git=True, save_code=False, host=self._federation,
+                                        x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
+                                        init_timeout=_INIT_SECONDS))
+        return self._open[row.name][1]
 
     def _tell(self, row: StudyRow, known: TrackedRun, rounds: Sequence[RoundFacts]) -> None:
         run = self._run(row, known)
@@ -119,14 +130,11 @@ class WandbRuns:
     def _end(self, row: StudyRow, files: Sequence[Path]) -> None:
         import wandb
 
-        run = self._open.pop(row.name)
+        run = self._open.pop(row.name)[1]
         last = RoundReader(self._ledger, row.name).rounds_after(-1)[-1:]
         for entry in last:  # labels alone may be done later than the rounds, whose steps are over
             run.summary.update({name: value for name, value in entry.scalars.items()
                                 if name.startswith(LABELS_ALONE.removesuffix("accuracy"))})
-        run.summary["state"] = str(row.state)
-        if row.reason:
-            run.summary["reason"] = printable(row.reason, limit=500)
         for path in files:
             made = wandb.Artifact(f"{self._federation}-{row.name}-{path.stem}",
                                   type="model" if path.suffix == ".safetensors" else "report")
@@ -135,7 +143,14 @@ class WandbRuns:
             else:
                 made.add_file(str(path))
             run.log_artifact(made)
-        run.finish(exit_code=0 if row.state is StudyState.COMPLETED else 1)
+        self._finish(run, state=str(row.state), reason=row.reason,
+                     exit_code=0 if row.state is StudyState.COMPLETED else 1)
+
+    def _finish(self, run: Any, *, state: str, reason: str, exit_code: int) -> None:
+        run.summary["state"] = state
+        if reason:
+            run.summary["reason"] = printable(reason, limit=500)
+        run.finish(exit_code=exit_code)
 
     def _asked(self, call: Callable[[], None]) -> None:
         """Raises: Unreachable for whatever W&B raises: its errors are of many kinds."""

@@ -55,6 +55,7 @@ def move(
         identity = load_identity(folder)
         _check(SiloHome(folder), replace(identity, about=replace(identity.about, address=address)))
         moved = move_identity(folder, identity, address)
+        _forget_trouble(SiloHome(folder), identity)
     if json_:
         typer.echo(json.dumps({"silo": moved.silo, "federation": moved.federation, "address": moved.address,
                                "address_before": identity.address}, ensure_ascii=False, indent=2))
@@ -62,6 +63,20 @@ def move(
     typer.echo(f"Silo '{moved.silo}' of federation '{moved.federation}' goes to {moved.address} from now on; before, "
                f"to {identity.address}.")
     typer.echo(f"Next: silo join{home_option(folder)}")
+
+
+def _forget_trouble(home: SiloHome, before: Identity) -> None:
+    """What was in the way to the address that is left is in nobody's way now; `silo status` and `silo check` would go
+    on naming it until the next `silo join`."""
+    import contextlib
+
+    from semisilo.common.rpc.tls import split_address
+    from semisilo.silo.site.home import StatusFile
+
+    status = StatusFile.load(home.status)
+    if split_address(before.address)[0] in status.last_error:
+        with contextlib.suppress(OSError):
+            StatusFile(home.status).update(now_unix=status.updated_unix, last_error="")
 
 
 def _check(home: SiloHome, identity: Identity) -> None:

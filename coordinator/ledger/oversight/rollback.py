@@ -18,9 +18,9 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import RoundCounts
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["PastAnswer", "PastRound", "PastTotals", "Rollback", "count_rollbacks", "has_undone_rounds", "kept_after",
-           "oldest_return", "past_answers", "past_totals", "past_uploads", "roll_back", "rollbacks_of",
-           "take_cancelled_back"]
+__all__ = ["PastAnswer", "PastRound", "PastTotals", "Rollback", "count_rollbacks", "count_undoings",
+           "has_undone_rounds", "kept_after", "oldest_return", "past_answers", "past_totals", "past_uploads",
+           "roll_back", "rollbacks_of", "take_cancelled_back"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +166,8 @@ def _put_aside(ledger: Ledger, study: str, to_round: int, *, operator: str, reas
             db.execute(f"DELETE FROM {table} WHERE study = ? AND {column} > ?", (study, to_round))
         _total_again(ledger, study)
         db.execute("UPDATE study SET paired_json = NULL WHERE name = ?", (study,))  # of a round that may be done again
-        db.execute("UPDATE tracking SET round = min(round, ?), complete = 0 WHERE study = ?", (to_round, study))
+        # A tracker keeps what it was told: one that knows of rounds that are gone begins the study in another run.
+        db.execute("DELETE FROM tracking WHERE study = ? AND round > ?", (study, to_round))
         found = rollbacks_of(ledger, study)[-1]
         ledger.event("study_rolled_back", study=study, round=to_round, operator=operator, reason=reason,
                      gone=[each.number for each in found.rounds])
@@ -192,6 +193,12 @@ def _total_again(ledger: Ledger, study: str) -> None:
 def count_rollbacks(ledger: Ledger, study: str) -> int:
     """How often a study went back."""
     return int(ledger.query("SELECT count(*) AS n FROM rollback WHERE study = ?", study)[0]["n"])
+
+
+def count_undoings(ledger: Ledger, study: str) -> int:
+    """How often a study went back behind a committed round."""
+    return int(ledger.query("SELECT count(DISTINCT rollback) AS n FROM past_round WHERE study = ? AND state = ?",
+                            study, RoundState.COMPLETED)[0]["n"])
 
 
 def has_undone_rounds(ledger: Ledger, study: str) -> bool:

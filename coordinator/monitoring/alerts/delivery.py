@@ -40,6 +40,8 @@ _HOLD_SECONDS = 30.0
 _OVER_SECONDS = 60.0
 """What is gone for so long is over."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 600.0
+_POST_SECONDS = 60.0
+"""An answer that comes a byte at a time would keep every other alert waiting."""
 _MOST_WAITING = 200
 _OLD_SECONDS = 86400.0
 """What could not be sent for so long is dropped."""
@@ -118,7 +120,10 @@ class AlertDelivery:
             _LOG.error("%d alerts could not be sent to the webhook for a day and are dropped", dropped)
         if not (new or over or dropped):
             return
-        messages = [*young, *(Message(state="open", alert=each, made_unix=now) for each in new),
+        # Of a study that is complete no "over" is sent. One that went back before it could be told is not complete.
+        undone = {each.id for each in over if each.severity is Severity.INFO}
+        messages = [*(each for each in young if each.alert.id not in undone),
+                    *(Message(state="open", alert=each, made_unix=now) for each in new),
                     *(Message(state="over", alert=each, made_unix=now) for each in over
                       if each.severity is not Severity.INFO)]
         gone = {each.id for each in over}
@@ -227,4 +232,7 @@ async def _posted(address: str, body: bytes) -> None:
             loop.call_soon_threadsafe(finish, error)
 
     threading.Thread(target=work, name="webhook", daemon=True).start()
-    await done
+    await asyncio.wait({done}, timeout=_POST_SECONDS)
+    if not done.done():
+        raise WebhookFailed(f"the answer was not there after {_POST_SECONDS:.0f} s.", again=True)
+    done.result()

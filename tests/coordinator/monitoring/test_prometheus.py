@@ -18,6 +18,7 @@ from semisilo.coordinator.federation.backup import back_up
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState, TaskState
 from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, OTHER_CODE
 from semisilo.coordinator.monitoring.prometheus import FORMER, OVERHEAD, Exposition
@@ -76,6 +77,15 @@ def test_rounds_accuracy_tasks_and_refusals_are_those_of_the_ledger(filled: Fill
     deadline = filled.ledger.phase("first", 8, 0).deadline_unix
     assert value(found, "semisilo_phase_deadline_timestamp_seconds") == pytest.approx(deadline)
     assert value(found, "semisilo_silo_label_ratio", silo=SILOS[0]) == 0.9
+
+
+def test_a_phase_of_a_paused_study_has_no_deadline_that_could_pass(filled: Filled) -> None:
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    found = scrape(filled)
+    assert not found["semisilo_phase_deadline_timestamp_seconds"].samples
+    assert value(found, "semisilo_phase_tasks", state="open") == len(SILOS) - 1
+    filled.ledger.set_study_state("first", StudyState.RUNNING)
+    assert scrape(filled)["semisilo_phase_deadline_timestamp_seconds"].samples
 
 
 def test_the_last_backup_is_there_once_there_is_one(tmp_path: Path) -> None:
@@ -153,6 +163,16 @@ def test_no_counter_falls_when_a_study_goes_back(tmp_path: Path) -> None:
     assert after["semisilo_rounds_total", '{"state": "completed", "study": "first"}'] == 9
     roll_back(filled.ledger, "first", 2, operator="ann", reason="")
     assert counters() == after
+
+
+def test_of_a_silo_that_was_set_aside_it_is_said(filled: Filled) -> None:
+    """Whoever watches for silos that are away need not hear of it."""
+    roster = LedgerRoster(filled.ledger)
+    roster.set_aside(SILOS[0], reason="noise")
+    found = scrape(filled)
+    assert [value(found, "semisilo_silo_set_aside", silo=silo) for silo in SILOS[:2]] == [1, 0]
+    roster.take_back(SILOS[0])
+    assert value(scrape(filled), "semisilo_silo_set_aside", silo=SILOS[0]) == 0
 
 
 def test_who_is_connected_and_works_comes_from_the_live_state(filled: Filled) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.errors import Unreachable
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.tracking.follow import artefacts_of
 from semisilo.coordinator.tracking.mlflow_runs import MlflowRuns
@@ -146,17 +147,48 @@ def test_a_study_that_failed_says_why_and_goes_on_in_the_same_run(filled: Filled
     assert [step for step, _ in history(tmp_path, "model/accuracy")] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_study_that_goes_back_goes_on_in_another_run_and_the_one_before_says_so(filled: Filled, tmp_path: Path,
+                                                                                  ended: bool) -> None:
+    """One run had two values of every round that was done again, and could end with one that was gone."""
+    if ended:
+        filled.ledger.set_study_state("first", StudyState.STOPPED)
+    tell(filled, tmp_path)
+    before, = all_runs(tmp_path)
+    if not ended:
+        filled.ledger.set_study_state("first", StudyState.PAUSED)
+    roll_back(filled.ledger, "first", 2, operator="mona", reason="noise")
+    assert tell(filled, tmp_path) == 3  # rounds 0 to 2
+    for state in (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING):
+        filled.ledger.set_study_state("first", state)
+    commit(filled, 3)
+    assert tell(filled, tmp_path) == 1
+    filled.ledger.query("DELETE FROM tracking")  # a kill before it was noted
+    tell(filled, tmp_path)
+    old, new = sorted(all_runs(tmp_path), key=lambda run: run.info.run_id != before.info.run_id)
+    assert (old.info.run_id, old.info.status) == (before.info.run_id, "KILLED")
+    assert old.data.tags["semisilo.reason"].endswith("(mona): round 3 no longer counts; noise")
+    assert old.data.tags["semisilo.continued_in"] == new.info.run_id
+    assert (new.info.run_name, new.info.status) == ("first (2)", "RUNNING")
+    seen = client(tmp_path).get_metric_history(new.info.run_id, "model/accuracy")
+    assert {(entry.step, entry.value) for entry in seen} == {
+        *((number, accuracy_after(number)) for number in range(3)), (3, 0.5)}
+    assert old.data.metrics["model/accuracy"] == accuracy_after(3)
+
+
 def test_names_that_mlflow_does_not_take_are_changed(filled: Filled, tmp_path: Path) -> None:
     filled.ledger.query("UPDATE round SET metrics_json = ? WHERE number = 2", '{"recall/naïve (T cell)": 0.5}')
     tell(filled, tmp_path)
     assert history(tmp_path, "recall/na_ve _T cell_") == [(2, 0.5)]
 
 
-def test_a_tracker_that_cannot_be_used_is_one_error_of_the_catalogue(filled: Filled,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+def test_a_tracker_that_cannot_be_used_is_one_error_of_the_catalogue(
+        filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     with pytest.raises(Unreachable, match=r"MLflow at http://127\.0\.0\.1:9 "):
         MlflowRuns(filled.ledger, "http://127.0.0.1:9", experiment="x", federation="f").catch_up(
             "first", artefacts=lambda study, folder: [])
+    assert not caplog.text, "nothing else says so, at every try"
     assert filled.ledger.query("SELECT count(*) AS n FROM tracking")[0]["n"] == 0

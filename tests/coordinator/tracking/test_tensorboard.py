@@ -17,7 +17,8 @@ import pytest
 from semisilo.common.errors import SemisiloError
 from semisilo.coordinator.ledger.costs import costs_of, total_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.states import StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.ledger.tracking import studies_with_results
 from semisilo.coordinator.tracking import tensorboard_files
@@ -220,6 +221,31 @@ def test_kill_9_at_any_moment_leaves_a_file_that_is_gone_on_with(filled: Filled,
         process.join()
         write_events(filled.ledger, "first", out)
         assert [step for step, _ in points(read(out), "model/accuracy")] == list(range(8))
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_rounds_that_are_gone_are_taken_back_and_those_that_are_done_again_told(filled: Filled, tmp_path: Path,
+                                                                                looked: bool) -> None:
+    """After a rollback TensorBoard showed the rounds that were gone, and none of those that took their place."""
+    reader, folder = RoundReader(filled.ledger, "first"), tmp_path / "tb"
+    write_events(filled.ledger, "first", folder, reader=reader)
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    roll_back(filled.ledger, "first", 4, operator="", reason="")
+    if looked:  # by the process that follows, before a round is done again
+        assert write_events(filled.ledger, "first", folder, reader=reader) == 0
+        assert [step for step, _ in points(read(folder), "model/accuracy")] == [0, 1, 2, 3, 4]
+    for state in (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING):
+        filled.ledger.set_study_state("first", state)
+    commit(filled, 5)
+    commit(filled, 6)
+    assert write_events(filled.ledger, "first", folder, reader=reader) == 2
+    assert write_events(filled.ledger, "first", folder) == 0
+    found, costs = read(folder), costs_of(filled.ledger, "first")
+    assert dict(points(found, "model/accuracy")) == pytest.approx(
+        {number: accuracy_after(number) for number in range(5)} | {5: 0.5, 6: 0.5})
+    assert dict(points(found, "bytes_so_far/payload")[-2:]) == pytest.approx(
+        {last: total_bytes([each for each in costs if each.round <= last], kind="payload") for last in (5, 6)})
+    assert len(steps_in(event_file(folder, filled.ledger.study("first").queued_unix))) == 8 + 2
 
 
 def test_two_writers_do_not_mix(filled: Filled, tmp_path: Path) -> None:

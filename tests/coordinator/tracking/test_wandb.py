@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +15,15 @@ import pytest
 from semisilo.common.config import from_dict
 from semisilo.common.errors import BadConfiguration, Unreachable
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import tracked_run
 from semisilo.coordinator.tracking.follow import artefacts_of
 from semisilo.coordinator.tracking.wandb_runs import WandbRuns
 from tests.coordinator.ledger_fixture import LABELLED_ONLY, Filled, accuracy_after, fill_study
+from tests.coordinator.tracking.test_tensorboard import commit
 from tests.each_of import each_of
+from tests.processes import PATIENCE_SECONDS
 
 installed = pytest.mark.skipif(find_spec("wandb") is None, reason="the extra wandb is not installed")
 pytestmark = pytest.mark.usefixtures("pictures_left_blank")
@@ -54,15 +59,20 @@ def written(content: bytes) -> Iterator[bytes]:
 
 
 def records(filled: Filled) -> list[Any]:
-    """Every record of every run, in order of time."""
+    """Every record of every run, in order of time; of runs that were closed, whose files W&B may write a moment
+    later."""
     from wandb.proto import wandb_internal_pb2
 
     found = []
     for path in sorted((filled.federation.folder / "wandb").glob("offline-run-*/run-*.wandb")):
-        for data in written(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            found.append(record)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            run = [wandb_internal_pb2.Record.FromString(data) for data in written(path.read_bytes())]
+            if any(record.WhichOneof("record_type") == "exit" for record in run):
+                break
+            assert time.monotonic() < end, path
+            time.sleep(0.05)
+        found += run
     return found
 
 
@@ -86,12 +96,42 @@ def test_a_study_is_one_run_whatever_is_restarted_with_every_round_once_and_its_
     assert curve == [(step, pytest.approx(accuracy_after(step))) for step in range(4)]
     begun = [record.run for record in records(filled) if record.WhichOneof("record_type") == "run"]
     assert {(run.project, run.display_name, run.run_group) for run in begun} == {("lungs", "first", "lung-federation")}
+    assert {run.host for run in begun} == {"lung-federation"}, "the name of the machine is nobody's business"
+    assert not list((filled.federation.folder / "wandb").rglob("requirements.txt")), "nor what is installed there"
     settings = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
     assert settings["method.settings.confidence_threshold"] == "0.95"
     known = tracked_run(filled.ledger, "first", runs_of(filled).target)
     assert known is not None
     assert {run.run_id for run in begun} == {known.run}
     assert (known.last_round, known.complete) == (3, False)
+
+
+@installed
+@pytest.mark.slow
+def test_a_study_that_goes_back_goes_on_in_another_run_and_the_one_before_says_so(tmp_path: Path) -> None:
+    """W&B takes no earlier step: rounds that were done again went nowhere."""
+    filled = fill_study(tmp_path / "fed", rounds=5, done=3, complete=False)
+    runs = runs_of(filled)
+    runs.catch_up("first", artefacts=artefacts_of(filled.federation, filled.ledger))
+    filled.ledger.set_study_state("first", StudyState.PAUSED)
+    roll_back(filled.ledger, "first", 2, operator="mona", reason="noise")
+    assert runs.catch_up("first", artefacts=artefacts_of(filled.federation, filled.ledger)) == 3
+    for state in (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING):
+        filled.ledger.set_study_state("first", state)
+    commit(filled, 3)
+    assert runs.catch_up("first", artefacts=artefacts_of(filled.federation, filled.ledger)) == 1
+    runs.close()
+    found = records(filled)
+    begun = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    assert {run.display_name for run in begun} == {"first", "first (2)"}
+    assert len({run.run_id for run in begun}) == 2
+    expected = [(number, accuracy_after(number)) for number in range(4)]
+    assert sorted(history(filled, "model/accuracy")) == [
+        (step, pytest.approx(value)) for step, value in sorted([*expected, *expected[:3], (3, 0.5)])]
+    said = [json.loads(item.value_json) for record in found if record.WhichOneof("record_type") == "summary"
+            for item in record.summary.update if item.key == "reason"]
+    assert said
+    assert said[0].endswith("(mona): round 3 no longer counts; noise")
 
 
 @installed

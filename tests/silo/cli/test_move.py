@@ -12,7 +12,7 @@ import pytest
 
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.silo.cli.main import app
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import SiloHome, StatusFile
 from semisilo.silo.site.identity_store import load_identity
 from tests import identity_kit
 from tests.proxy import Proxy
@@ -60,6 +60,19 @@ def test_the_coordinator_is_found_at_its_new_address_without_an_invitation(tmp_p
         assert after.address == new
         assert (after.credentials, after.authority_pem) == (before.credentials, before.authority_pem)
         assert after.about.renew_unix == before.about.renew_unix
+    with_hub(tmp_path, work)
+
+
+def test_what_was_in_the_way_to_the_address_that_is_left_is_not_shown_any_more(tmp_path: Path, capsys: Words) -> None:
+    async def work(federation: identity_kit.Federation, home: Path) -> None:
+        status = StatusFile(SiloHome(home).status)
+        for trouble, left in (("127.0.0.1 refuses connections to port 1.", ""), ("/scans: No such file.", "/scans")):
+            status.update(now_unix=7.0, last_error=trouble)
+            assert await asyncio.to_thread(silo, "move", federation.address, "--home", str(home)) == 0
+            found = StatusFile.load(SiloHome(home).status)
+            assert found.last_error.startswith(left)
+            assert bool(found.last_error) == bool(left)
+            assert found.updated_unix == 7.0
     with_hub(tmp_path, work)
 
 

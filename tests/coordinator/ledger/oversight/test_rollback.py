@@ -16,6 +16,7 @@ from semisilo.coordinator.ledger.migrations import MIGRATIONS
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice, notices_of
 from semisilo.coordinator.ledger.oversight.rollback import (
     count_rollbacks,
+    count_undoings,
     kept_after,
     oldest_return,
     past_answers,
@@ -25,7 +26,7 @@ from semisilo.coordinator.ledger.oversight.rollback import (
 )
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, answers_of_study, site_evaluations
-from semisilo.coordinator.ledger.tracking import add_tracked_run, note_complete, note_told, tracked_run
+from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
 from tests.coordinator.ledger_fixture import PHASE, SILOS, Filled, fill_study
 
 CLASSES = (ClassResult(images=4, correct=2), ClassResult(images=4, correct=1))
@@ -47,9 +48,10 @@ def test_rounds_that_are_gone_leave_every_table_and_stay_readable(filled: Filled
         add_notice(ledger, NoticeKind.STANDS_OUT, study="first", round=number, silo=SILOS[0], text="it stands out")
         add_site_evaluation(ledger, SILOS[0], SiteEvaluation(study="first", round=number, labels_alone=False,
                                                              classes=CLASSES), now_unix=0.0)
-    add_tracked_run(ledger, "first", "here", run="r")
-    note_told(ledger, "first", "here", last_round=6)
-    note_complete(ledger, "first", "here", complete=True)
+    for target, told in (("here", 6), ("there", 4)):
+        add_tracked_run(ledger, "first", target, run="r")
+        note_told(ledger, "first", target, last_round=told)
+        note_complete(ledger, "first", target, complete=True)
     with ledger.acting("command"):
         found = roll_back(ledger, "first", 4, operator="mona", reason="noise")
     assert (found.origin, found.to_round, [each.number for each in found.rounds]) == ("command", 4, [5, 6, 7])
@@ -64,9 +66,9 @@ def test_rounds_that_are_gone_leave_every_table_and_stay_readable(filled: Filled
     assert total_bytes(costs_of(ledger, "first"), kind="payload") == spent, "what was spent is spent"
     assert [each.round for each in notices_of(ledger, "first")] == [2]
     assert site_evaluations(ledger, "first", round=5)[SILOS[0]].round == 2
-    run = tracked_run(ledger, "first", "here")
-    assert run is not None
-    assert (run.last_round, run.complete) == (4, False)
+    assert tracked_run(ledger, "first", "here") is None, "it knows of rounds that are gone"
+    assert tracked_run(ledger, "first", "there") == TrackedRun(run="r", last_round=4, complete=True)
+    assert count_undoings(ledger, "first") == 1
     assert ledger.check_events() > 0
 
 

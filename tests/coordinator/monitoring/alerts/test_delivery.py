@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -54,9 +55,22 @@ def test_a_failed_study_is_told_at_once_and_what_is_over_after_a_minute(tmp_path
         delivery.look((), now=now)
     assert len(delivery.told.waiting) == 2
     delivery.look((), now=70)
-    assert waiting(delivery)[2:] == [("over", FAILED.id)], "that a study is complete is never over"
+    assert waiting(delivery) == [("open", FAILED.id), ("over", FAILED.id)], "that a study is complete is never over"
     delivery.look((FAILED,), now=80)
-    assert waiting(delivery)[3:] == [("open", FAILED.id)], "it has failed again"
+    assert waiting(delivery)[2:] == [("open", FAILED.id)], "it has failed again"
+
+
+def test_that_a_study_is_complete_is_not_told_after_it_went_back(tmp_path: Path) -> None:
+    delivery = AlertDelivery.load(tmp_path / "alerts.json")
+    delivery.look((DONE,), now=0)
+    again = replace(DONE, id="study_finished/s/90")
+    for now in (30, 60):
+        delivery.look((), now=now)
+    assert waiting(delivery) == [("open", DONE.id)]
+    delivery.look((again,), now=90)
+    assert waiting(delivery) == [("open", again.id)]
+    delivery.look((again,), now=200)
+    assert waiting(delivery) == [("open", again.id)]
 
 
 def test_a_restart_repeats_nothing_and_forgets_nothing(tmp_path: Path) -> None:
@@ -149,6 +163,44 @@ def test_an_address_that_never_answers_keeps_nothing_from_ending(tmp_path: Path)
         begun = time.monotonic()
         telling(federation, (federation.folder / "alerts.json").exists)
         assert time.monotonic() - begun < 9, "a post gives up after ten seconds"
+
+
+def test_an_answer_that_never_ends_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
+    """Each byte of it began the ten seconds of a post anew: no alert was sent any more, and no line said so."""
+    import socket
+    import threading
+
+    monkeypatch.setattr(delivery_module, "_POST_SECONDS", 0.3)
+    asked, stop = [], threading.Event()
+
+    def trickle(taken: socket.socket) -> None:
+        with taken, contextlib.suppress(OSError):
+            taken.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not stop.wait(0.02):
+                taken.sendall(b"x")
+
+    def serve(tarpit: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken, _ = tarpit.accept()
+                asked.append(threading.Thread(target=trickle, args=(taken,)))
+                asked[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as tarpit:
+        serving = threading.Thread(target=serve, args=(tarpit,), daemon=True)
+        serving.start()
+        known = Receiver()
+        known.address = f"http://127.0.0.1:{tarpit.getsockname()[1]}/x"
+        try:
+            telling(failed_federation(tmp_path / "hub", known), lambda: len(asked) >= 2)
+        finally:
+            stop.set()
+            tarpit.shutdown(socket.SHUT_RDWR)
+            serving.join()
+            for each in asked:
+                each.join()
+    assert "the answer was not there after" in caplog.text
 
 
 def test_an_address_that_is_away_for_weeks_does_not_end_the_loop(
