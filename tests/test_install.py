@@ -512,7 +512,6 @@ def test_a_python_that_is_too_old_is_said_with_packages_that_are_new_enough(tmp_
     assert "--python python3.11" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_password_of_an_index_is_not_printed(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     given = "--index", "https://bob:s3cret@index.example/simple", "--pip-option", \
@@ -547,6 +546,7 @@ def test_what_systemctl_edit_has_made_is_named_when_the_units_go(tmp_path: Path)
     assert edited.is_dir()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_it_says_how_to_go_on() -> None:
     # The script is read from standard input: the folder of the checkout may be closed to others.
     done = subprocess.run(["sh", "-s", "hub"], input=SCRIPT.read_text(), capture_output=True, text=True, timeout=300,

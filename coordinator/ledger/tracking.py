@@ -70,9 +70,13 @@ def add_tracked_run(ledger: Ledger, study: str, target: str, *, run: str) -> Tra
 
 
 def note_told(ledger: Ledger, study: str, target: str, *, last_round: int) -> None:
-    """Notes the last round of which a tracker was told."""
+    """Notes the last round of which a tracker was told. Where the study went back meanwhile, and the round is gone, the
+    tracker knows too much: then its run is forgotten, as those are that knew of it before."""
     with ledger.transaction() as db:
-        db.execute("UPDATE tracking SET round = ? WHERE study = ? AND target = ?", (last_round, study, target))
+        if db.execute("SELECT 1 FROM round WHERE study = ? AND number = ?", (study, last_round)).fetchone():
+            db.execute("UPDATE tracking SET round = ? WHERE study = ? AND target = ?", (last_round, study, target))
+        else:
+            db.execute("DELETE FROM tracking WHERE study = ? AND target = ?", (study, target))
 
 
 def note_complete(ledger: Ledger, study: str, target: str, *, complete: bool) -> None:

@@ -42,6 +42,9 @@ _OVER_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 600.0
 _POST_SECONDS = 60.0
 """An answer that comes a byte at a time would keep every other alert waiting."""
+_MOST_POSTS = 4
+"""At a time: each of those that nobody waits for any more has a thread and a connection."""
+_THREAD = "webhook"
 _MOST_WAITING = 200
 _OLD_SECONDS = 86400.0
 """What could not be sent for so long is dropped."""
@@ -231,8 +234,11 @@ async def _posted(address: str, body: bytes) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone
             loop.call_soon_threadsafe(finish, error)
 
-    threading.Thread(target=work, name="webhook", daemon=True).start()
+    if sum(thread.name == _THREAD for thread in threading.enumerate()) >= _MOST_POSTS:
+        raise WebhookFailed(f"{_MOST_POSTS} answers have begun and do not end.", again=True)
+    threading.Thread(target=work, name=_THREAD, daemon=True).start()
     await asyncio.wait({done}, timeout=_POST_SECONDS)
     if not done.done():
+        done.cancel()  # what comes of it later is nobody's business
         raise WebhookFailed(f"the answer was not there after {_POST_SECONDS:.0f} s.", again=True)
     done.result()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import (
     TrackedRun,
@@ -38,6 +39,19 @@ def test_a_run_is_kept_for_each_study_and_tracker(filled: Filled) -> None:
     assert tracked_run(ledger, "second", "http://a") == TrackedRun(run="r3")
     note_complete(ledger, "first", "http://a", complete=False)  # the study goes on
     assert tracked_run(ledger, "first", "http://a") == TrackedRun(run="r1", last_round=2)
+
+
+def test_a_tracker_that_was_told_of_a_round_while_the_study_went_back_behind_it_is_forgotten(filled: Filled) -> None:
+    """Rounds that are done again would be told to a run that has others of their numbers, or not at all."""
+    ledger = filled.ledger
+    for target in ("http://a", "http://b"):
+        add_tracked_run(ledger, "first", target, run="r")
+        note_told(ledger, "first", target, last_round=1)
+    ledger.set_study_state("first", StudyState.PAUSED)
+    roll_back(ledger, "first", 2, operator="mona", reason="noise")
+    note_told(ledger, "first", "http://a", last_round=3)
+    assert tracked_run(ledger, "first", "http://a") is None
+    assert tracked_run(ledger, "first", "http://b") == TrackedRun(run="r", last_round=1)
 
 
 def test_studies_with_results_say_how_far_they_have_come(filled: Filled) -> None:

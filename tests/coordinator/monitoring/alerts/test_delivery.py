@@ -194,6 +194,10 @@ def test_an_answer_that_never_ends_is_tried_again(tmp_path: Path, monkeypatch: p
         known.address = f"http://127.0.0.1:{tarpit.getsockname()[1]}/x"
         try:
             telling(failed_federation(tmp_path / "hub", known), lambda: len(asked) >= 2)
+            monkeypatch.setattr(delivery_module, "_MOST_POSTS", 2)
+            with pytest.raises(WebhookFailed, match="2 answers have begun and do not end"):
+                asyncio.run(delivery_module._posted(known.address, b"{}"))
+            assert len(asked) == 2, "nor does every try leave a thread behind, for good"
         finally:
             stop.set()
             tarpit.shutdown(socket.SHUT_RDWR)
