@@ -316,8 +316,19 @@ start_again() {
 }
 
 restart() {
-    do_it systemctl try-restart "$1" ||
-        fail "$1 does not start with what is in $prefix now. See: journalctl -u $1. To go back: sh $0 $role rollback"
+    runs=no
+    [ "$dry" = yes ] || ! systemctl is-active --quiet "$1" || runs=yes
+    if do_it systemctl try-restart "$1" && { [ "$runs" = no ] || is_there_still "$1"; }; then return 0; fi
+    fail "$1 does not start with what is in $prefix now. See: journalctl -u $1. To go back: sh $0 $role rollback"
+}
+
+is_there_still() {   # a program that cannot go on ends in its first seconds, and systemd waits before the next start
+    seconds=5
+    while [ $seconds -gt 0 ]; do
+        sleep 1
+        systemctl is-active --quiet "$1" || return 1
+        seconds=$((seconds - 1))
+    done
 }
 
 backup_hub() {   # false where there is a hub and no backup of it

@@ -331,7 +331,8 @@ def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> N
     shutil.copytree(SCRIPT.parent, tmp_path / "deploy")
     script = tmp_path / "deploy" / "install.sh"
     text = script.read_text()
-    as_if = re.sub(r"^systemd\(\) .*$", f'systemd() {{ :; }}\nsystemctl() {{ echo "$@" >> {log}; }}', text, flags=re.M)
+    as_if = re.sub(r"^systemd\(\) .*$", f'systemd() {{ :; }}\nsystemctl() {{ echo "$@" >> {log}; }}\nsleep() {{ :; }}', text,
+                   flags=re.M)
     assert as_if != text
     script.write_text(as_if)
     assert machine("install", "1", script=script).returncode == 0
@@ -535,6 +536,24 @@ def test_a_script_that_was_copied_without_its_units_changes_nothing(tmp_path: Pa
     assert "copy the folder deploy as a whole" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not machine.root.exists()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_service_that_ends_soon_after_an_upgrade_is_said_with_the_way_back(tmp_path: Path, dies: bool) -> None:
+    """systemd calls a service started as soon as its program is; the upgrade said that all was done."""
+    machine = Machine(tmp_path)
+    shutil.copytree(SCRIPT.parent, tmp_path / "deploy")
+    script = tmp_path / "deploy" / "install.sh"
+    asked = tmp_path / "asked"
+    as_if = re.sub(r"^systemd\(\) .*$",
+                   "systemd() { :; }\nsleep() { :; }\nsystemctl() { [ $1 != is-active ] || { echo >> %s; [ %d != 1 ] || "
+                   "[ $(wc -l < %s) -lt 4 ]; }; }" % (asked, dies, asked), script.read_text(), flags=re.M)
+    assert machine("install", "1").returncode == 0
+    script.write_text(as_if)
+    done = machine("upgrade", "2", script=script)
+    assert done.returncode == int(dies), done.stderr
+    assert ("journalctl -u semisilo-coordinator" in done.stderr and "rollback" in done.stderr) is dies
+    assert asked.read_text().count("\n") == (4 if dies else 6)
 
 
 def test_what_systemctl_edit_has_made_is_named_when_the_units_go(tmp_path: Path) -> None:

@@ -48,12 +48,15 @@ def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: s
         experiment: of MLflow; the name of the federation when empty.
         wandb: a project of Weights & Biases, or "".
         wandb_mode: as of `TrackingSettings`; offline, runs are written to the folder wandb of the federation folder.
-    Raises: UsageError when nothing is named; BadConfiguration for a package that is missing or a target that cannot be;
-        UnknownName; Unreachable.
+    Raises: UsageError when nothing is named, or a file for a folder; BadConfiguration for a package that is missing or a
+        target that cannot be; UnknownName; Unreachable.
     """
     if tensorboard is None and not mlflow and not wandb:
         raise UsageError("Nobody to tell was named.",
                          remedy="Say --tensorboard DIR, --mlflow TARGET or --wandb PROJECT, one or several.")
+    if tensorboard is not None and tensorboard.exists() and not tensorboard.is_dir():
+        raise UsageError(f"--tensorboard {tensorboard} is a file; TensorBoard reads folders.",
+                         remedy="Name a folder, which is made when missing.")
     check_installed(from_dict(TrackingSettings, {"tensorboard": tensorboard is not None, "mlflow": mlflow,
                                                  "wandb": wandb, "wandb_mode": wandb_mode},
                               where="coordinator track"))

@@ -190,6 +190,12 @@ def test_track_hands_a_finished_study_over_and_says_how_much(filled: Filled, tmp
     assert steps_in(event_file(out, filled.ledger.study("first").queued_unix)) == [0, 1, 2, 3]
 
 
+def test_a_file_in_the_place_of_the_folder_for_tensorboard_is_wrong_usage(filled: Filled, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file"):
+        track_study(filled.federation.folder, "first", tensorboard=tmp_path / "file", mlflow="", experiment="")
+
+
 def test_track_wants_somebody_to_tell(filled: Filled) -> None:
     with pytest.raises(UsageError, match="Nobody to tell"):
         track_study(filled.federation.folder, "first", tensorboard=None, mlflow="", experiment="")
