@@ -331,8 +331,8 @@ def test_a_silo_on_the_machine_of_a_hub_takes_the_hub_along(tmp_path: Path) -> N
     shutil.copytree(SCRIPT.parent, tmp_path / "deploy")
     script = tmp_path / "deploy" / "install.sh"
     text = script.read_text()
-    as_if = re.sub(r"^systemd\(\) .*$", f'systemd() {{ :; }}\nsystemctl() {{ echo "$@" >> {log}; }}\nsleep() {{ :; }}', text,
-                   flags=re.M)
+    fake = f'systemd() {{ :; }}\nsystemctl() {{ echo "$@" >> {log}; }}\nsleep() {{ :; }}'
+    as_if = re.sub(r"^systemd\(\) .*$", fake, text, flags=re.M)
     assert as_if != text
     script.write_text(as_if)
     assert machine("install", "1", script=script).returncode == 0
@@ -546,7 +546,8 @@ def test_a_service_that_ends_soon_after_an_upgrade_is_said_with_the_way_back(tmp
     script = tmp_path / "deploy" / "install.sh"
     asked = tmp_path / "asked"
     dead = f"[ $(wc -l < {asked}) -lt 4 ]" if dies else ":"
-    fake = f"systemd() {{ :; }}\nsleep() {{ :; }}\nsystemctl() {{ [ $1 != is-active ] || {{ echo >> {asked}; {dead}; }}; }}"
+    fake = ("systemd() { :; }\nsleep() { :; }\n"
+            f"systemctl() {{ [ $1 != is-active ] || {{ echo >> {asked}; {dead}; }}; }}")
     as_if = re.sub(r"^systemd\(\) .*$", fake, script.read_text(), flags=re.M)
     assert machine("install", "1").returncode == 0
     script.write_text(as_if)

@@ -48,8 +48,8 @@ def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: s
         experiment: of MLflow; the name of the federation when empty.
         wandb: a project of Weights & Biases, or "".
         wandb_mode: as of `TrackingSettings`; offline, runs are written to the folder wandb of the federation folder.
-    Raises: UsageError when nothing is named, or a file for a folder; BadConfiguration for a package that is missing or a
-        target that cannot be; UnknownName; Unreachable.
+    Raises: UsageError when nothing is named, or a file for a folder; BadConfiguration for a package that is missing or
+        a target that cannot be; UnknownName; Unreachable.
     """
     if tensorboard is None and not mlflow and not wandb:
         raise UsageError("Nobody to tell was named.",
