@@ -15,9 +15,8 @@ __all__ = ["load_trainer"]
 def load_trainer(name: str) -> type[Any]:
     """The class of a method's trainer, to be built as `Trainer()`.
 
-    What a plug-in's module sets in torch where it is imported (threads, a seed) ends with the import, which happens once
+    What a plug-in's module sets in torch where it is imported (threads, a seed) ends with the import, which comes once
     in a process: the settings of the study hold, also for the first task after a restart.
-
     Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
     import torch  # later, as the half itself
