@@ -103,7 +103,7 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
         return loaded
     try:
         loaded = getattr(importlib.import_module(module), cls)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
                                f" {_said(error)}.", remedy=_remedy(error, "Fix or reinstall the plug-in.")) from error
     if not isinstance(loaded, type):
@@ -137,7 +137,7 @@ def _loaded(entry: EntryPoint) -> MethodPlugin:
     heavy = "torch" in sys.modules
     try:
         plugin = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadConfiguration(f"{what} cannot be imported: {_said(error)}.",
                                remedy=_remedy(error, "Fix, reinstall or uninstall it.")) from error
     if trouble := _trouble(entry.name, plugin):
@@ -172,12 +172,12 @@ def _package(entry: EntryPoint) -> str:
     return "of unknown name" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": .")
 
 
-def _remedy(error: Exception, otherwise: str) -> str:
+def _remedy(error: BaseException, otherwise: str) -> str:
     """What to do about an import that failed; that a plug-in was written to the old import names is told by them."""
     old = error.name if isinstance(error, ImportError) and error.name else ""
     if old.partition(".")[0] not in ("common", "coordinator", "silo"):

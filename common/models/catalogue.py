@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.factory import WrongSize, build_model
 from semisilo.common.models.freezing import head_of
 from semisilo.common.models.image_sizes import sizes_that_work
+from semisilo.common.models.own.model_file import code_of, with_digest
 
 __all__ = ["NetworkParts", "Part", "parts_of"]
 
@@ -46,21 +48,26 @@ class NetworkParts:
         return to_dict(self)
 
 
-def parts_of(name: str, *, num_classes: int, size: int, channels: int) -> NetworkParts:
+def parts_of(name: str, *, num_classes: int, size: int, channels: int, folder: Path | None = None) -> NetworkParts:
     """The parts of a network that is made for these images.
 
+    Args:
+        folder: where the file of a network of one's own lies, for whoever permits what `name` names; None permits none.
     Raises: what `build_model` raises; for a wrong image size with sizes that work.
     """
+    plain = ModelSettings(name=name, classes=tuple(map(str, range(num_classes))))
+    settings = plain if folder is None else with_digest(plain, folder)
+    permitted = () if folder is None else code_of(settings, folder)
+
     def build(classes: int) -> nn.Module:
-        return build_model(ModelSettings(name=name, classes=tuple(map(str, range(classes)))), channels=channels,
-                           size=size)
+        return build_model(replace(settings, classes=tuple(map(str, range(classes)))), channels=channels, size=size,
+                           allow_factories=permitted)
 
     try:
         with torch.random.fork_rng(devices=[]):
             model = build(num_classes)
     except WrongSize as error:
-        sizes = sizes_that_work(ModelSettings(name=name, classes=tuple(map(str, range(num_classes)))),
-                                channels=channels, near=size)
+        sizes = sizes_that_work(settings, channels=channels, near=size)
         raise WrongSize(error.text, remedy=f"Sizes that work: {', '.join(map(str, sizes))}." if sizes
                         else error.remedy) from error
     head, layers = head_of(build, num_classes), batch_norm.layers_of(model)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, NotPermitted, SemisiloError, UnknownName
@@ -39,7 +41,7 @@ from semisilo.common.models.own.model_file import (
 from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.wide_resnet import WideResNet28
-from semisilo.common.numerics.numerics import at_work
+from semisilo.common.numerics.numerics import at_work, settings_left_as_they_were
 from semisilo.common.text.describe import counted
 
 __all__ = ["ModelBuilder", "WrongSize", "build_model", "check_answers", "check_model", "check_name",
@@ -173,7 +175,8 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        model = builder().train()
+        model = builder()
+        _check_mode(model, model.train(), "train")
         _check_types(model)
         black_BCHW = torch.zeros(2, form.channels, form.size, form.size, dtype=torch.float32)  # whatever is the default
         kept = _copies(model.named_buffers())
@@ -206,6 +209,7 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
 def check_answers(builder: ModelBuilder, form: ImageForm, num_classes: int) -> None:
     """Whether a network of somebody's own answers in evaluation as it must: one image as well as several, and equal
     images equally, whatever it has answered and trained on before. Statistics of batch-norm layers are 0 and 1 here.
+    And whether it can be trained at all, and is built the same each time.
 
     Raises: BadConfiguration, saying what it does.
     """
@@ -219,17 +223,25 @@ def check_answers(builder: ModelBuilder, form: ImageForm, num_classes: int) -> N
                      for kind, fill in (("mean", torch.zeros), ("var", torch.ones))})
         images_BCHW = torch.linspace(-1, 1, 2 * form.channels * form.size**2, dtype=torch.float32).reshape(
             2, form.channels, form.size, -1)
+        _check_mode(model, model.eval(), "eval")
+        _check_same_again(model, builder())
 
         def answered(number: int) -> object:
             return model.eval()(images_BCHW[:number].clone())
 
         try:
             answers = [(2, answered(2)), (1, answered(1)), (2, answered(2))]
-            model.train()(images_BCHW.clone())
+            with torch.enable_grad():
+                learnt = model.train()(images_BCHW.clone())
             answers.append((2, answered(2)))
         except Exception as error:
             raise BadConfiguration(f"The model fails in evaluation, as .eval() leaves it: {_first_line(error)}.",
                                    remedy="It must answer one image and several, in either mode.") from error
+    if isinstance(learnt, Tensor) and not learnt.requires_grad:
+        raise BadConfiguration("The model's answers do not follow from its parameters in a way that can be trained: no"
+                               " gradient would reach any of them.",
+                               remedy="Leave out torch.no_grad(), .detach() and .data in its forward pass, and steps"
+                                      " that have no gradient (argmax, rounding).")
     logits: list[Tensor] = []
     for number, answer in answers:
         if not isinstance(answer, Tensor) or tuple(answer.shape) != (number, num_classes):
@@ -245,6 +257,25 @@ def check_answers(builder: ModelBuilder, form: ImageForm, num_classes: int) -> N
                                " is measured by would be chance.",
                                remedy="Draw random numbers only while it trains, as in functional.dropout(x, training="
                                       "self.training), and keep nothing from one batch for the next.")
+
+
+def _check_mode(model: nn.Module, returned: object, method: str) -> None:
+    """Raises: BadConfiguration where a network's own `train` or `eval` does not return it, as torch's do."""
+    if returned is not model:
+        raise BadConfiguration(f"The model's {method}() returns {type(returned).__name__}, not the model itself.",
+                               remedy="End the train() and eval() of its own with: return self.")
+
+
+def _check_same_again(model: nn.Module, again: nn.Module) -> None:
+    """Raises: BadConfiguration where a network has other parameters when it is built a second time."""
+    one, two = ({name: (tuple(each.shape), each.dtype, each.requires_grad) for name, each in made.named_parameters()}
+                for made in (model, again))
+    if one == two:
+        return
+    other = next(name for name in (*one, *two) if one.get(name) != two.get(name))
+    raise BadConfiguration(f"The model is another one each time that it is built: its parameter '{other}' is not the"
+                           " same a second time.",
+                           remedy="Let it follow from num_classes, channels and size alone.")
 
 
 def _check_types(model: nn.Module) -> None:
@@ -377,7 +408,7 @@ def _factory(settings: ModelSettings, allowed: Collection[PermittedCode]) -> Cal
         return lambda: given
     if file := file_of(name):
         found = _permitted(settings, allowed)
-        return lambda: getattr(load_file(found, name=file), function)
+        return lambda: _named_in(load_file(found, name=file), file, function)
     if _FACTORY.fullmatch(name) is None:
         raise BadConfiguration(f"'{name}' is neither of the form package.module:factory nor of the form"
                                " file.py:factory.")
@@ -389,18 +420,40 @@ def _factory(settings: ModelSettings, allowed: Collection[PermittedCode]) -> Cal
 
 def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], *, channels: int,
             size: int) -> nn.Module:
-    name = settings.name
+    name, found = settings.name, None
     try:
-        model = find()(num_classes=len(settings.classes), channels=channels, size=size)
+        with settings_left_as_they_were():  # else other bits after a restart, where the code is not read again
+            with torch.random.fork_rng(devices=[]):
+                found = find()
+            model = found(num_classes=len(settings.classes), channels=channels, size=size)
     except SemisiloError:
         raise
     except (Exception, SystemExit) as error:  # a script that reads its own command line ends what imports it
-        raise BadConfiguration(
-            f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
-            remedy="It is called as factory(num_classes=, channels=, size=).") from error
+        remedy = "It is called as factory(num_classes=, channels=, size=)."
+        if found is None and isinstance(error, ImportError):
+            remedy = "Install what it imports on this machine; a file cannot import other files beside it."
+        raise BadConfiguration(f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
+                               remedy=remedy) from error
     if not isinstance(model, nn.Module):
         raise BadConfiguration(f"Model factory '{name}' returned {type(model).__name__}, not a torch.nn.Module.")
+    if lazy := next((each for each, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)),
+                    ""):
+        raise BadConfiguration(f"Model factory '{name}': '{lazy}' has no shape yet, as the network has lazy layers.",
+                               remedy="Give them their numbers (Linear for LazyLinear), or send a batch of zeros"
+                                      " through the network before the factory returns it.")
     return model
+
+
+def _named_in(module: types.ModuleType, file: str, function: str) -> Callable[..., object]:
+    """Raises: BadConfiguration, with the names that there are, where the file has none such."""
+    found: Callable[..., object] | None = getattr(module, function, None)
+    if found is None:
+        own = [name for name, value in vars(module).items()
+               if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")]
+        raise BadConfiguration(f"{file} has no '{function}', which is to build the network.",
+                               remedy=f"It has {', '.join(own[:5]) or 'no function or class'}: [model] factory ="
+                                      f' "{file}:{own[0] if own else "build"}".')
+    return found
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,7 +16,8 @@ from semisilo.common.numerics.side_by_side import lanes, set_lanes
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.process.turns import at_torch
 
-__all__ = ["apply", "as_handed_over", "at_work", "left_as_it_was", "precision", "record"]
+__all__ = ["apply", "as_handed_over", "at_work", "left_as_it_was", "precision", "record",
+           "settings_left_as_they_were"]
 
 _REDUCED: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose convolutions and matrix products are computed in a type of 16 bits."""
@@ -90,26 +91,48 @@ def left_as_it_was() -> Iterator[None]:
     """Afterwards the numerics of this process, torch's settings and its generator are as they were, also after an
     error: operations put theirs in force (`apply`) and draw, and here the process is the caller's own. Nobody else's
     operation is disturbed by it (`at_torch`)."""
-    global _precision, _channels_last
-    flags = [(torch.backends.cudnn, "deterministic"), (torch.backends.cudnn, "benchmark"),
-             (torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32"),
-             (torch.utils.deterministic, "fill_uninitialized_memory")]
     with at_torch():
-        before = [(owner, name, getattr(owner, name)) for owner, name in flags]
-        threads, mode, lanes_before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), lanes()
-        generator, dtype, own = torch.get_rng_state(), torch.get_default_dtype(), (_precision, _channels_last)
+        generator, put_back = torch.get_rng_state(), _settings()
     try:
         yield
     finally:
         with at_torch():
-            for owner, name, value in before:
-                setattr(owner, name, value)
-            torch.set_num_threads(threads)
-            set_lanes(lanes_before)
-            torch.set_deterministic_debug_mode(mode)
+            put_back()
             torch.set_rng_state(generator)
-            torch.set_default_dtype(dtype)
-            _precision, _channels_last = own
+
+
+@contextmanager
+def settings_left_as_they_were() -> Iterator[None]:
+    """Afterwards the numerics of this process and torch's settings are as they were, also after an error; its generator
+    has gone on. Within an operation, for code of others: many a script sets threads or TensorFloat-32."""
+    put_back = _settings()
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def _settings() -> Callable[[], None]:
+    """What puts the numerics of this process and torch's settings back to what they are now."""
+    flags = [(torch.backends.cudnn, "deterministic"), (torch.backends.cudnn, "benchmark"),
+             (torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32"),
+             (torch.utils.deterministic, "fill_uninitialized_memory")]
+    before = [(owner, name, getattr(owner, name)) for owner, name in flags]
+    threads, mode, lanes_before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), lanes()
+    dtype, gradients, own = torch.get_default_dtype(), torch.is_grad_enabled(), (_precision, _channels_last)
+
+    def put_back() -> None:
+        global _precision, _channels_last
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        torch.set_num_threads(threads)
+        set_lanes(lanes_before)
+        torch.set_deterministic_debug_mode(mode)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        _precision, _channels_last = own
+
+    return put_back
 
 
 def record(*, device: str = "cpu") -> NumericsRecord:

@@ -5,7 +5,10 @@ Tests: tests/coordinator/cli/test_main.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +25,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part of a name, or a pattern with *. The "
-                                                  "full name of one network shows its parts.")] = "",
+                                                  "full name of one network shows its parts: also my_net.py:build, "
+                                                  "which runs that file.")] = "",
            classes: Annotated[int, typer.Option(min=2, help="Number of classes, where the parts are shown.")] = 2,
            size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the images in pixels, likewise.")] = 224,
            channels: Annotated[int, typer.Option(min=1, max=3, help="1 for grey images, 3 for colour, likewise.")] = 3,
@@ -37,18 +41,24 @@ def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part 
       coordinator models
       coordinator models 'timm/*vit*tiny*'
       coordinator models timm/resnet18 --classes 7 --size 64 --channels 1
+      coordinator models studies/first/my_net.py:build --size 64
     """
     from semisilo.common.errors import UsageError
+    from semisilo.common.models.own.model_file import names_file
     from semisilo.coordinator.studies.network_list import listed_networks, matching
 
     if channels == 2:
         raise UsageError("--channels 2: images are grey (1) or in colour (3).")
     known = listed_networks()
-    if pattern in {each.name for each in known.networks}:
+    where, _, file = pattern.rpartition("/") if ".py:" in pattern else ("", "", pattern)
+    own = ":" in file or names_file(file)
+    if own or pattern in {each.name for each in known.networks}:
         from semisilo.common.models.catalogue import parts_of  # with torch, which takes seconds
         from semisilo.common.text.describe import describe_bytes
 
-        network = parts_of(pattern, num_classes=classes, size=size, channels=channels)
+        with contextlib.redirect_stdout(sys.stderr):  # of what a file prints
+            network = parts_of(file, num_classes=classes, size=size, channels=channels,
+                               folder=Path(where or ("/" if pattern.startswith("/") else ".")) if own else None)
         if as_json:
             typer.echo(json.dumps(network.to_json()))
             return

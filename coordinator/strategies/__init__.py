@@ -15,6 +15,13 @@ __all__ = ["load_strategy"]
 def load_strategy(name: str) -> type[Any]:
     """The class of a method's strategy, to be built as `Strategy(settings, environment)`.
 
+    What a plug-in's module sets in torch where it is imported (threads, a seed) ends with the import, which comes once
+    in a process: the settings of the study hold, also for the first task after a restart.
     Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
-    return load_half(name, "strategy")
+    import torch  # later, as the half itself
+
+    from semisilo.common.numerics.numerics import settings_left_as_they_were
+
+    with torch.random.fork_rng(devices=[]), settings_left_as_they_were():
+        return load_half(name, "strategy")

@@ -242,7 +242,8 @@ semisilo simulate study.toml
 | `$name/strategy.py` | what the coordinator does |
 
 In a federation both sides install this package, and every silo that wants to take part names `$name` in `silo.toml`
-under `[permit] methods`. docs/adding-a-method.md explains each part.
+under `[permit] methods`, and `train_loss` under `[permit] metrics`: no built-in method sends a number of this name.
+docs/adding-a-method.md explains each part.
 """
 _STUDY = """\
 [study]

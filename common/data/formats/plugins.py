@@ -140,7 +140,7 @@ def _plugin(name: str, path: tuple[str, ...]) -> ImageFormat:
     what = f"The format plug-in '{name}' of the package {_package(entry)}"
     try:
         loaded = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines()
         raise BadConfiguration(f"{what} cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}",
                                remedy="Fix, reinstall or uninstall it.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +94,37 @@ def test_a_broken_half_is_named_when_it_is_loaded_and_not_before(site: Path, hal
     find_method("gossip")
     with pytest.raises(BadConfiguration, match="gossip_plugin_halves:Trainer"):
         load_half("gossip", "trainer")
+
+
+@pytest.mark.parametrize("load", [load_strategy, load_trainer])
+def test_what_a_half_sets_where_it_is_imported_ends_with_it(site: Path, load: Callable[[str], type]) -> None:
+    """It is imported once in a process: the first task after a restart would be trained with other threads."""
+    import torch
+
+    install(site, halves="import torch\ntorch.manual_seed(5)\ntorch.set_num_threads(2)\n"
+                         "torch.set_default_dtype(torch.float64)\nclass Strategy:\n    pass\nTrainer = Strategy\n")
+    torch.set_num_threads(1)
+    generator = torch.get_rng_state()
+    try:
+        load("gossip")
+        assert (torch.get_num_threads(), torch.get_default_dtype()) == (1, torch.float32)
+        assert torch.equal(torch.get_rng_state(), generator)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("where", ["description", "half"])
+def test_a_plug_in_that_ends_the_process_is_named_as_one_that_raises(site: Path, where: str) -> None:
+    ends = "import sys\nsys.exit(2)\n"  # as argparse does at a command line that is not a script's own
+    if where == "half":
+        install(site, halves=ends)
+        with pytest.raises(BadConfiguration, match="'gossip' cannot be imported: SystemExit: 2"):
+            load_strategy("gossip")
+    else:
+        install(site, method=ends)
+        with pytest.raises(BadConfiguration, match=r"gossip-method 2\.1 cannot be imported: SystemExit: 2"):
+            find_plugin("gossip")
 
 
 def test_two_packages_that_offer_the_same_method_are_refused(site: Path) -> None:

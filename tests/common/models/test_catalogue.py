@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.catalogue import parts_of
 from semisilo.common.models.factory import build_model
 from semisilo.common.models.freezing import frozen_names
+from tests.processes import run_command
 
 
 @pytest.mark.parametrize(("name", "parts", "head"), [
@@ -38,3 +42,22 @@ def test_a_size_that_does_not_fit_is_refused_with_some_that_do() -> None:
     with pytest.raises(BadConfiguration, match="33x33") as caught:
         parts_of("vit_b_16", num_classes=3, size=33, channels=3)
     assert caught.value.remedy == "Sizes that work: 16, 32, 48."
+
+
+def test_a_network_of_ones_own_has_parts_like_others_and_runs_only_where_it_is_permitted(tmp_path: Path) -> None:
+    (tmp_path / "my_net.py").write_text(
+        f"# {tmp_path}\nfrom collections import OrderedDict\nfrom torch import nn\n"
+        "def build(num_classes, channels, size):\n    print('built')\n"
+        "    return nn.Sequential(OrderedDict(flat=nn.Flatten(),"
+        " body=nn.Linear(channels * size * size, 8), norm=nn.BatchNorm1d(8), top=nn.Linear(8, num_classes)))\n")
+    with pytest.raises(BadConfiguration, match="without the digest"):
+        parts_of("my_net.py:build", num_classes=3, size=4, channels=1)
+    status, out, err = run_command("semisilo.coordinator.cli.main", "models", f"{tmp_path}/my_net.py:build", "--size",
+                                   "4", "--channels", "1", "--classes", "3", "--json")
+    assert status == 0, err
+    found = json.loads(out)  # with nothing before it that the file has printed
+    assert [(part["name"], part["parameters"]) for part in found["parts"]] == [("body", 136), ("norm", 16), ("top", 27)]
+    assert found["head"] == ["top.weight", "top.bias"]
+    status, _, err = run_command("semisilo.coordinator.cli.main", "models", f"{tmp_path}/none.py:build")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "none.py: cannot be read: No such file" in err

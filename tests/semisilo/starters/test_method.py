@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.methods.plugins import find_plugin, load_half, plugin_names
+from semisilo.silo.site.policy import Permit
 from tests.plugin_kit import on_the_module_path
 from tests.processes import run_command
 
@@ -38,6 +39,12 @@ def test_the_three_files_are_a_plug_in_that_is_found_once_it_is_installed(packag
         assert find_plugin("my_mean").spec.name == "my_mean"
         assert load_half("my_mean", "strategy").__name__ == "MyMeanStrategy"
         assert load_half("my_mean", "trainer").__name__ == "MyMeanTrainer"
+        permitted, crosses = Permit(), find_plugin("my_mean").spec
+    missing = {*crosses.metrics} - {*permitted.metrics} | {*crosses.down, *crosses.up} - {*permitted.groups}
+    readme, page = (path.read_text() for path in (package / "README.md", ROOT / "docs" / "adding-a-method.md"))
+    assert missing == {"train_loss"}, "what a silo refuses the whole task for"
+    assert "`train_loss` under `[permit] metrics`" in readme
+    assert '`"train_loss"` in `[permit] metrics`' in page
 
 
 @pytest.mark.slow  # quickly: that its parts are found

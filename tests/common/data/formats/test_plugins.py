@@ -48,7 +48,8 @@ TEXT = "slide"
 ENTRIES = ("[semisilo.formats]\nslide = slides_of_tests:SLIDE\ndeep = slides_of_tests:DEEP\n"
            "png2 = slides_of_tests:PNG\n"
            "name = slides_of_tests:OTHER\n"
-           "dotless = slides_of_tests:DOTLESS\ntext = slides_of_tests:TEXT\ngone = slides_of_tests:GONE\n")
+           "dotless = slides_of_tests:DOTLESS\ntext = slides_of_tests:TEXT\ngone = slides_of_tests:GONE\n"
+           "ends = ends_of_tests:SLIDE\n")
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,7 @@ def _installed(tmp_path: Path) -> Iterator[None]:
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: slides-of-tests\nVersion: 1\n")
     (facts / "entry_points.txt").write_text(ENTRIES)
     (site / "slides_of_tests.py").write_text(MODULE)
+    (site / "ends_of_tests.py").write_text("raise SystemExit(2)\n")
     with on_the_module_path(site):
         yield
     use_formats(())
@@ -117,7 +119,7 @@ def test_what_the_reader_raises_is_said_of_the_file(slides: Path) -> None:
 @pytest.mark.parametrize(("name", "says"), [
     ("missing", "no format plug-in 'missing' here"), ("png2", r"files that end in \.png have a reader already"),
     ("name", "its format is called 'other'"), ("dotless", "its suffixes are not"), ("text", "names a str"),
-    ("gone", "cannot be imported: AttributeError")])
+    ("gone", "cannot be imported: AttributeError"), ("ends", "cannot be imported: SystemExit: 2")])
 def test_a_plug_in_that_cannot_be_used_is_refused_with_its_package(name: str, says: str) -> None:
     with pytest.raises(BadConfiguration, match=says) as caught:
         format_plugin(name)

@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from semisilo.common.config import canonical_json, from_dict, to_dict
+from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, NotPermitted
+from semisilo.common.learning.tensors import digest
 from semisilo.common.methods.contract import ModelSettings
-from semisilo.common.models.factory import build_model
+from semisilo.common.models.factory import build_model, check_answers, check_model, initial_model, model_builder
 from semisilo.common.models.own.model_file import ModelFile, file_of, load_file, names_file, read_file, with_digest
+from semisilo.common.numerics import numerics
 from tests.each_of import each_of
 
 SOURCE = """
@@ -118,3 +122,82 @@ def test_a_network_without_a_file_says_nothing_of_one_so_that_its_digests_stay(f
 def test_a_digest_that_is_none_is_refused(digest: str) -> None:
     with pytest.raises(BadConfiguration, match="64 lower-case hex digits"):
         from_dict(ModelSettings, {"name": "my_net.py:build", "factory_sha256": digest})
+
+
+SETS = """torch.manual_seed(5)
+torch.set_num_threads(2)
+torch.use_deterministic_algorithms(False)
+torch.backends.cudnn.benchmark = True
+torch.set_grad_enabled(False)
+"""
+
+
+@pytest.mark.parametrize("where", ["where it is read", "where it builds"])
+def test_what_a_file_sets_in_torch_ends_with_it_so_that_a_restart_gives_the_same_bits(folder: Path, where: str) -> None:
+    """It is read once in a process: its threads and its seed held for the first network of a process alone."""
+    text = f"import torch\n{SETS}{SOURCE}" if where == "where it is read" else "import torch" + SOURCE.replace(
+        "    return", "".join(f"    {line}\n" for line in SETS.splitlines()) + "    return")
+    (folder / "my_net.py").write_text(f"# {folder}\n{text}")
+    model = settings(folder)
+    build = model_builder(model, ImageForm(size=4, channels=1, mean=(0.5,), std=(0.5,)),
+                          [ModelFile(folder, model.factory_sha256)])
+    before = numerics.record(), torch.backends.cudnn.benchmark
+    try:
+        first = digest(initial_model(build, 1))
+        assert (numerics.record(), torch.backends.cudnn.benchmark) == before
+        assert torch.is_grad_enabled()
+        assert digest(initial_model(build, 1)) == first
+    finally:
+        torch.set_grad_enabled(True)
+
+
+NET = "nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))"
+ARGUMENTS = "num_classes, channels, size"
+CLASS = f"""
+class build(nn.Module):
+    def __init__(self, {ARGUMENTS}):
+        super().__init__()
+        self.layers = {NET}
+"""
+
+
+@pytest.mark.parametrize(("source", "says", "remedy"), [
+    (f"def made({ARGUMENTS}):\n    return {NET}\n", "my_net.py has no 'build'", '"my_net.py:made"'),
+    ("import beside_it\n", "ModuleNotFoundError: No module named 'beside_it'", "a file cannot import other files"),
+    (f"def build({ARGUMENTS}):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))\n",
+     r"'1\.weight' has no shape yet", "Linear for LazyLinear"),
+    (f"{CLASS}\n    def train(self, mode=True):\n        super().train(mode)\n"
+     "    def forward(self, images):\n        return self.layers(images)\n",
+     r"train\(\) returns NoneType", "return self"),
+    (f"{CLASS}\n    def eval(self):\n        super().eval()\n"
+     "    def forward(self, images):\n        return self.layers(images)\n",
+     r"eval\(\) returns NoneType", "return self"),
+    (f"{CLASS}\n    def forward(self, images):\n        return self.layers(images).detach()\n",
+     "no gradient would reach any of them", "no_grad"),
+    (f"built = []\ndef build({ARGUMENTS}):\n    built.append(8 + len(built))\n    return nn.Sequential(nn.Flatten(),"
+     " nn.Linear(channels * size * size, built[-1]), nn.Linear(built[-1], num_classes))\n",
+     "another one each time that it is built: its parameter '1.weight'", "num_classes, channels and size alone")])
+def test_a_mistake_in_a_network_of_ones_own_is_one_line_that_says_how_to_mend_it(
+        folder: Path, source: str, says: str, remedy: str) -> None:
+    """Before a study starts, and no traceback; one that nothing reaches was trained for nothing, without a word."""
+    (folder / "my_net.py").write_text(f"# {folder}\nfrom torch import nn\n{source}")
+    model, form = settings(folder), ImageForm(size=4, channels=1, mean=(0.5,), std=(0.5,))
+    build = model_builder(model, form, [ModelFile(folder, model.factory_sha256)])
+
+    def checked() -> None:
+        check_model(build, form, 3)
+        check_answers(build, form, 3)
+
+    with pytest.raises(BadConfiguration, match=says) as caught:
+        checked()
+    assert remedy in caught.value.remedy
+
+
+def test_lazy_layers_that_have_seen_a_batch_are_layers_like_others(folder: Path) -> None:
+    (folder / "my_net.py").write_text(f"# {folder}\nimport torch\nfrom torch import nn\ndef build({ARGUMENTS}):\n"
+                                      "    made = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))\n"
+                                      "    made(torch.zeros(1, channels, size, size))\n    return made\n")
+    model, form = settings(folder), ImageForm(size=4, channels=1, mean=(0.5,), std=(0.5,))
+    build = model_builder(model, form, [ModelFile(folder, model.factory_sha256)])
+    assert check_model(build, form, 3) == 16 * 3 + 3
+    check_answers(build, form, 3)
