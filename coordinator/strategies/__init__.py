@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.plugins import load_half
 
 __all__ = ["load_strategy"]
@@ -19,6 +20,8 @@ def load_strategy(name: str) -> type[Any]:
     in a process: the settings of the study hold, also for the first task after a restart.
     Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
+    if name in BUILT_IN:
+        return load_half(name, "strategy")
     import torch  # later, as the half itself
 
     from semisilo.common.numerics.numerics import settings_left_as_they_were
