@@ -54,6 +54,7 @@ class Ends:
         for _ in range(1000):
             pass
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is begun without it
 with interrupt_on_termination():
     Ends()
     time.sleep(60)
