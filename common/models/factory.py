@@ -422,7 +422,7 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
             size: int) -> nn.Module:
     name, found = settings.name, None
     try:
-        with settings_left_as_they_were():  # else other bits after a restart, where the code is not read again
+        with settings_left_as_they_were():  # else the first network of a process is another than the next
             with torch.random.fork_rng(devices=[]):
                 found = find()
             model = found(num_classes=len(settings.classes), channels=channels, size=size)
