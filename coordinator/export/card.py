@@ -565,7 +565,8 @@ def card_test(measures: Measures, *, source: str, digest: str) -> CardTest:
         "auroc_macro_interval": "mean of those of the classes, as if their areas erred alike; of each Newcombe's, of"
                                 " Hanley and McNeil's error",
         "recall_interval": "Wilson", "precision_interval": "Wilson",
-        "auroc": "one class against the rest, of the class's probability; macro: mean over classes",
+        "auroc": "one class against the rest, of the class's probability at temperature 1, as in the rounds; macro:"
+                 " mean over classes",
         "expected_error": f"expected calibration error: sum over {BINS} equal bins of the confidence of"
                           " (images in the bin / images) x |accuracy - mean confidence|",
         "brier": "mean over images of the sum over classes of (probability - truth)^2, from 0 to 2",
@@ -710,7 +711,8 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
         if test.temperature == 1.0:
             found.append("No temperature was fitted: probabilities are those of the network.")
         else:
-            found.append("The temperature was fitted on the validation images, which may differ from those to come.")
+            found.append("The temperature was fitted on the validation images, which may differ from those to come."
+                         " Each AUROC is of the probabilities before it, as in the rounds.")
     if card.operating_point is not None:
         found.append("The operating point's threshold was chosen on the validation images, so its rates there are as"
                      " chosen; those on test images are the ones to expect, and the other sections' numbers are without"

@@ -214,6 +214,12 @@ def test_a_limit_is_said_where_it_holds_and_only_there(card: ModelCard, said: st
     assert not any(said in limit for limit in limits_of(COMPLETE))
 
 
+def test_areas_are_said_to_be_of_the_probabilities_before_a_fitted_temperature() -> None:
+    before = "Each AUROC is of the probabilities before it"
+    assert any(before in limit for limit in limits_of(COMPLETE))  # its temperature is 1.5
+    assert not any(before in limit for limit in limits_of(replace(COMPLETE, test=replace(TEST, temperature=1.0))))
+
+
 @pytest.mark.parametrize("said", ["Measure it on other images: --test SOURCE", "was shown while the study ran",
                                   "Intervals are by image: they treat every test image as independent."])
 def test_what_holds_of_any_test_images_is_said_with_several_labels_as_well(said: str) -> None:
