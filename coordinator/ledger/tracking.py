@@ -11,6 +11,7 @@ __all__ = [
     "TrackedRun",
     "TrackedStudy",
     "add_tracked_run",
+    "forget_run",
     "note_complete",
     "note_told",
     "studies_with_results",
@@ -69,6 +70,12 @@ def add_tracked_run(ledger: Ledger, study: str, target: str, *, run: str) -> Tra
     return TrackedRun(run=run)
 
 
+def forget_run(ledger: Ledger, study: str, target: str) -> None:
+    """The study is told to another run from now on, from its first round."""
+    with ledger.transaction() as db:
+        db.execute("DELETE FROM tracking WHERE study = ? AND target = ?", (study, target))
+
+
 def note_told(ledger: Ledger, study: str, target: str, *, last_round: int) -> None:
     """Notes the last round of which a tracker was told. Where the study went back meanwhile, and the round is gone, the
     tracker knows too much: then its run is forgotten, as those are that knew of it before."""
@@ -76,7 +83,7 @@ def note_told(ledger: Ledger, study: str, target: str, *, last_round: int) -> No
         if db.execute("SELECT 1 FROM round WHERE study = ? AND number = ?", (study, last_round)).fetchone():
             db.execute("UPDATE tracking SET round = ? WHERE study = ? AND target = ?", (last_round, study, target))
         else:
-            db.execute("DELETE FROM tracking WHERE study = ? AND target = ?", (study, target))
+            forget_run(ledger, study, target)
 
 
 def note_complete(ledger: Ledger, study: str, target: str, *, complete: bool) -> None:

@@ -26,7 +26,7 @@ from semisilo.coordinator.monitoring.results.study_numbers import (
     labels_alone_test_score,
 )
 
-__all__ = ["LABELS_ALONE", "RoundFacts", "RoundReader", "flat_settings", "name_of_run"]
+__all__ = ["LABELS_ALONE", "RoundFacts", "RoundReader", "flat_settings"]
 
 _LABELS_ALONE_IN = "model/labelled_only_"
 LABELS_ALONE = f"{_LABELS_ALONE_IN}accuracy"
@@ -133,15 +133,6 @@ class RoundReader:
         self._read = max(self._read, number)
         return {**{name: float(size) for name, size in here.items()},
                 **{f"bytes_so_far/{kind}": float(size) for kind, size in self._so_far.items() if size}}
-
-
-def name_of_run(study: str, times: int) -> str:
-    """What a study's run is called at a tracker that forgets no number.
-
-    Args:
-        times: how often the study went back behind a committed round; each time it begins another run.
-    """
-    return f"{study} ({times + 1})" if times else study
 
 
 def flat_settings(config: Mapping[str, object]) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Which run a study has, and up to which round it was told, stands in the ledger; a run whose creation was cut off by a
 kill is found again by its tags. A round that was told just before a kill may be told once more, with the same time and
-value, which a database takes for the same. MLflow forgets no number: a study that goes back behind rounds of which it
-was told goes on in another run, and the one before says so.
+value, which a database takes for the same. MLflow forgets no number: a study whose rounds are done again, of which it
+was told, goes on in another run, and the one before says so (`lineage`).
 
 Tests: tests/coordinator/tracking/test_mlflow.py.
 """
@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 from semisilo.common.errors import Unreachable
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.oversight.rollback import count_undoings, rollbacks_of
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
-from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings, name_of_run
+from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings
+from semisilo.coordinator.tracking.lineage import Lineage, forget_what_a_restore_undid, lineage_of
 
 __all__ = ["MlflowRuns"]
 
 _STUDY, _QUEUED, _FEDERATION = "semisilo.study", "semisilo.queued_unix", "semisilo.federation"
 _WENT_BACK = "semisilo.went_back"
-"""How often; a run of a study that never did has no such tag."""
+"""Key of its `Lineage`; the first run of a study has no such tag."""
 _REASON, _CONTINUED_IN = "semisilo.reason", "semisilo.continued_in"
 _ENDED = {StudyState.COMPLETED: "FINISHED", StudyState.FAILED: "FAILED", StudyState.STOPPED: "KILLED"}
 _UNDONE = "KILLED"
@@ -84,9 +84,12 @@ class MlflowRuns:
         """
         row = self._ledger.study(study)
         known = self._run(row)
-        run, told, complete = known.run, known.last_round, known.complete
         reader = self._readers.setdefault(study, RoundReader(self._ledger, study))
-        rounds = reader.rounds_after(told)
+        rounds = reader.rounds_after(known.last_round)
+        if forget_what_a_restore_undid(self._ledger, study, self._target, last_round=known.last_round, rounds=rounds):
+            known = self._run(row)
+            rounds = reader.rounds_after(known.last_round)
+        run, told, complete = known.run, known.last_round, known.complete
         if complete and not rounds:
             return 0
         if complete:  # it went on after it had ended
@@ -111,26 +114,25 @@ class MlflowRuns:
         experiment = self._experiment_id()
         tags = {_STUDY: row.name, _QUEUED: repr(row.queued_unix), _FEDERATION: self._federation}
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        times = count_undoings(self._ledger, row.name)
+        lineage = lineage_of(self._ledger, row.name)
         found = self._asked(lambda: self._client.search_runs([experiment], filter_string=wanted))
-        run = next((str(each.info.run_id) for each in found if each.data.tags.get(_WENT_BACK, "0") == str(times)), "")
+        run = next((str(each.info.run_id) for each in found if each.data.tags.get(_WENT_BACK, "") == lineage.key), "")
         if not run:
             created = self._asked(lambda: self._client.create_run(
-                experiment, run_name=name_of_run(row.name, times),
-                tags={**tags, _WENT_BACK: str(times)} if times else tags,
+                experiment, run_name=lineage.name,
+                tags={**tags, _WENT_BACK: lineage.key} if lineage.key else tags,
                 start_time=round(1000 * (row.started_unix or row.queued_unix))))
             run = str(created.info.run_id)
         for each in found:
-            if times and str(each.info.run_id) != run and _CONTINUED_IN not in each.data.tags:
-                self._undo(str(each.info.run_id), row.name, run)
+            if lineage.key and str(each.info.run_id) != run and _CONTINUED_IN not in each.data.tags:
+                self._undo(str(each.info.run_id), lineage, run)
         self._tell_settings(run, row)
         return add_tracked_run(self._ledger, row.name, self._target, run=run)
 
-    def _undo(self, run: str, study: str, next_run: str) -> None:
+    def _undo(self, run: str, lineage: Lineage, next_run: str) -> None:
         """Says of a run that its last rounds are not the study's any more."""
-        last = rollbacks_of(self._ledger, study)[-1]
-        self._asked(lambda: self._client.set_tag(run, _REASON, last.text[:_LONGEST_VALUE]))
-        self._asked(lambda: self._client.set_terminated(run, status=_UNDONE, end_time=round(1000 * last.unix)))
+        self._asked(lambda: self._client.set_tag(run, _REASON, lineage.reason[:_LONGEST_VALUE]))
+        self._asked(lambda: self._client.set_terminated(run, status=_UNDONE, end_time=round(1000 * lineage.unix)))
         self._asked(lambda: self._client.set_tag(run, _CONTINUED_IN, next_run))
 
     def _experiment_id(self) -> str:

@@ -2,8 +2,8 @@
 
 Offline, runs are written to a folder, and `wandb sync` sends them when and where somebody wants. Which run a study has,
 and up to which round it was told, stands in the ledger; a later process goes on with the same run, in a folder of its
-own, as W&B does it. A study goes to one run: steps are rounds, which W&B takes in rising order only. So one that goes
-back behind rounds of which W&B was told goes on in another run.
+own, as W&B does it. A study goes to one run: steps are rounds, which W&B takes in rising order only. So one whose
+rounds are done again, of which W&B was told, goes on in another run (`lineage`).
 
 Tests: tests/coordinator/tracking/test_wandb.py.
 """
@@ -21,11 +21,11 @@ from semisilo.common.errors import Unreachable
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.tracking_table import WandbMode
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.oversight.rollback import count_undoings, rollbacks_of
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
-from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings, name_of_run
+from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings
+from semisilo.coordinator.tracking.lineage import forget_what_a_restore_undid, lineage_of
 
 __all__ = ["WandbRuns"]
 
@@ -71,10 +71,12 @@ class WandbRuns:
         Raises: Unreachable when W&B cannot be told; nothing is lost by that.
         """
         row = self._ledger.study(study)
-        known = tracked_run(self._ledger, study, self.target) or add_tracked_run(
-            self._ledger, study, self.target, run=self._id_of(row))
+        known = self._known(row)
         reader = self._readers.setdefault(study, RoundReader(self._ledger, study))
         rounds = reader.rounds_after(known.last_round)
+        if forget_what_a_restore_undid(self._ledger, study, self.target, last_round=known.last_round, rounds=rounds):
+            known = self._known(row)
+            rounds = reader.rounds_after(known.last_round)
         over = row.state in _ENDED
         if not rounds and (known.complete or not over):
             return 0
@@ -96,24 +98,28 @@ class WandbRuns:
 
     # A run ------------------------------------------------------------------------------------------------------------
 
+    def _known(self, row: StudyRow) -> TrackedRun:
+        return tracked_run(self._ledger, row.name, self.target) or add_tracked_run(
+            self._ledger, row.name, self.target, run=self._id_of(row))
+
     def _id_of(self, row: StudyRow) -> str:
         """The same in every process, so that one that was killed leaves no second run."""
         text = f"{self._federation}\0{row.name}\0{row.queued_unix!r}"
-        if times := count_undoings(self._ledger, row.name):
-            text += f"\0{times}"
+        if key := lineage_of(self._ledger, row.name).key:
+            text += f"\0{key}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _run(self, row: StudyRow, known: TrackedRun) -> Any:
         if row.name in self._open and self._open[row.name][0] != known.run:
-            last = rollbacks_of(self._ledger, row.name)[-1]
-            self._finish(self._open.pop(row.name)[1], state="undone", reason=last.text, exit_code=1)
+            self._finish(self._open.pop(row.name)[1], state="undone", reason=lineage_of(self._ledger, row.name).reason,
+                         exit_code=1)
         if row.name not in self._open:
             import wandb
 
             self._folder.mkdir(parents=True, exist_ok=True)
             self._open[row.name] = known.run, wandb.init(
                 project=self._project, id=known.run, group=self._federation, mode=self._mode, resume="allow",
-                name=name_of_run(row.name, count_undoings(self._ledger, row.name)), reinit="create_new",
+                name=lineage_of(self._ledger, row.name).name, reinit="create_new",
                 dir=str(self._folder), config=flat_settings(row.config),
                 settings=wandb.Settings(console="off", disable_git=True, save_code=False, host=self._federation,
                                         x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from semisilo.common import __version__
-from semisilo.common.audit.chain import RESTORED
+from semisilo.common.audit.chain import RESTORED, Restore
 from semisilo.common.audit.head import AuditHead, SignedHead
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["keep_signed_head", "last_restore", "note_start", "signed_head", "tasks_given_since_start"]
+__all__ = ["keep_signed_head", "last_restore", "note_start", "restores_of", "signed_head", "tasks_given_since_start"]
 
 _STARTED = "coordinator_started"
 
@@ -21,8 +21,18 @@ def note_start(ledger: Ledger) -> None:
 
 def last_restore(ledger: Ledger) -> tuple[float, float]:
     """(when the federation last went on from a backup, when that was made), Unix seconds; zeros for never."""
-    rows = ledger.query("SELECT unix, detail_json FROM event WHERE kind = ? ORDER BY number DESC LIMIT 1", RESTORED)
+    rows = ledger.query("SELECT unix, detail_json FROM event WHERE study = '' AND kind = ?"
+                        " ORDER BY number DESC LIMIT 1", RESTORED)
     return (rows[0]["unix"], float(json.loads(rows[0]["detail_json"])["backup_made_unix"])) if rows else (0.0, 0.0)
+
+
+def restores_of(ledger: Ledger, study: str) -> tuple[Restore, ...]:
+    """Every time that the federation went on from a backup in which a study was, in order."""
+    return tuple(Restore(number=row["number"], unix=row["unix"],
+                         backup_unix=float(json.loads(row["detail_json"])["backup_made_unix"]))
+                 for row in ledger.query(
+                     "SELECT number, unix, detail_json FROM event WHERE study = '' AND kind = ? AND number >"
+                     " (SELECT min(number) FROM event WHERE study = ?) ORDER BY number", RESTORED, study))
 
 
 def keep_signed_head(ledger: Ledger, signed: SignedHead) -> None:

@@ -176,6 +176,26 @@ def test_a_study_that_goes_back_goes_on_in_another_run_and_the_one_before_says_s
     assert old.data.metrics["model/accuracy"] == accuracy_after(3)
 
 
+def test_after_a_restore_rounds_that_are_done_again_go_to_another_run(filled: Filled, tmp_path: Path) -> None:
+    """One run had two values of each, the lost one and the one that counts."""
+    tell(filled, tmp_path)
+    before, = all_runs(tmp_path)
+    client(tmp_path).log_metric(before.info.run_id, "model/accuracy", 0.9, step=4)  # lost: the backup was made before
+    filled.ledger.event("restored", backup_made_unix=1_790_000_000.0, invitations_withdrawn=0)
+    assert tell(filled, tmp_path) == 0
+    assert [run.info.status for run in all_runs(tmp_path)] == ["RUNNING"], "nothing was done again yet"
+    commit(filled, 4)
+    assert tell(filled, tmp_path) == 5
+    assert tell(filled, tmp_path) == 0
+    old, new = sorted(all_runs(tmp_path), key=lambda run: run.info.run_id != before.info.run_id)
+    assert (old.info.status, old.data.tags["semisilo.continued_in"]) == ("KILLED", new.info.run_id)
+    assert old.data.tags["semisilo.reason"].startswith("the federation went on from its backup of 2026-09-21")
+    assert (new.info.run_name, new.info.status) == ("first (2)", "RUNNING")
+    seen = client(tmp_path).get_metric_history(new.info.run_id, "model/accuracy")
+    assert [(entry.step, entry.value) for entry in seen] == [
+        *((number, pytest.approx(accuracy_after(number))) for number in range(4)), (4, 0.5)]
+
+
 def test_names_that_mlflow_does_not_take_are_changed(filled: Filled, tmp_path: Path) -> None:
     filled.ledger.query("UPDATE round SET metrics_json = ? WHERE number = 2", '{"recall/naïve (T cell)": 0.5}')
     tell(filled, tmp_path)

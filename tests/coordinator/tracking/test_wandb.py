@@ -136,6 +136,22 @@ def test_a_study_that_goes_back_goes_on_in_another_run_and_the_one_before_says_s
 
 @installed
 @pytest.mark.slow
+def test_after_a_restore_rounds_that_are_done_again_go_to_another_run(tmp_path: Path) -> None:
+    """W&B takes no earlier step: of the rounds that were done again it kept the lost ones."""
+    filled = fill_study(tmp_path / "fed", rounds=5, done=3, complete=False)
+    tell(filled)
+    filled.ledger.event("restored", backup_made_unix=1_790_000_000.0, invitations_withdrawn=0)
+    assert tell(filled) == 0
+    commit(filled, 4)
+    assert tell(filled) == 5
+    begun = {(record.run.run_id, record.run.display_name) for record in records(filled)
+             if record.WhichOneof("record_type") == "run"}
+    assert {name for _, name in begun} == {"first", "first (2)"}
+    assert len(begun) == 2
+
+
+@installed
+@pytest.mark.slow
 def test_a_study_that_is_over_has_its_line_its_state_and_its_artefacts(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=2, done=2, complete=True)
     assert tell(filled) == 3
