@@ -44,6 +44,8 @@ class ConsoleWatcher(SimulationWatcher):
         self._quiet = quiet
         self._bar: Progress | None = None
         self._told: int | None = None
+        self._since_unix = 0.0
+        """When this call went on with a simulation that had been interrupted; 0 for one that it began."""
         self._next = 0.0
 
     def step(self, text: str) -> None:
@@ -78,10 +80,11 @@ class ConsoleWatcher(SimulationWatcher):
             self._told = max((row.number for row in rounds if row.state in ENDED_ROUND), default=-1)
             if self._told > 0:
                 self.step(f"going on after round {self._told}")
-        left = seconds_left(rounds, planned=planned, now_unix=time.time())
+            self._since_unix = time.time() if self._told >= 0 else 0.0
+        left = seconds_left(rounds, planned=planned, now_unix=time.time(), since_unix=self._since_unix)
         spent, measure = payload_bytes(ledger, study), ledger.study(study).study_measure
         score = federated_test_score(rounds, measure)
-        time_left = "" if left is None else f"{describe_seconds(left)} left"
+        time_left = f"{describe_seconds(left)} left" if left else ""
         if not self._console.is_terminal:
             for row in rounds:
                 if row.number > self._told and row.state in ENDED_ROUND:
@@ -134,7 +137,7 @@ def show_result(console: Console, result: SimulationResult, page: Path) -> None:
     rows = [("rounds", str(result.rounds[-1].round if result.rounds else 0)),
             ("payload down, up", f"{describe_bytes(down)}, {describe_bytes(up)}"),
             ("of dense", describe_share((down + up) / dense if dense else None)),
-            ("time", describe_seconds(result.seconds)), ("state (SHA-256)", result.digest[:16])]
+            ("from start to end", describe_seconds(result.seconds)), ("state (SHA-256)", result.digest[:16])]
     by_accuracy = result.choice.measure == str(ACCURACY)
     named = "" if by_accuracy else f"{result.choice.title} "
     for words, score in ((f"{result.shown.column} ({result.method})", result.test_score),

@@ -8,6 +8,7 @@ Tests: tests/coordinator/monitoring/test_summary.py, tests/coordinator/monitorin
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -122,18 +123,25 @@ def planned_rounds(row: StudyRow) -> int:
     return int(row.config.get("study", {}).get("rounds", 0))
 
 
-def seconds_left(rounds: Iterable[RoundHead], *, planned: int, now_unix: float) -> float | None:
-    """Estimate from the mean length of the last few finished rounds; None before the first."""
+def seconds_left(rounds: Iterable[RoundHead], *, planned: int, now_unix: float, since_unix: float = 0.0
+                 ) -> float | None:
+    """Estimate from the median length of the last few finished rounds, since one of them may have waited for a
+    coordinator that was stopped; None before the first.
+
+    Args:
+        since_unix: lengths of rounds that were opened earlier do not count.
+    """
     entries = [entry for entry in rounds if entry.number > 0]
-    finished = [entry.closed_unix - entry.opened_unix for entry in entries if entry.closed_unix is not None]
-    if not finished:
+    finished = [entry for entry in entries if entry.closed_unix is not None]
+    lengths = [entry.closed_unix - entry.opened_unix for entry in finished
+               if entry.closed_unix is not None and entry.opened_unix >= since_unix]
+    if not lengths:
         return None
-    recent = finished[-_ETA_ROUNDS:]
-    mean = sum(recent) / len(recent)
-    left = mean * (planned - len(finished))
+    typical = statistics.median(lengths[-_ETA_ROUNDS:])
+    left = typical * (planned - len(finished))
     current = next((entry for entry in entries if entry.closed_unix is None), None)
     if current is not None:
-        left -= min(mean, max(0.0, now_unix - current.opened_unix))
+        left -= min(typical, max(0.0, now_unix - current.opened_unix))
     return max(0.0, left)
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import socket
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from semisilo.common.config import canonical_json
-from semisilo.common.errors import ComputeFailed, SemisiloError, UsageError, by_code
+from semisilo.common.errors import ComputeFailed, SemisiloError, Unreachable, UsageError, by_code
 from semisilo.common.methods.numerics import NumericsRecord
 from semisilo.common.models.own.given import unpack
 from semisilo.common.payload.cache import TensorCache
@@ -28,6 +30,7 @@ from semisilo.common.process.compute import OnProgress
 from semisilo.common.process.messages import Failure
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.installing import how_to_install
+from semisilo.common.text.logs import printable
 from semisilo.silo.compute.images import SiloImages
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.home import SiloHome
@@ -36,6 +39,8 @@ __all__ = ["RayWorkplace", "Shipment", "ShipmentOutcome", "train_shipment"]
 
 _LOG = logging.getLogger("semisilo.simulation")
 _ATTEMPTS = 3
+_HOST_AND_PORT = re.compile(r"(ray://)?(?P<host>[^\s/\[\]:]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_CONNECT_SECONDS = 10.0
 _ObjectRef = Any
 """Ray's handle of an object in its store; Ray has no type that could be named without importing it."""
 _SHARED_FILES = 16
@@ -153,7 +158,7 @@ class RayWorkplace:
             threads: processors that one trainer keeps busy.
             network: one that was handed over from Python; empty without.
             workers: trainers; None: as many as the cluster has accelerators, or else processors for.
-        Raises: UsageError when Ray is not installed or the cluster has no room.
+        Raises: UsageError when Ray is not installed or the cluster has no room; Unreachable when it cannot be used.
         """
         try:
             import ray
@@ -170,9 +175,7 @@ class RayWorkplace:
         """Of the silos that have had a task."""
         self._started = not ray.is_initialized()
         if self._started:
-            # Ray's own usage report and its dashboard are of no use here and would open ports.
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            _connect(ray)
         try:
             self._trainers = self._hire(threads, workers, most=len(images))
         except BaseException:
@@ -257,11 +260,48 @@ class RayWorkplace:
         self._shut_down()
 
     def _shut_down(self) -> None:
+        self._shared.clear()
+        if self._started:  # trainers end with the connection; one that is killed at work is reported by Ray
+            self._ray.shutdown()
+            return
         for trainer in getattr(self, "_trainers", ()):
             self._ray.kill(trainer)
-        self._shared.clear()
-        if self._started:
-            self._ray.shutdown()
+
+
+def _connect(ray: Any) -> None:
+    """Joins the cluster of RAY_ADDRESS, or that of this machine, or starts one.
+
+    Raises: Unreachable.
+    """
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    _check_listens(address)  # Ray itself tries for many minutes
+    # Ray's own usage report and its dashboard are of no use here and would open ports.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        raise _unusable(address, str(error)) from error
+
+
+def _check_listens(address: str) -> None:
+    """Raises: Unreachable when nothing listens at the address of a cluster, where it has a host and a port."""
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None:
+        return
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _unusable(address, f"nothing answers there: {error}") from None
+
+
+def _unusable(address: str, why: str) -> Unreachable:
+    why = printable(why.strip().partition("\n")[0], limit=300).rstrip(".")
+    if not address:
+        return Unreachable(f"No Ray cluster could be used: {why}.",
+                           remedy="Or train without one: --engine processes.")
+    return Unreachable(f"The Ray cluster of RAY_ADDRESS = {printable(address, limit=100)} cannot be used: {why}.",
+                       remedy="Look whether it runs there: ray status. One with a token, as `ray start` makes it, also"
+                              " needs RAY_AUTH_MODE=token here. Without RAY_ADDRESS a cluster is started for the run.")
 
 
 def _unpacked(outcome: ShipmentOutcome, request: Train) -> Trained:

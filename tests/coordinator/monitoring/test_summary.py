@@ -68,13 +68,21 @@ def test_over_several_phases_the_answer_that_stands_out_counts() -> None:
         "a": TaskState.ABSTAINED, "b": TaskState.EXPIRED, "c": TaskState.UPDATED}
 
 
-def test_time_left_is_the_mean_of_finished_rounds_for_those_that_are_left() -> None:
+def test_time_left_is_the_median_of_finished_rounds_for_those_that_are_left() -> None:
     assert seconds_left([_round(0, 0, 50)], planned=5, now_unix=60) is None, "round 0 says nothing of rounds with silos"
     done = [_round(0, 0, 50), _round(1, 50, 60), _round(2, 60, 80)]
     assert seconds_left(done, planned=5, now_unix=80) == pytest.approx(3 * 15)
     assert seconds_left([*done, _round(3, 80, None)], planned=5, now_unix=85) == pytest.approx(3 * 15 - 5)
     assert seconds_left([*done, _round(3, 80, None)], planned=5, now_unix=999) == pytest.approx(2 * 15), \
         "a round that takes too long leaves the others their time"
+    assert seconds_left([*done, _round(3, 80, 9980)], planned=5, now_unix=9980) == pytest.approx(2 * 20), \
+        "the coordinator was off in the third"
+
+
+def test_time_left_of_what_goes_on_is_by_rounds_that_began_since() -> None:
+    done = [_round(0, 0, 50), _round(1, 50, 60), _round(2, 60, 5080)]
+    assert seconds_left(done, planned=5, now_unix=5080, since_unix=5000) is None
+    assert seconds_left([*done, _round(3, 5080, 5090)], planned=5, now_unix=5090, since_unix=5000) == pytest.approx(20)
 
 
 def test_a_study_is_summed_up_from_its_ledger(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.errors import UsageError
+from semisilo.common.errors import Unreachable, UsageError
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.methods.numerics import Numerics
 from semisilo.common.process.messages import Failure
@@ -108,6 +109,44 @@ def test_without_ray_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="not installed") as error:
         RayWorkplace([], device="cpu", threads=1)
     assert "semisilo[ray]" in error.value.remedy
+
+
+class _PretendedRay:
+    """Ray as far as joining a cluster goes, which never works."""
+
+    class exceptions:  # noqa: N801
+        class RayError(Exception):
+            pass
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **options: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(("address", "why"), [
+    ("{}", "nothing answers there"),
+    ("ray://{}", "nothing answers there"),
+    ("nonsense", "Invalid address format: nonsense."),
+    ("auto", "Invalid address format: nonsense."),
+])
+def test_a_cluster_that_cannot_be_used_is_one_line_at_once(
+        monkeypatch: pytest.MonkeyPatch, address: str, why: str) -> None:
+    """Ray tried for many minutes where nothing listened, and ended with a traceback at other mistakes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address.format(closed))
+    monkeypatch.setitem(sys.modules, "ray", _PretendedRay(ValueError("Invalid address format: nonsense.\nsee there")))
+    with pytest.raises(Unreachable, match="RAY_ADDRESS") as error:
+        RayWorkplace([], device="cpu", threads=1)
+    assert why in error.value.text
+    assert "\n" not in error.value.text
+    assert "RAY_AUTH_MODE=token" in error.value.remedy
 
 
 @pytest.mark.slow
