@@ -15,13 +15,14 @@ from tests.coordinator.tracking.test_tensorboard import commit
 def test_what_goes_on_tells_time_left_by_rounds_of_its_own(tmp_path: Path) -> None:
     """The pause before it counted as the length of a round."""
     filled = fill_study(tmp_path, rounds=6, done=3, complete=False)
-    filled.ledger.query("UPDATE round SET closed_unix = opened_unix + 10000 WHERE number = 3")
+    filled.ledger.query("UPDATE round SET closed_unix = opened_unix + 10000 WHERE number > 0")
     stream = io.StringIO()
     watcher = ConsoleWatcher(Console(file=stream, width=200))
     watcher.finished(filled.ledger, "first")
     for number in (4, 5, 6):
         commit(filled, number)
-        filled.ledger.query("UPDATE round SET closed_unix = opened_unix + ? WHERE number = ?", SECONDS_PER_ROUND, number)
+        filled.ledger.query("UPDATE round SET closed_unix = opened_unix + ? WHERE number = ?",
+                            SECONDS_PER_ROUND, number)
         watcher.finished(filled.ledger, "first")
     lines = stream.getvalue().splitlines()
     assert lines[0] == "going on after round 3"
