@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Imported once while nothing else runs, so that the first processes of a federation do not all compile the same.
 IMPORTED := import torch, torchvision.transforms.v2, sklearn.datasets, matplotlib.pyplot, grpc.aio, cryptography.x509, typer, rich.progress
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-demo bench-faults soak bench-papers-small lint lint-deploy docs pictures site protos clean
+.PHONY: help setup setup-demo demo test test-oldest test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-demo bench-faults soak bench-papers-small lint lint-deploy docs pictures site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -52,6 +52,10 @@ demo: setup-demo  ## run a real federation here: a coordinator, three silos, sel
 test: setup  ## run the tests that take seconds
 	@echo "==> tests, without those marked slow" >&2
 	$(BIN)/python -m pytest -m "not slow" -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
+
+test-oldest: build/oldest/.made  ## run the quick tests with the oldest packages that pyproject.toml permits
+	@echo "==> tests, without those marked slow, with the packages of build/oldest/packages.txt" >&2
+	build/oldest/bin/python -m pytest -m "not slow" -n $$(( $(TEST_PROCESSES) + 1 )) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: setup  ## run the tests that take longer: browsers, simulations, kills and restarts, 100 million parameters, the wheel
 	@echo "==> tests marked slow" >&2
@@ -130,13 +134,13 @@ bench-papers-small: setup-demo  ## run a paper's central comparison at a small s
 	@echo "==> python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)
 
-lint: setup  ## check style, types, layers, protos, and that what is generated is current
+lint: setup build/protos/.made  ## check style, types, layers, protos, and that what is generated is current
 	@echo "==> ruff, mypy, layers, buf, generated code and lists" >&2
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint protos
-	$(BIN)/python protos/generate.py --check
+	build/protos/bin/python protos/generate.py --check
 	$(BIN)/python -P docs/list_modules.py --check
 	$(BIN)/python -P docs/list_methods.py --check
 	$(BIN)/python -P docs/draw_sequences.py --check
@@ -160,8 +164,8 @@ site: setup docs  ## build the documentation as a site that works offline: build
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "$(CURDIR)/build/site/index.html"
 
-protos: setup  ## write common/wire/ anew from protos/
-	$(BIN)/python protos/generate.py
+protos: build/protos/.made  ## write common/wire/ anew from protos/
+	build/protos/bin/python protos/generate.py
 
 clean:  ## remove the environment, caches and what builds and the demo have left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run
@@ -205,6 +209,29 @@ $(VENV)/.semisilo-deploy: $(VENV)/.semisilo-dev
 $(VENV)/.semisilo-fuzz: $(VENV)/.semisilo-dev
 	@echo "==> installing the fuzzer into $(VENV)" >&2
 	$(INSTALL) --editable '.[fuzz]'
+	@touch $@
+
+# The oldest versions of all packages, and the newest tools. setuptools: Triton of an old torch imports it, and a newer
+# one does not like that under pytest.
+
+build/oldest/.made: pyproject.toml | $(VENV)/.made
+	@echo "==> installing the oldest packages that pyproject.toml permits into build/oldest" >&2
+	@rm -rf build/oldest && mkdir -p build
+	$(BIN)/python -m venv build/oldest
+	build/oldest/bin/python -m pip install uv
+	build/oldest/bin/uv pip compile --quiet --resolution lowest-direct --extra all pyproject.toml --output-file build/oldest/packages.txt
+	build/oldest/bin/python -m pip install --no-compile --requirement build/oldest/packages.txt 'setuptools<80' \
+	    httpx hypothesis import-linter pytest pytest-timeout pytest-xdist pyyaml
+	build/oldest/bin/python -m pip install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The compiler of the protos, in an environment of its own: it wants an older protobuf than the other tools.
+
+build/protos/.made: protos/requirements.txt | $(VENV)/.made
+	@echo "==> installing the compiler of the protos into build/protos" >&2
+	@rm -rf build/protos && mkdir -p build
+	$(BIN)/python -m venv build/protos
+	build/protos/bin/python -m pip install --requirement protos/requirements.txt
 	@touch $@
 
 # The peers of the benchmark, each in an environment of its own; used again while their requirements stay the same.

@@ -18,7 +18,7 @@ ARG TORCH_INDEX=""
 ARG EXTRAS="dicom,onnx"
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
 RUN python -m venv /opt/semisilo \
-    && PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" /opt/semisilo/bin/pip install "torch>=2.6" "torchvision>=0.21" \
+    && PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" /opt/semisilo/bin/pip install "torch>=2.7" "torchvision>=0.22" \
     && /opt/semisilo/bin/python -c "import torch, torchvision; print('torch', torch.__version__, 'for CUDA' if torch.version.cuda else 'for the CPU')"
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./

@@ -236,7 +236,7 @@ make_release() {   # sets $release
 $pip_options
 OPTIONS
     if [ -n "$torch_index" ]; then
-        do_it "$release/bin/python" -m pip install "$@" --index-url "$torch_index" 'torch>=2.6' 'torchvision>=0.21'
+        do_it "$release/bin/python" -m pip install "$@" --index-url "$torch_index" 'torch>=2.7' 'torchvision>=0.22'
     fi
     do_it "$release/bin/python" -m pip install "$@" "$what"
     [ -z "$source" ] || do_it rm -rf -- "$release/source"

@@ -1,4 +1,4 @@
-"""Writes `common/wire/` from `protos/`: `python protos/generate.py`, or `--check` to see whether it is current.
+"""Writes `common/wire/` from `protos/`: `make protos`; with `--check` it says whether it is current.
 
 protoc's Python output imports its neighbours by their proto package (`semisilo.v1`), which would collide with our own
 `semisilo` package; the imports are rewritten to `semisilo.common.wire`, so that an installed wheel finds them.

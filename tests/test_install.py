@@ -217,7 +217,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(install: Installer, tm
     commands = [line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]
     installs = [command for command in commands if " pip install " in command]
     assert [re.sub(r".* pip install ", "", command) for command in installs] == [
-        "--disable-pip-version-check --no-input --index-url INDEX --index-url OTHER torch>=2.6 torchvision>=0.21",
+        "--disable-pip-version-check --no-input --index-url INDEX --index-url OTHER torch>=2.7 torchvision>=0.22",
         "--disable-pip-version-check --no-input --index-url INDEX semisilo[dicom,tiff]==0.1.0"]
     assert any(command.startswith("mv -T") for command in commands)
     assert not (tmp_path / "root").exists()
@@ -357,14 +357,14 @@ def test_what_was_given_for_the_version_in_use_holds_for_the_next(tmp_path: Path
     given = ("--extras", "dicom,privacy", "--torch-index", "CPU", "--index", "https://u:p=w@mirror/",
              "--pip-option", "--proxy http://p:3128", "--pip-option", "--no-color")
     usual = "--index-url https://***@mirror/ --proxy http://p:3128 --no-color"
-    torch = f"{usual} --index-url CPU torch>=2.6 torchvision>=0.21"
+    torch = f"{usual} --index-url CPU torch>=2.7 torchvision>=0.22"
     as_given = [torch, f"{usual} semisilo[dicom,privacy]=={{}}"]
     assert machine.fetched("install", "1", *given)[1] == as_given[1].format(1)
     kept = machine.root / "opt" / "semisilo" / ".options"
     assert kept.stat().st_mode & 0o777 == 0o600, "an index may have a password"
     assert machine.fetched("upgrade", "2") == [torch, as_given[1].format(2)]
     assert machine.fetched("install", "3", role="silo") == [torch, as_given[1].format(3)]
-    fewer = ["--index-url MIRROR --index-url CPU torch>=2.6 torchvision>=0.21", "--index-url MIRROR semisilo==4"]
+    fewer = ["--index-url MIRROR --index-url CPU torch>=2.7 torchvision>=0.22", "--index-url MIRROR semisilo==4"]
     assert machine.fetched("upgrade", "4", "--extras", "", "--index", "MIRROR", "--pip-option", "")[1] == fewer[1]
     assert machine.fetched("upgrade", "5", "--forget") == ["semisilo[dicom,onnx]==5"]
     assert machine.done("rollback") == "4"

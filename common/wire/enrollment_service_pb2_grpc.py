@@ -5,7 +5,7 @@ import warnings
 
 from semisilo.common.wire import enrollment_service_pb2 as semisilo_dot_v1_dot_enrollment__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class EnrollmentServiceStub:
+class EnrollmentServiceStub(object):
     """Certificates for silos. Enroll is served on a port of its own with server authentication only, open only while an
     invitation is; RenewCertificate is served beside RoundService and needs the current certificate.
     """
@@ -53,7 +53,7 @@ class EnrollmentServiceStub:
                 _registered_method=True)
 
 
-class EnrollmentServiceServicer:
+class EnrollmentServiceServicer(object):
     """Certificates for silos. Enroll is served on a port of its own with server authentication only, open only while an
     invitation is; RenewCertificate is served beside RoundService and needs the current certificate.
     """
@@ -107,7 +107,7 @@ def add_EnrollmentServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class EnrollmentService:
+class EnrollmentService(object):
     """Certificates for silos. Enroll is served on a port of its own with server authentication only, open only while an
     invitation is; RenewCertificate is served beside RoundService and needs the current certificate.
     """

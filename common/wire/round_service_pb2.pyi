@@ -65,7 +65,7 @@ class SiteEvaluation(_message.Message):
     labels_alone: bool
     classes: _containers.RepeatedCompositeFieldContainer[ClassResult]
     model_digest: bytes
-    def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: bool = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
 
 class ClassResult(_message.Message):
     __slots__ = ("image_count", "correct_count", "auroc", "other_count", "correct_other_count", "average_precision")
@@ -239,7 +239,7 @@ class Uplink(_message.Message):
     top_k: float
     rounding: str
     error_feedback: bool
-    def __init__(self, aim: _Optional[str] = ..., values: _Optional[str] = ..., top_k: _Optional[float] = ..., rounding: _Optional[str] = ..., error_feedback: _Optional[bool] = ...) -> None: ...
+    def __init__(self, aim: _Optional[str] = ..., values: _Optional[str] = ..., top_k: _Optional[float] = ..., rounding: _Optional[str] = ..., error_feedback: bool = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "classes", "normalisation", "factory_sha256")
@@ -299,7 +299,7 @@ class Augmentation(_message.Message):
     horizontal_flip: bool
     vertical_flip: bool
     without: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[str] = ..., horizontal_flip: _Optional[bool] = ..., vertical_flip: _Optional[bool] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, policy: _Optional[str] = ..., horizontal_flip: bool = ..., vertical_flip: bool = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Numerics(_message.Message):
     __slots__ = ("threads", "deterministic", "precision", "memory_format")
@@ -311,7 +311,7 @@ class Numerics(_message.Message):
     deterministic: bool
     precision: str
     memory_format: str
-    def __init__(self, threads: _Optional[int] = ..., deterministic: _Optional[bool] = ..., precision: _Optional[str] = ..., memory_format: _Optional[str] = ...) -> None: ...
+    def __init__(self, threads: _Optional[int] = ..., deterministic: bool = ..., precision: _Optional[str] = ..., memory_format: _Optional[str] = ...) -> None: ...
 
 class DownloadPayloadRequest(_message.Message):
     __slots__ = ("task_id", "digest", "offset")
@@ -357,7 +357,7 @@ class ReportProgressResponse(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     abort: bool
     reason: str
-    def __init__(self, abort: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, abort: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BeginUpdateRequest(_message.Message):
     __slots__ = ("task_id", "update_id", "update", "abstention", "refusal", "secure")
@@ -579,7 +579,7 @@ class DescribeModelResponse(_message.Message):
     measure: str
     conclusion: str
     model_digest: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., measure: _Optional[str] = ..., conclusion: _Optional[str] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., round: _Optional[int] = ..., labels_alone: bool = ..., measure: _Optional[str] = ..., conclusion: _Optional[str] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
 
 class DownloadModelRequest(_message.Message):
     __slots__ = ("study", "digest", "offset")

@@ -5,7 +5,7 @@ import warnings
 
 from semisilo.common.wire import round_service_pb2 as semisilo_dot_v1_dot_round__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RoundServiceStub:
+class RoundServiceStub(object):
     """Served over mutually authenticated TLS. The caller's name comes from its certificate and from nowhere else.
     """
 
@@ -87,7 +87,7 @@ class RoundServiceStub:
                 _registered_method=True)
 
 
-class RoundServiceServicer:
+class RoundServiceServicer(object):
     """Served over mutually authenticated TLS. The caller's name comes from its certificate and from nowhere else.
     """
 
@@ -226,7 +226,7 @@ def add_RoundServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class RoundService:
+class RoundService(object):
     """Served over mutually authenticated TLS. The caller's name comes from its certificate and from nowhere else.
     """
 

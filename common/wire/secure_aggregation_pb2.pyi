@@ -109,7 +109,7 @@ class RosterEntry(_message.Message):
     identity: bytes
     removed: bool
     chain: bytes
-    def __init__(self, number: _Optional[int] = ..., silo: _Optional[str] = ..., identity: _Optional[bytes] = ..., removed: _Optional[bool] = ..., chain: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., silo: _Optional[str] = ..., identity: _Optional[bytes] = ..., removed: bool = ..., chain: _Optional[bytes] = ...) -> None: ...
 
 class SecureAnswer(_message.Message):
     __slots__ = ("keys", "shares", "confirmation", "unmask")

@@ -308,8 +308,11 @@ def test_labels_of_many_rows_are_read_in_pieces_and_are_what_they_are(tmp_path, 
         for labels in (pa.array(texts), pa.array(texts).dictionary_encode(), pa.array(texts, pa.large_string()),
                        pa.array([None if text is None else [text] for text in texts]),
                        pa.array([None if text is None else [text] for text in texts], pa.list_(pa.string(), 1))):
-            pq.write_table(pa.table({"image": [png(0)] * 50, "label": labels}), tmp_path / "a.parquet",
-                           row_group_size=20)
+            try:
+                pq.write_table(pa.table({"image": [png(0)] * 50, "label": labels}), tmp_path / "a.parquet",
+                               row_group_size=20)
+            except pa.ArrowNotImplementedError:  # an older Arrow writes no lists of a fixed length with nulls
+                continue
             found = parquet.open_rows((tmp_path / "a.parquet",), "", source="a", multi_label=None)
             assert found.classes == ("a" * 3000, "b")
             if found.labels_N is not None and found.labels_N.ndim == 1:
