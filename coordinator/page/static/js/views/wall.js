@@ -55,7 +55,7 @@ function numbers(study) {
     number("Round", [String(open?.number ?? study.rounds_completed), h("small", null, ` of ${study.rounds_planned}`)], [open?.deadline_unix && open.state === "collecting" && study.state !== "paused" ? ["deadline in ", until(open.deadline_unix, "no time")] : open ? ["open for ", since(open.opened_unix)] : wordOf(study.state), bar([[study.rounds_planned ? study.rounds_completed / study.rounds_planned : 0, "first"]])]),
     number(measureHeading(study), format.score(study.test_score, measure), aboutScore(study, interval)),
     number("Against labels alone", study.gain === null ? format.DASH : withUnit(study.gain_text), study.gain === null ? study.no_gain || "not known" : [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", "), study.gain_interval?.low > 0 ? "good" : ""),
-    number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} ${sentWords()} so far`));
+    number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} ${sentWords()}${study.ended_unix ? "" : " so far"}`));
 }
 
 /** Below the study's measure: its interval, of which round it is, the accuracy beside it. */
