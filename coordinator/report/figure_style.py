@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds",
-           "no_tick_above", "percent", "readable", "scored_rounds", "style_of", "unit_of", "whole_numbers", "wide_enough"]
+           "no_tick_above", "percent", "readable", "scored_rounds", "style_of", "unit_of", "whole_numbers",
+           "wide_enough"]
 
 MAX_LINES = 8
 """More silos than this become a mean and a range."""

@@ -39,7 +39,8 @@ def test_on_paper_no_table_of_the_report_is_cut_off(browser: Any, tmp_path: Path
 
 
 CUT_OFF = """() => [...document.querySelectorAll("main :is(.table-room, .lanes, .json)")]
-    .filter((each) => each.clientWidth && (each.scrollWidth > each.clientWidth + 1 || each.scrollHeight > each.clientHeight + 1))
+    .filter((each) => each.clientWidth
+        && (each.scrollWidth > each.clientWidth + 1 || each.scrollHeight > each.clientHeight + 1))
     .map((each) => each.innerText.slice(0, 60))"""
 LETTERS = """() => getComputedStyle(document.body).color"""
 
