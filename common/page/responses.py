@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from semisilo.common.errors import SemisiloError, UnknownSilo, UsageError
 
-__all__ = ["failure", "failure_of", "json_answer", "to_json"]
+__all__ = ["exact", "failure", "failure_of", "json_answer", "to_json"]
 
 
 def to_json(facts: Any) -> bytes:
@@ -25,6 +25,21 @@ def to_json(facts: Any) -> bytes:
     except ValueError:  # rare, so only then is everything looked through
         text = json.dumps(_finite(facts), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", errors="replace")
+
+
+_LARGEST_EXACT = 2**53 - 1
+"""A browser rounds larger whole numbers."""
+
+
+def exact(value: Any) -> Any:
+    """The same JSON value, in which whole numbers that a browser would round are text, such as a seed of 63 bits."""
+    if isinstance(value, int) and abs(value) > _LARGEST_EXACT:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: exact(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [exact(entry) for entry in value]
+    return value
 
 
 def _fields(value: Any) -> Any:

@@ -167,9 +167,11 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
 
 def _write_in_any_encoding() -> None:
     """Where the locale's encoding lacks a character, such as the dash of tables in ISO 8859-1, a terminal shows "?" for
-    it, and a file gets its number; Python would end the command with an error of its own. Of UTF-8 it lacks none."""
+    it, and a file gets its number; Python would end the command with an error of its own, also in the locale C where
+    its UTF-8 mode is off. Of UTF-8 it lacks none."""
     out = sys.stdout
-    if isinstance(out, io.TextIOWrapper) and out.errors == "strict" and codecs.lookup(out.encoding).name != "utf-8":
+    refuses = ("strict", "surrogateescape")
+    if isinstance(out, io.TextIOWrapper) and out.errors in refuses and codecs.lookup(out.encoding).name != "utf-8":
         out.reconfigure(errors="replace" if out.isatty() else "backslashreplace")
 
 

@@ -170,7 +170,7 @@ def _model(card: ModelCard) -> _Section:
             ("Source of the method", model.method.source),
             ("What the method discloses", model.method.discloses),
             ("Round", f"{_round_of(model)}; the study is {model.study_state}"),
-            ("The study compares rounds by", model.measure),
+            ("The study compares rounds by", parse_measure(model.measure).title),
             *([("The study's own choice", model.choice)] if model.choice else [])]
     return _Section("Model", (_table("The model", ("What", "Value"), rows, words=2),))
 

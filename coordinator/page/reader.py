@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semisilo.common import __version__
@@ -18,6 +18,7 @@ from semisilo.common.errors import SemisiloError, UnknownName, UnknownSilo
 from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
 from semisilo.common.measures.independent_images import by_what
 from semisilo.common.methods import METHODS, find_method
+from semisilo.common.page.responses import exact
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.federation.operate import offered_returns
 from semisilo.coordinator.ledger.costs import Direction
@@ -324,7 +325,8 @@ class PageReader:
                limit: int = 100) -> EventsFacts:
         """`semisilo.coordinator.monitoring.audit_trail.events_of`, with the chain checked as far as it has got."""
         self.check.go_on(self.ledger)
-        return events_of(self.ledger, self.check, study=study, silo=silo, kind=kind, before=before, limit=limit)
+        found = events_of(self.ledger, self.check, study=study, silo=silo, kind=kind, before=before, limit=limit)
+        return replace(found, events=tuple(replace(each, detail=exact(each.detail)) for each in found.events))
 
 
 def _silo_line(row: SiloRow, activity: SiloActivity, refusal: SiloRefusal | None, today: Mapping[SiloWay, int],
@@ -396,4 +398,4 @@ def _settings(row: StudyRow) -> dict[str, dict[str, object]]:
     if "method" in tables:
         own = tables["method"].pop("settings", {})
         tables["method"] |= own
-    return tables
+    return {name: exact(table) for name, table in tables.items()}

@@ -19,6 +19,7 @@ from semisilo.coordinator.report.figure_style import (
     marker_of,
     measured_rounds,
     percent,
+    readable,
     whole_numbers,
     wide_enough,
 )
@@ -104,7 +105,8 @@ def _heat_map(axes: Axes, values: list[list[float]], numbers: list[int], names: 
     axes.grid(visible=False)
     picture = axes.imshow(values, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0.0, vmax=max(top, 1e-9),
                           extent=(-0.5, len(numbers) - 0.5, len(names) - 0.5, -0.5))
-    axes.set_yticks(range(len(names)), [name if len(name) <= 18 else f"{name[:17]}…" for name in names])
+    shown = [readable(name, otherwise=f"class {label}") for label, name in enumerate(names)]
+    axes.set_yticks(range(len(names)), [name if len(name) <= 18 else f"{name[:17]}…" for name in shown])
     step = max(1, math.ceil(len(numbers) / 16))
     axes.set_xticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
     axes.set_xlabel("round")

@@ -6,6 +6,7 @@ Tests: tests/coordinator/report/test_report.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from semisilo.common.text.describe import describe_percentage
@@ -17,11 +18,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds",
-           "no_tick_above", "percent", "scored_rounds", "style_of", "unit_of", "whole_numbers", "wide_enough"]
+           "no_tick_above", "percent", "readable", "scored_rounds", "style_of", "unit_of", "whole_numbers",
+           "wide_enough"]
 
 MAX_LINES = 8
 """More silos than this become a mean and a range."""
 MAX_MARKERS = 60
+_FONT = "DejaVu Sans"
+"""Comes with matplotlib. It has Latin, Greek, Cyrillic, Arabic and Hebrew letters."""
+_OTHER_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR",
+    "Source Han Sans SC", "Source Han Sans", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback",
+    "IPAexGothic", "IPAGothic", "TakaoGothic", "NanumGothic", "Noto Sans Devanagari", "Noto Sans Bengali",
+    "Noto Sans Tamil", "Noto Sans Telugu", "Noto Sans Thai", "Noto Sans Ethiopic", "FreeSans", "Unifont",
+    "Microsoft YaHei", "SimHei", "Yu Gothic", "Malgun Gothic", "Nirmala UI", "PingFang SC", "Hiragino Sans",
+    "Apple SD Gothic Neo", "Arial Unicode MS")
+"""With letters that the first one lacks, as systems bring them."""
 _LEGEND_CHARACTERS = 112
 """That fit into the width of a plot, the line before each label counted as six."""
 
@@ -49,13 +61,31 @@ DARK = Theme(text="#e6eaee", faint="#9aa7b3", grid="#303a45", paper="#171d24", a
 def style_of(theme: Theme) -> Any:
     """matplotlib's settings for a plot on a page; to be in force while it is drawn."""
     return {
-        "font.size": 10, "font.family": "DejaVu Sans", "text.color": theme.text, "axes.labelcolor": theme.faint,
+        "font.size": 10, "font.family": list(_fonts()), "text.color": theme.text, "axes.labelcolor": theme.faint,
         "axes.edgecolor": theme.grid, "xtick.color": theme.faint, "ytick.color": theme.faint,
         "axes.grid": True, "grid.color": theme.grid, "axes.axisbelow": True, "axes.spines.top": False,
         "axes.spines.right": False, "figure.facecolor": theme.paper, "axes.facecolor": theme.paper,
         "legend.frameon": False, "lines.linewidth": 2.0, "axes.formatter.useoffset": False,
         "text.parse_math": False,  # a silo's name may hold a dollar sign
     }
+
+
+@cache
+def _fonts() -> tuple[str, ...]:
+    """Families in which letters are looked for, in order: one that is not installed would be named in a warning."""
+    from matplotlib.font_manager import get_font_names
+
+    installed = set(get_font_names())
+    return (_FONT, *(name for name in _OTHER_FONTS if name in installed))
+
+
+def readable(text: str, *, otherwise: str) -> str:
+    """The text where this machine has a font for each of its letters, else what stands in its place: matplotlib would
+    draw boxes, and print a warning for each of them."""
+    from matplotlib.font_manager import findfont, get_font
+
+    fonts = [get_font(findfont(family)) for family in _fonts()]
+    return text if all(any(font.get_char_index(ord(letter)) for font in fonts) for letter in set(text)) else otherwise
 
 
 def unit_of(largest: float) -> tuple[float, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.rounds.live_file import LiveSilo
 from tests.coordinator.ledger_fixture import answer, fill_study
@@ -114,6 +115,28 @@ def test_a_coordinator_that_goes_away_is_said_and_its_return_is_noticed(browser:
                 shown.wait_for_text("Connected again", selector="#said")
                 assert shown.page.evaluate("document.activeElement.innerText") == "All rounds"
                 forgive(shown)
+
+
+@pytest.mark.slow
+def test_a_page_that_is_open_during_an_upgrade_takes_the_new_scripts_once_no_dialog_is_open(
+        browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=12, done=3, collecting=True)
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("live", selector=".connection")
+        shown.page.evaluate("() => { window.scripts = 'old' }")
+        shown.page.get_by_role("button", name="Pause").click()
+        shown.page.get_by_role("dialog").wait_for()
+        monkeypatch.setattr("semisilo.coordinator.page.reader.__version__", "99.0")
+        operate.note(filled.ledger, "first", "upgraded", origin="page")  # something new is told
+        shown.wait_for_text("semisilo 99.0", selector=".side")
+        assert shown.page.evaluate("() => window.scripts") == "old", "somebody types"
+        shown.page.keyboard.press("Escape")
+        with shown.page.expect_navigation():
+            operate.note(filled.ledger, "first", "again", origin="page")
+        shown.wait_for_text("semisilo 99.0", selector=".side")
+        assert shown.page.evaluate("() => window.scripts") is None
+        assert shown.page.url.endswith("#/study/first")
 
 
 def forgive(shown: Tab) -> None:

@@ -37,7 +37,7 @@ from tests.coordinator.ledger_fixture import (
     uneven_after,
 )
 from tests.coordinator.rounds.test_refusals import refused_study
-from tests.page.kit import NARROW, LivePage, Tab, live_page, tab
+from tests.page.kit import NARROW, WIDE, LivePage, Tab, live_page, tab
 
 VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/first/round/6": "Round 6",
          "#/study/first/round/11": "Round 11", "#/silos": "Silos", "#/silo/hospital-a": "hospital-a",
@@ -384,6 +384,28 @@ def test_a_study_that_does_not_run_says_why(browser: Any, tmp_path: Path) -> Non
             assert not words or words not in shown.text()
             filled.ledger.set_study_state("first", state, reason=words if state is StudyState.FAILED else "")
             shown.wait_for_text(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_names_of_settings_are_not_broken_by_long_values(viewport: dict[str, int], browser: Any, tmp_path: Path
+                                                         ) -> None:
+    filled = open_federation_with_silos(tmp_path / "hub")
+    config = study_config(rounds=3)
+    config["data"]["image"]["reading"] = {"axis": "axial", "frames": "first", "window": "file", "slices": "middle"}
+    config["data"]["classes"] = [f"a-finding-with-a-long-name-{number}" for number in range(8)]
+    filled.ledger.queue_study("first", config)
+    with live_page(filled.federation) as served, tab(browser, served.address, viewport=viewport) as shown:
+        shown.go("#/study/first")
+        shown.page.locator("summary", has_text="[data]").click()
+        shown.page.locator(".settings dt", has_text="image").wait_for()
+        lines = shown.page.locator(".settings dt").evaluate_all("""names => names.map((name) => {
+            const range = document.createRange();
+            range.selectNodeContents(name);
+            return [name.innerText, range.getClientRects().length];
+        })""")
+        assert ["classes", 1] in lines
+        assert {count for name, count in lines if name} == {1}, lines  # what is folded has no text
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semisilo.common.text.describe import describe_percentage
-from tests.coordinator.ledger_fixture import accuracy_after
-from tests.page.kit import LivePage, Tab, tab
+from tests.coordinator.ledger_fixture import accuracy_after, fill_study
+from tests.page.kit import LivePage, Tab, live_page, tab
 from tests.page.test_accessibility import violations
 
 FULL_HD = {"width": 1920, "height": 1080}
@@ -46,3 +47,13 @@ def test_axe_finds_nothing_on_the_wall(scheme: str, browser: Any, page: LivePage
         shown.go("#/wall", title="first")
         shown.wait_for_text("training 40 %")
         assert violations(shown, scheme=scheme) == []
+
+
+@pytest.mark.slow
+def test_a_study_without_test_images_is_not_said_to_be_measured_later(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=3, test=False)
+    with live_page(filled.federation, serving=False) as served, tab(browser, served.address) as shown:
+        for view, number in (("#/wall/first", ".wall-number"), ("#/study/first", ".tile")):
+            shown.go(view, title="first")
+            accuracy = shown.page.locator(number, has_text="Accuracy").first.inner_text().split("\n")
+            assert [line for line in accuracy if line.strip()] == ["Accuracy", "–", "no test images"], view

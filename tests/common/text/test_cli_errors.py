@@ -75,23 +75,24 @@ def test_a_signal_that_comes_where_an_exception_goes_no_further_ends_the_work_al
 class _Out(io.TextIOWrapper):
     """Standard output of a process in another locale."""
 
-    def __init__(self, encoding: str, *, terminal: bool) -> None:
+    def __init__(self, encoding: str, *, terminal: bool, errors: str) -> None:
         self.written = io.BytesIO()
-        super().__init__(self.written, encoding=encoding)
+        super().__init__(self.written, encoding=encoding, errors=errors)
         self._terminal = terminal
 
     def isatty(self) -> bool:
         return self._terminal
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 @pytest.mark.parametrize(("encoding", "terminal", "written"), [
     ("iso8859-1", True, b"\xe4 ?\n"), ("iso8859-1", False, b"\xe4 \\u2013\n"), ("ascii", True, b"? ?\n"),
     ("utf-8", True, "\xe4 \u2013\n".encode())])
-def test_a_character_that_the_locale_lacks_ends_no_command(encoding: str, terminal: bool, written: bytes,
+def test_a_character_that_the_locale_lacks_ends_no_command(encoding: str, terminal: bool, written: bytes, errors: str,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     app = typer.Typer(rich_markup_mode=None)
     app.command()(lambda: Console(width=40).print("\xe4 \u2013"))
-    out = _Out(encoding, terminal=terminal)
+    out = _Out(encoding, terminal=terminal, errors=errors)
     monkeypatch.setattr(sys, "stdout", out)
     assert run_cli(app, [], name="test") == 0
     out.flush()

@@ -262,6 +262,7 @@ def test_the_gain_is_in_the_studys_measure_with_its_interval() -> None:
     assert "| Gain, recall of c | +20.0 points, the silos have helped |" in page
     assert card_markdown(card).splitlines()[2].count("test accuracy") == 1
     assert "test recall of c 100.0 %" in page
+    assert "| The study compares rounds by | recall of c |" in page
     assert replace(COMPLETE, cost=replace(COST, updates_accepted=0)).gain is None
 
 

@@ -35,6 +35,7 @@ from tests.coordinator.ledger_fixture import (
     fill_study,
     open_collecting_round,
     open_federation_with_silos,
+    study_config,
 )
 from tests.coordinator.page.page_kit import Page, asking
 
@@ -383,6 +384,18 @@ def test_what_a_silo_sent_is_passed_on_as_text(tmp_path: Path) -> None:
 def test_numbers_that_json_cannot_carry_become_null() -> None:
     assert to_json({"a": float("nan"), "b": [1.0, float("inf")]}) == b'{"a":null,"b":[1.0,null]}'
     assert json.loads(to_json({"x": "\ud800"})) == {"x": "?"}
+
+
+def test_a_seed_that_a_browser_would_round_is_told_digit_by_digit(tmp_path: Path) -> None:
+    filled = open_federation_with_silos(tmp_path / "hub")
+    for name, seed in (("large", -(2**63) + 1), ("small", 2**53 - 1)):
+        filled.ledger.queue_study(name, {**study_config(rounds=3), "study": {"seed": seed, "rounds": 3}})
+    reader = reader_of(filled)
+    assert facts(reader.study("large"))["settings"]["study"] == {"seed": "-9223372036854775807", "rounds": 3}
+    assert facts(reader.study("small"))["settings"]["study"]["seed"] == 9007199254740991
+    seeds = {event["study"]: event["detail"]["config"]["study"]["seed"] for event in facts(reader.events())["events"]
+             if event["kind"] == "study_queued"}
+    assert seeds == {"large": "-9223372036854775807", "small": 9007199254740991}
 
 
 def test_a_federation_without_studies_or_silos_has_a_page(tmp_path: Path) -> None:

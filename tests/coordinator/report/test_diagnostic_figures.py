@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from matplotlib.font_manager import get_font_names
 
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.monitoring.results.study_numbers import label_ratio_in
@@ -18,7 +20,7 @@ from semisilo.coordinator.report.diagnostic_figures import (
     method_metrics,
     pseudo_label_counts,
 )
-from semisilo.coordinator.report.figure_style import LIGHT, legend, no_tick_above, wide_enough
+from semisilo.coordinator.report.figure_style import LIGHT, legend, no_tick_above, readable, style_of, wide_enough
 from semisilo.coordinator.report.figures import FIGURES, DrawnFigure, describe_figure, draw_figures
 from semisilo.coordinator.report.page import render_page
 from tests.coordinator.ledger_fixture import SILOS, accuracy_after, fill_study
@@ -281,3 +283,28 @@ def test_the_measure_is_the_line_and_accuracy_the_second_where_there_is_room(tmp
     assert axes_of("accuracy_by_round", study).get_ylabel() == "test AUROC"
     assert [str(line.get_label()) for line in axes_of("accuracy_by_bytes", study).lines] == [
         "federated", "labels alone, 0.881"]
+
+
+def test_a_class_whose_letters_no_font_has_is_drawn_by_its_number_and_warns_nobody(study: StudySummary) -> None:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    strange = "\U000e1000"  # a letter that nobody has
+    assert study.row.frozen is not None
+    names = ("normal", strange, "пневмония", *study.row.classes[3:])
+    drawn = replace(study, row=replace(study.row, frozen=replace(study.row.frozen, classes=names)))
+    with warnings.catch_warnings(), rc_context(style_of(LIGHT)):
+        warnings.simplefilter("error")
+        axes = axes_of("pseudo_label_classes", drawn)
+        FigureCanvasAgg(axes.figure).draw()  # type: ignore[arg-type]
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[:4] == ["normal", "class 1", "пневмония", "3"]
+    assert strange in describe_diagnostic("pseudo_label_classes", drawn)
+
+
+def test_letters_are_looked_for_in_every_font_that_is_installed() -> None:
+    assert readable("Läsion \u2211", otherwise="") == "Läsion \u2211"
+    installed = set(get_font_names())
+    fonts = style_of(LIGHT)["font.family"]
+    assert fonts[0] == "DejaVu Sans"
+    assert set(fonts) <= installed, "one that is not there is named in a warning of matplotlib"

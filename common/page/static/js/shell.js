@@ -26,6 +26,7 @@ export function run({ views, facts, frame, place, noted, said, arriving = (route
   let waiting = false;
   let arrived = true;
   let before = null;
+  let version = null;
   const current = () => views[route.view] ?? views.overview;
 
   draw = () => {
@@ -47,6 +48,10 @@ export function run({ views, facts, frame, place, noted, said, arriving = (route
         : h("p", { class: "loading" }, "Loading …")));
       return;
     }
+    if (isOutdated(found)) {
+      location.reload();
+      return;
+    }
     const view = current();
     render(shell, frame(route, found, () => view.view(route)));
     document.title = `${view.title(route)} · ${place(found)} · semisilo`;
@@ -56,6 +61,13 @@ export function run({ views, facts, frame, place, noted, said, arriving = (route
     before = after;
     drawn(route, found);
     arrive();
+  }
+
+  /** Whoever serves the page was upgraded while it was open, as on a wall for months: these scripts may not understand
+   * what they are told from now on. A dialog is left to whoever types in it. */
+  function isOutdated(found) {
+    version ??= found.version;
+    return found.version !== version && !document.querySelector("dialog[open]");
   }
 
   /** After a change of view, focus goes to its heading: that is where one reads on. */

@@ -23,5 +23,11 @@ export const byAccuracy = (study) => study.choice.measure === "accuracy";
 /** There is an accuracy beside the study's measure; where images may have several labels or none there is none. */
 export const withAccuracy = (study) => !byAccuracy(study) && study.rounds.some(({ accuracy }) => typeof accuracy === "number");
 
+/** What stands where the study's measure on the test images would; another word once none will come. */
+export function notMeasured(study) {
+  if (study.rounds_completed > 0 && measured(study).length === 0) return byAccuracy(study) ? "no test images" : "no test images that give it";
+  return study.ended_unix ? "not measured" : "not measured yet";
+}
+
 /** The study's measure at the beginning of a line: "Balanced accuracy". */
 export const measureHeading = (study) => study.choice.title[0].toUpperCase() + study.choice.title.slice(1);

@@ -3,7 +3,7 @@
 import { bar } from "../charts.js";
 import { classesCard } from "../classes.js";
 import { addNote, names, studyButtons, take } from "../actions.js";
-import { byAccuracy, currentStudy, measureHeading, measured, withAccuracy } from "../current.js";
+import { byAccuracy, currentStudy, measureHeading, measured, notMeasured, withAccuracy } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { ago, badge, button, card, commands, empty, figure, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
@@ -260,7 +260,7 @@ function numbers(study) {
   const { live, studies } = store.federation;
   const alone = (live?.study === study.name && live.labels_alone) || studies.find(({ name }) => name === study.name)?.labels_alone || "";
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
-    tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `on test images: ${study.numbers_of}${byAccuracy(study) || study.accuracy === null ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
+    tile(measureHeading(study), score(study.test_score), study.test_score === null ? notMeasured(study) : `on test images: ${study.numbers_of}${byAccuracy(study) || study.accuracy === null ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
     study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
     study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),

@@ -2,7 +2,7 @@
 // key leaves it.
 
 import { bar } from "../charts.js";
-import { byAccuracy, currentStudy, measured, measureHeading } from "../current.js";
+import { byAccuracy, currentStudy, measured, measureHeading, notMeasured } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { badge, glyph, since, toneOf, until, wordOf } from "../parts.js";
@@ -53,9 +53,16 @@ function numbers(study) {
   const interval = shown ? format.interval(shown.test_interval, measure) : "";
   return h("dl", { class: "wall-numbers", key: "numbers" },
     number("Round", [String(open?.number ?? study.rounds_completed), h("small", null, ` of ${study.rounds_planned}`)], [open?.deadline_unix && open.state === "collecting" && study.state !== "paused" ? ["deadline in ", until(open.deadline_unix, "no time")] : open ? ["open for ", since(open.opened_unix)] : wordOf(study.state), bar([[study.rounds_planned ? study.rounds_completed / study.rounds_planned : 0, "first"]])]),
-    number(measureHeading(study), format.score(study.test_score, measure), [interval ? `95 % interval ${interval}` : study.test_score === null ? "not measured yet" : null, study.numbers_of ? `${interval ? "; " : ""}${study.numbers_of}` : null, typeof study.accuracy !== "number" || byAccuracy(study) ? null : `, accuracy ${format.percentage(study.accuracy)}`]),
+    number(measureHeading(study), format.score(study.test_score, measure), aboutScore(study, interval)),
     number("Against labels alone", study.gain === null ? format.DASH : withUnit(study.gain_text), study.gain === null ? study.no_gain || "not known" : [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", "), study.gain_interval?.low > 0 ? "good" : ""),
-    number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} ${sentWords()} so far`));
+    number(study.ended_unix ? "Took" : "Ends in about", study.ended_unix ? format.seconds(study.seconds) : study.state === "running" ? format.estimate(study.seconds_left) : format.DASH, `${format.bytes(study.cost.wire.down + study.cost.wire.up)} ${sentWords()}${study.ended_unix ? "" : " so far"}`));
+}
+
+/** Below the study's measure: its interval, of which round it is, the accuracy beside it. */
+function aboutScore(study, interval) {
+  if (study.test_score === null) return notMeasured(study);
+  const accuracy = typeof study.accuracy !== "number" || byAccuracy(study) ? "" : `accuracy ${format.percentage(study.accuracy)}`;
+  return [[interval ? `95 % interval ${interval}` : "", study.numbers_of].filter(Boolean).join("; "), accuracy].filter(Boolean).join(", ");
 }
 
 /** "+17.2" large, "points" small. */
