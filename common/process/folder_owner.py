@@ -58,7 +58,8 @@ def refuse_for_root(folder: Path) -> None:
     if found.st_uid == 0 or _owner_of_new_files(folder) in (None, found.st_uid):
         return
     raise UsageError(
-        f"{folder} belongs to {account_name(found.st_uid)}, and this is root: what root writes there, its owner cannot use.",
+        f"{folder} belongs to {account_name(found.st_uid)}, and this is root: what root writes there, its owner cannot"
+        " use.",
         remedy=f"Run: {_as_owner(found.st_uid, found.st_gid)}  (in a container: start it with --user"
                f" {found.st_uid}:{found.st_gid})")
 
