@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semisilo.common.errors import BadConfiguration
-from semisilo.common.system_errors import source_trouble
+from semisilo.common.system_errors import explained, source_trouble
 
 __all__ = ["ABSENT_AT_DEFAULT", "Tables", "canonical_json", "from_dict", "load_toml", "parse_duration",
            "tables_from_dict", "tables_of", "to_dict"]
@@ -61,15 +61,17 @@ def parse_duration(text: str | int | float, *, where: str = "duration") -> float
 def load_toml(path: Path) -> Tables:
     """The tables of a TOML file.
 
-    Raises: BadConfiguration, naming the line, when it is missing, unreadable or not TOML; SystemTrouble when its disk
-        fails or is away, or the system is short of files or memory.
+    Raises: BadConfiguration, naming the line, when it is missing, no file or not TOML; SystemTrouble when this user may
+        not read it, its disk fails or is away, or the system is short of files or memory.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a mark first
     except FileNotFoundError:
         raise BadConfiguration(f"{path}: no such file.") from None
     except OSError as error:
-        if (trouble := source_trouble(error, path)) is not None:
+        # A right is missing where a folder was put back as root: whoever gives it must not start the service as well.
+        trouble = explained(error, path) if isinstance(error, PermissionError) else source_trouble(error, path)
+        if trouble is not None:
             raise trouble from None
         raise BadConfiguration(f"{path}: cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:

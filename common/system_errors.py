@@ -15,8 +15,8 @@ from typing import Final
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["SYSTEM_ERRORS", "explained", "explained_text", "gone", "is_shortage", "may_be_of_one_file", "remedy_of",
-           "source_trouble"]
+__all__ = ["SYSTEM_ERRORS", "account_name", "explained", "explained_text", "gone", "is_shortage", "may_be_of_one_file",
+           "remedy_of", "source_trouble"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
@@ -142,16 +142,52 @@ def gone(where: Path) -> SystemTrouble:
     return SystemTrouble(f"{where}: was there a moment ago and is not any more.", remedy=f"{_CHECK_SHARE}.")
 
 
-def remedy_of(number: int | None, *, of_file: bool = False) -> str:
+def remedy_of(number: int | None, *, of_file: bool = False, path: str = "") -> str:
     """What a person can do about an error of the system, a clause without its end; empty for other errors.
 
     Args:
         of_file: whether it is known to be of one: a share that is away says what a broken connection does.
+        path: the file or folder, to say whose it is where a right is missing.
     """
-    return _REMEDIES.get(number or 0, _CHECK_SHARE if of_file and number in _AWAY else "")
+    found = _REMEDIES.get(number or 0, _CHECK_SHARE if of_file and number in _AWAY else "")
+    return (_whose(path) if found is _RIGHTS and path else "") or found
+
+
+def account_name(user: int) -> str:
+    """What the machine calls an account; its number where it has no name, as in a container."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+def _whose(path: str) -> str:
+    """The remedy that names the owner of a file, or of the folder in which it is to be made or cannot be reached; empty
+    where that is this user. Files that were put back as root are not told from others by their names."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    place = path
+    try:
+        try:
+            owner = os.stat(place).st_uid
+        except FileNotFoundError:
+            place = os.path.dirname(path) or "."
+            owner = os.stat(place).st_uid
+        except PermissionError:  # the highest folder that cannot be entered
+            place = next(str(each) for each in reversed(Path(path).parents) if not os.access(each, os.X_OK))
+            owner = os.stat(place).st_uid
+    except (OSError, StopIteration):
+        return ""
+    if owner == os.geteuid():
+        return ""
+    what = "It" if place == path else place
+    return (f"{what} belongs to {account_name(owner)}, and this user, {account_name(os.geteuid())}, needs the right to"
+            f" {'it' if place == path else 'what is there'}")
 
 
 def _trouble(number: int, where: str) -> SystemTrouble:
     kind = DiskFull if number in _FULL else SystemTrouble
     return kind(f"{where}: {os.strerror(number)}." if where else f"{os.strerror(number)}.",
-                remedy=f"{remedy_of(number, of_file=True)}.")
+                remedy=f"{remedy_of(number, of_file=True, path=where)}.")

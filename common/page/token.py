@@ -15,6 +15,7 @@ from pathlib import Path
 
 from semisilo.common.errors import BadConfiguration, SemisiloError
 from semisilo.common.storage.durable import write_secret
+from semisilo.common.system_errors import explained
 
 __all__ = ["TokenGate", "is_token", "page_token"]
 
@@ -35,8 +36,9 @@ def page_token(path: Path) -> str:
         mode = path.stat().st_mode
         text = path.read_text(encoding="ascii", errors="replace").strip()
     except OSError as error:
-        raise SemisiloError(f"{path}: cannot be read or made: {error}.",
-                            remedy=f"This user must be able to read and write {path.parent}.") from None
+        raise explained(error, path) or SemisiloError(
+            f"{path}: cannot be read or made: {error.strerror or error}.",
+            remedy=f"This user must be able to read and write {path.parent}.") from None
     # As for keys: where a pod's disks have a group (fsGroup), the platform gives that group rights on every file.
     if os.name == "posix" and mode & 0o007:
         raise BadConfiguration(f"{path}: every user of this machine can read it.",

@@ -178,7 +178,8 @@ def _write_in_any_encoding() -> None:
 def _system_line(error: OSError) -> str:
     """What the operating system refused, where, and what a person can do."""
     where = f"{error.filename}: " if error.filename else ""
-    clause = remedy_of(error.errno, of_file=error.filename is not None)
+    clause = remedy_of(error.errno, of_file=error.filename is not None,
+                       path=error.filename if isinstance(error.filename, str) else "")
     remedy = f"{clause}, then try again." if clause else ""
     return f"{where}{error.strerror or error}. {remedy}".strip()
 

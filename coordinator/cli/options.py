@@ -32,7 +32,9 @@ def _silos(ctx: typer.Context, incomplete: str) -> list[str]:
     return silos(ctx, incomplete)
 
 
-Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
+# Not `readable`: what may not be read is no mistake in the words of a command. Who opens it says whose it is, with the
+# status by which a service is started again.
+Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION", readable=False,
                                       help="The federation folder; the current one by default.")]
 StudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=complete_studies,
                                           help="Name of the study; the last one by default.")]

@@ -17,7 +17,7 @@ from pathlib import Path
 from semisilo.common.config import from_dict, load_toml, parse_duration, tables_from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from semisilo.common.methods import Scenario
-from semisilo.common.process.folder_owner import refuse_for_root
+from semisilo.common.process.folder_owner import check_may_enter, refuse_for_root
 from semisilo.common.storage.durable import sync_file, sync_folder, write_durably
 from semisilo.common.storage.lock_file import is_locked, lock_soon
 from semisilo.common.system_errors import explained
@@ -264,9 +264,10 @@ class Federation(CoordinatorFolder):
         try:
             opened = open(self.folder / ".lock", "ab+", buffering=0)  # noqa: SIM115 - closed below
         except OSError as error:
-            raise SemisiloError(f"{self.folder}: cannot be written: {error.strerror}.",
-                                remedy="This user must be able to write there, and the disk must have free space."
-                                ) from None
+            if (trouble := explained(error)) is not None:  # names the file, which may be another account's
+                raise trouble from None
+            raise SemisiloError(f"{error.filename}: cannot be written: {error.strerror}.",
+                                remedy="This user must be able to write there.") from None
         with opened as file:
             if not lock_soon(file.fileno()):
                 file.seek(0)
@@ -300,10 +301,11 @@ class Federation(CoordinatorFolder):
 def open_federation(folder: Path) -> Federation:
     """Reads a federation folder.
 
-    Raises: UsageError when it is none, or another account's and this is root; BadConfiguration when its file is wrong;
-        StorageDamaged when its ledger is gone.
+    Raises: UsageError when it is none, or another account's and this is root; SystemTrouble when this user may not
+        enter it; BadConfiguration when its file is wrong; StorageDamaged when its ledger is gone.
     """
     refuse_for_root(folder)
+    check_may_enter(folder)
     path = folder / "federation.toml"
     if not path.is_file():
         if _is_unfinished(folder):

@@ -314,14 +314,23 @@ class Ledger(LedgerFile):
         """Gives a phase another deadline: after a restart, with the clock, or because the operator asks for it.
 
         Args:
-            opened_unix: when it was opened, by the clock as it goes now; None where nobody has set that.
+            opened_unix: when it was opened, by the clock as it goes now: its round was opened as much earlier or later;
+                None where nobody has set that.
         """
         with self.transaction(lasting=False) as db:
+            if opened_unix is not None:
+                self.move_round(phase.study, phase.round, opened_unix - phase.opened_unix)
             db.execute("UPDATE phase SET opened_unix = ?, deadline_unix = ?, limit_unix = ?"
                        " WHERE study = ? AND round = ? AND number = ?",
                        (phase.opened_unix if opened_unix is None else opened_unix, deadline_unix, limit_unix,
                         phase.study, phase.round, phase.number))
             self.event("deadline_moved", study=phase.study, round=phase.round, deadline_unix=deadline_unix)
+
+    def move_round(self, study: str, number: int, seconds: float) -> None:
+        """Says when a round was opened by the clock as it goes now, after that was set by so many seconds."""
+        with self.part() as db:
+            db.execute("UPDATE round SET opened_unix = opened_unix + ? WHERE study = ? AND number = ?",
+                       (seconds, study, number))
 
     def close_phase(self, phase: PhaseRow) -> None:
         """Fixes who was accepted: open tasks expire, the round moves to AGGREGATING."""

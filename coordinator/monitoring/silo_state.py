@@ -106,21 +106,30 @@ def is_present(signs: SiloSigns) -> bool:
     """Whether something is heard of a silo now: a call in flight, or one that ended `PRESENT_SECONDS` ago or later."""
     if not signs.serving:
         return False
-    return signs.in_call or signs.now_unix - _seen_unix(signs) <= PRESENT_SECONDS
+    return signs.in_call or _is_now(signs, _seen_unix(signs))
+
+
+def _is_now(signs: SiloSigns, unix: float) -> bool:
+    """Whether a moment is as good as now; not one that is still to come, noted before the clock was set back."""
+    return abs(signs.now_unix - unix) <= PRESENT_SECONDS
 
 
 def _seen_unix(signs: SiloSigns) -> float:
-    """When something was last heard of a silo; 0 for never. It asks for work once in a task, which may take hours."""
+    """When something was last heard of a silo; 0 for never. It asks for work once in a task, which may take hours.
+
+    After the clock was set back, the ledger says so of a time that is still to come: what was heard since counts.
+    """
     if signs.in_call:
         return signs.now_unix
-    return max(signs.member.seen_unix or 0.0, signs.called_unix, signs.said.unix if signs.said is not None else 0.0)
+    heard = (signs.member.seen_unix or 0.0, signs.called_unix, signs.said.unix if signs.said is not None else 0.0)
+    return max((unix for unix in heard if unix <= signs.now_unix + PRESENT_SECONDS), default=0.0) or max(heard)
 
 
 def _doing(signs: SiloSigns) -> LiveSilo | None:
     said = signs.said
     if said is None or not said.stage or signs.open_task is None or not signs.serving:
         return None
-    return said if signs.in_call or signs.now_unix - said.unix <= PRESENT_SECONDS else None
+    return said if signs.in_call or _is_now(signs, said.unix) else None
 
 
 def _state_of_member(signs: SiloSigns, *, present: bool, works: bool) -> SiloState:

@@ -296,6 +296,7 @@ class Engine:
 
     async def _prepare(self, study: RunningStudy) -> None:
         if self._ledger.last_round(study.name) is None:
+            self._clock_steps.look()
             self._ledger.open_round(study.name, 0, start_digest="", sample=(), phases=())
         await self._operator.wait_while_paused(study.name)
         if self._operator.is_stopped(study.name):
@@ -311,6 +312,7 @@ class Engine:
             request, doing = Prepare(labels_alone=alone.model_digest, loss=alone.loss), "the model of labels alone"
         prepared = await self._steps.call(request, activity=f"round 0: {doing}")
         with self._ledger.transaction():
+            self._move_round_with_clock(study.name, 0)
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
                                          metrics=prepared.metrics)
             self._ledger.commit_round(study.name, 0, metrics=prepared.metrics, confusion=prepared.confusion)
@@ -377,6 +379,7 @@ class Engine:
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
+        self._clock_steps.look()  # what was before the round is not of it
         row = self._ledger.open_round(study.name, number, start_digest=planned.state or start, sample=sample,
                                       phases=self._sums.phases(planned.phases))
         self._note_large_counts(row)
@@ -418,7 +421,7 @@ class Engine:
         if phase.step:
             written, questions = self._step_tasks(study, row, phase, asked, written)
             asked = [silo for silo in asked if silo in questions]
-        self._clock_steps.look()  # those from now on count for its deadline
+        self._move_round_with_clock(row.study, row.number)  # steps from now on count for the phase's deadline
         now, limit = self._clock(), study.config.participation.limit_seconds
         opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
                           quorum=quorum, opened_unix=now, deadline_unix=now + _timeout_seconds(study, phase.step),
@@ -720,6 +723,12 @@ class Engine:
                      " of %s moves with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round,
                      phase.study)
 
+    def _move_round_with_clock(self, study: str, number: int) -> None:
+        """The same for a round of which no phase is open: how long it took is not to hang on who sets a clock."""
+        step = self._clock_steps.look()
+        if step:
+            self._ledger.move_round(study, number, step)
+
     def _move_by_standstill(self, phase: PhaseRow, seconds: float) -> None:
         """Moves the deadline of a phase by the time by which this process woke too late. It may have stood still for up
         to a minute more: a wait that is not over yet does not tell what it was interrupted by.
@@ -849,6 +858,7 @@ class Engine:
         measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")
         await self._accountant.settle(study=study.name, round=row.number, phase="standby")
         metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
+        self._move_round_with_clock(row.study, row.number)
         self._ledger.commit_round(study.name, row.number, metrics=metrics, confusion=measured.confusion)
         await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
         self._log_round(study, row.number, metrics)

@@ -30,4 +30,7 @@ def write_json_file(text: str, path: Path | None) -> None:
     if path == STANDARD_OUTPUT:
         typer.echo(text, nl=False)
     elif path is not None:
-        path.write_text(text, encoding="utf-8")
+        from semisilo.common.storage.durable import naming  # late: most commands write no such file
+
+        with naming(path):
+            path.write_text(text, encoding="utf-8")

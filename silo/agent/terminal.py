@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ __all__ = ["Display", "LiveDisplay", "LogDisplay", "PlainDisplay", "ToldDisplay"
            "open_display"]
 
 _LOG = logging.getLogger("semisilo.silo")
+_CLOCK = re.compile(r"(?<=clock says )[-0-9]+ [:0-9]+ UTC")
+"""As every `ClockSkew` tells it."""
 
 
 class Display(Protocol):
@@ -56,9 +59,9 @@ class PlainDisplay:
         self._state = ""
 
     def state(self, text: str) -> None:
-        if text != self._state:
+        if (same := _lasting(text)) != self._state:
             self._write(text)
-            self._state = text
+            self._state = same
 
     def progress(self, what: str, fraction: float, text: str = "") -> None:
         """Nothing: a log has no use for every per cent."""
@@ -144,9 +147,9 @@ class LogDisplay:
         self._state = ""
 
     def state(self, text: str) -> None:
-        if text != self._state:
+        if (same := _lasting(text)) != self._state:
             _LOG.info("%s", text)
-            self._state = text
+            self._state = same
 
     def progress(self, what: str, fraction: float, text: str = "") -> None:
         """Nothing, as in any log."""
@@ -192,6 +195,12 @@ def open_display() -> PlainDisplay | LiveDisplay | LogDisplay:
 
     console = Console(highlight=False)
     return PlainDisplay() if console.is_dumb_terminal else LiveDisplay(console)
+
+
+def _lasting(text: str) -> str:
+    """A state without the time of a clock, which is another at every attempt: a log that repeats the rest all weekend
+    hides what else it holds."""
+    return _CLOCK.sub("", text)
 
 
 def _line(text: str) -> str:

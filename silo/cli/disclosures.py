@@ -63,6 +63,7 @@ def disclosures(
     import time
 
     from semisilo.common.errors import UsageError
+    from semisilo.common.storage.durable import naming
     from semisilo.common.text.command_line import check_out_file, since_unix
     from semisilo.common.text.describe import counted
     from semisilo.common.text.logs import printable
@@ -83,7 +84,8 @@ def disclosures(
                     since=None if since is None else since_unix(since, time.time()))
     if csv_ is not None and str(csv_) != "-":
         check_out_file(csv_, "--csv")
-        csv_.write_text(as_csv(chosen), encoding="utf-8")
+        with naming(csv_):
+            csv_.write_text(as_csv(chosen), encoding="utf-8")
         if not json_:
             typer.echo(f"{counted(len(chosen.lines), 'line')} {'is' if len(chosen.lines) == 1 else 'are'} in {csv_}.")
     elif csv_ is not None:

@@ -12,8 +12,10 @@ import typer
 
 __all__ = ["HomeOption", "MetricsOption", "NoLabelsOption", "home_of"]
 
+# Not `readable`: what may not be read is no mistake in the words of a command. Who opens it says whose it is, with the
+# status by which a service is started again.
 HomeOption = Annotated[Path | None, typer.Option(
-    "--home", metavar="DIR", show_default=False,
+    "--home", metavar="DIR", show_default=False, readable=False,
     help="The silo's folder: identity, silo.toml, memory. Default: $SEMISILO_HOME, else ~/.semisilo")]
 MetricsOption = Annotated[str | None, typer.Option(
     "--metrics", metavar="HOST:PORT", show_default=False,
@@ -25,10 +27,11 @@ NoLabelsOption = Annotated[bool, typer.Option(
 
 def home_of(option: Path | None) -> Path:
     """The folder that --home names, else the default one; absolute. Raises: UsageError for root in that of another
-    account."""
-    from semisilo.common.process.folder_owner import refuse_for_root
+    account; SystemTrouble where this user may not enter it."""
+    from semisilo.common.process.folder_owner import check_may_enter, refuse_for_root
     from semisilo.silo.site.home import default_home
 
     home = (option if option is not None else default_home()).expanduser().absolute()
     refuse_for_root(home)
+    check_may_enter(home)
     return home

@@ -29,7 +29,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -237,8 +237,9 @@ class SiloHome:
                 if other in ("", _AGENT):
                     raise AlreadyRunning(f"Another `{_AGENT}`{who} is running in {self.folder}.", remedy=remedy)
                 raise AlreadyRunning(f"`{other}`{who} is running in {self.folder}.", remedy="Wait until it has ended.")
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()} {command}\n".encode(), 0)
+            with suppress(OSError):  # a full disk: the lock holds all the same, and what is next names its file
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()} {command}\n".encode(), 0)
             yield
         finally:
             os.close(handle)

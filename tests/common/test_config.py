@@ -175,7 +175,7 @@ def test_a_toml_file_is_read_or_refused_by_name_and_line(tmp_path: Path) -> None
 @pytest.mark.parametrize(("number", "kind"), [
     (errno.EIO, SystemTrouble), (errno.ESTALE, SystemTrouble), (errno.ENOTCONN, SystemTrouble),
     (errno.ETIMEDOUT, SystemTrouble), (errno.EMFILE, SystemTrouble),
-    (errno.EACCES, BadConfiguration)])
+    (errno.EACCES, SystemTrouble), (errno.EPERM, SystemTrouble), (errno.EISDIR, BadConfiguration)])
 def test_a_toml_file_whose_disk_fails_is_no_mistake_in_it(tmp_path: Path, number: int, kind: type[Exception],
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that ends with a usage error is not started again."""

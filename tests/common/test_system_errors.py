@@ -98,3 +98,23 @@ def test_a_shortage_is_told_from_what_is_wrong_with_a_file() -> None:
     assert is_shortage(caught.value)
     assert not is_shortage(OSError(errno.EACCES, "Permission denied"))
     assert not is_shortage(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
+@each_of("what", ["file", "new file", "folder"])
+def test_a_right_that_is_missing_is_told_with_whose_it_is(what: str, tmp_path: Path) -> None:
+    """As after a restore by root, where every file looks like the others."""
+    folder = tmp_path / what
+    folder.mkdir()
+    path = {"file": folder / "there", "new file": folder / "new", "folder": folder}[what]
+    if what == "file":
+        path.touch()
+    whose = folder if what == "new file" else path
+    os.chown(whose, 54321, 54321)
+    found = explained(PermissionError(errno.EACCES, "Permission denied", str(path)))
+    assert found is not None
+    named = f"{folder} belongs" if what == "new file" else "It belongs"
+    assert found.line().startswith(f"{path}: Permission denied. {named} to user 54321, and this user, root, needs the")
+    assert remedy_of(errno.EACCES, path=str(path)) == found.remedy.removesuffix(".")
+    os.chown(whose, 0, 0)
+    assert remedy_of(errno.EACCES, path=str(path)) == remedy_of(errno.EACCES)

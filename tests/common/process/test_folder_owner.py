@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import UsageError
+from semisilo.common.errors import SystemTrouble, UsageError
 from semisilo.common.process import folder_owner
-from semisilo.common.process.folder_owner import refuse_for_root
+from semisilo.common.process.folder_owner import check_may_enter, refuse_for_root
 from semisilo.silo.cli.options import home_of
 from tests.another_account import given_to_another_account
+from tests.processes import run_command
 
 
 def test_the_folder_of_another_account_is_refused_with_the_command_of_its_owner(
@@ -49,3 +50,18 @@ def test_the_probe_says_who_owns_new_files_and_leaves_none(tmp_path: Path) -> No
     assert folder_owner._owner_of_new_files(tmp_path) == os.geteuid()
     assert list(tmp_path.iterdir()) == []
     assert folder_owner._owner_of_new_files(tmp_path / "none") is None
+
+
+def test_a_folder_that_may_not_be_entered_is_no_mistake_in_the_command(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that ends with a usage error is not started again once the folder has its owner back."""
+    check_may_enter(tmp_path)
+    check_may_enter(tmp_path / "none")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(SystemTrouble, match=f"{tmp_path}: Permission denied") as caught:
+        home_of(tmp_path)
+    assert caught.value.exit_status == 1
+    for module in ("semisilo.coordinator.cli.main", "semisilo.silo.cli.main"):
+        option = "--folder" if "coordinator" in module else "--home"
+        status, _, error = run_command(module, "status", option, str(tmp_path))
+        assert (status, error.count("Permission denied")) == (1, 1), error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.cli.json_file import write_json_file
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.audit.export import read_export
 from semisilo.common.process.account import account
@@ -17,6 +18,7 @@ from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app
 from semisilo.coordinator.federation.authority import create_authority
 from semisilo.coordinator.ledger.oversight.operators import operator_of
+from semisilo.silo.cli.main import app as silo_app
 from tests.coordinator.ledger_fixture import Filled, fill_study
 
 
@@ -82,6 +84,20 @@ def test_a_wrong_option_leaves_an_earlier_export_as_it_was(filled: Filled, tmp_p
     assert said in error
     assert error.count("\n") == 1
     assert earlier.read_text() == "the trail of May"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_said_with_the_file_that_has_no_room(filled: Filled, tmp_path: Path,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    """What the system says of an open file names none: an administrator is told where there is no room."""
+    assert coordinator(filled, "audit", "-o", "/dev/full") == 1
+    assert capsys.readouterr().err == "error: /dev/full: No space left on device. Free some space, then try again.\n"
+    (tmp_path / "silo").mkdir()
+    words = ["disclosures", "--home", str(tmp_path / "silo"), "--csv", "/dev/full"]
+    assert run_cli(silo_app, words, name="silo") == 1
+    assert capsys.readouterr().err == "error: /dev/full: No space left on device. Free some space, then try again.\n"
+    with pytest.raises(OSError, match="/dev/full"):
+        write_json_file("{}", Path("/dev/full"))
 
 
 def test_a_dash_is_standard_output_as_with_other_commands(

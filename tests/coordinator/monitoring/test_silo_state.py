@@ -101,6 +101,20 @@ def test_a_silo_was_seen_when_it_last_called_and_not_when_it_last_asked_for_work
     assert activity_of(replace(SIGNS, serving=False)).seen_unix == MEMBER.seen_unix
 
 
+def test_what_was_noted_while_the_clock_was_ahead_makes_no_silo_present() -> None:
+    """An administrator sets the clock of the coordinator back by an hour: a silo that has gone is not there for it."""
+    later = NOW + 3600
+    for ahead in (replace(SIGNS, member=replace(MEMBER, seen_unix=later)), replace(SIGNS, called_unix=later),
+                  replace(SIGNS, open_task=TASK, said=replace(TRAINS, unix=later))):
+        assert not is_present(ahead)
+        assert activity_of(ahead).state is SiloState.AWAY
+        assert is_present(replace(ahead, in_call=True))
+    since = replace(SIGNS, member=replace(MEMBER, seen_unix=later), called_unix=NOW - 60)
+    assert activity_of(since).seen_unix == NOW - 60
+    assert is_present(replace(since, called_unix=NOW - 5))
+    assert is_present(replace(SIGNS, called_unix=NOW + 1)), "written after the reader has looked at the clock"
+
+
 def test_what_it_does_is_said_as_long_as_it_owes_the_answer() -> None:
     late = activity_of(replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1), said=TRAINS))
     assert late == SiloActivity(state=SiloState.LATE, doing=TRAINS, present=True, seen_unix=TRAINS.unix)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,36 @@ def test_a_clock_set_back_and_right_again_closes_no_round_early(tmp_path: Path) 
         await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
         await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
         assert set(coordinator.ledger.task_states("s", 1, 0).values()) == {TaskState.UPDATED}
+    in_round(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("step", [-HOUR, HOUR, 365 * 24 * HOUR])
+def test_a_round_takes_as_long_as_it_took_whoever_sets_the_clock_meanwhile(
+        tmp_path: Path, step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `coordinator status` foretells the rounds to come from one that took a year, or less than nothing."""
+    async def scenario(coordinator: Coordinator, clock: SettableClock, tasks: dict[str, TaskSpec]) -> None:
+        def set_by(seconds: float) -> None:
+            clock.now += seconds
+
+        monkeypatch.setattr(time, "time", clock)
+        opened = coordinator.ledger.round("s", 1).opened_unix
+        coordinator.ledger.move_round("s", 1, clock() - opened)  # it was opened by the machine's clock
+        set_by(step)
+        await is_looked_at(coordinator)
+        clock.passes(30.0)
+        commit = coordinator.engine._commit
+
+        async def commit_after_another_step(*arguments: Any) -> None:
+            set_by(step)
+            await commit(*arguments)
+
+        monkeypatch.setattr(coordinator.engine, "_commit", commit_after_another_step)
+        await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        row = coordinator.ledger.round("s", 1)
+        assert row.closed_unix is not None
+        assert clock() == pytest.approx(1_000_030.0 + 2 * step), "in a phase, and behind the last one"
+        assert row.closed_unix - row.opened_unix == pytest.approx(30.0)
     in_round(tmp_path, scenario)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -418,6 +419,17 @@ def test_relative_paths_become_absolute_and_the_digits_stay(tmp_path: Path, sour
 
 
 @pytest.mark.slow
+def test_a_full_disk_does_not_keep_the_lock_from_being_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the number of its process is not there. What is written next names its own file."""
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    home = SiloHome(tmp_path / "home")
+    with home.lock(), pytest.raises(AlreadyRunning, match=r"Another `silo join` is running in"), home.lock():
+        pass
+
+
 def test_a_second_join_in_the_same_home_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
     home = SiloHome(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c",
