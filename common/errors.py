@@ -72,6 +72,8 @@ class SemisiloError(Exception):
     def __init__(self, text: str, *, remedy: str = "", retry_seconds: float = 0.0) -> None:
         """`retry_seconds`: the earliest that the same request is of use again, where whoever refuses it knows."""
         super().__init__(text)
+        if remedy:
+            self.add_note(remedy)  # where nobody catches it, as in a notebook, Python shows the notes below the text
         self.text = text
         self.remedy = remedy
         self.retry_seconds = retry_seconds

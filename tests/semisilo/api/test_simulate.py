@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import types
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from PIL import Image
 import semisilo
 import semisilo.api.simulate as api_module
 from semisilo.api.progress import Watching, shown_for
-from semisilo.api.setup import stored
+from semisilo.api.setup import ARRAYS_FOLDER, stored
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.text.describe import describe_percentage
@@ -45,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "python.md"
 SMALL: dict[str, Any] = {"silos": 3, "num_labelled": 20, "rounds": 1, "labelled_only": False, "progress": False,
                          "tables": {"simulation": {"split": {"fraction": 0.12}}}}
+GREY = np.arange(512, dtype=np.uint8).reshape(8, 8, 8) // 2 * np.arange(1, 9, dtype=np.uint8)[:, None, None]
 QUICK = {"name": "semifl", "local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11}
 
 
@@ -286,6 +288,11 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": "digits", "num_labelled": 20, "method": {"name": "semifl", "lr": {1}}}, UsageError,
      r"method: lr: \{1\} \(set\) cannot be"),
     ({"data": "digits", "num_labelled": 20, "rounds": float("nan")}, UsageError, r"rounds: nan \(float\) cannot be"),
+    ({"data": "digits", "num_labelled": 20, "out": 3}, UsageError, "out = 3: must be a path"),
+    ({"data": "digits", "num_labelled": 20, "out": ""}, UsageError, "out = '': must be a path"),
+    ({"data": "digits", "num_labelled": 20, "labelled_only": "no"}, UsageError, "labelled_only = 'no': must be True"),
+    ({"data": "", "num_labelled": 20}, BadData, "data: is an empty text"),
+    ({"data": (np.zeros((2, 8, 8), np.uint8), None), "num_labelled": 2}, BadData, "data: the labels are None"),
 ])
 def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], error: type[SemisiloError], text: str
                                                  ) -> None:
@@ -293,6 +300,24 @@ def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], erro
         semisilo.simulate(progress=False, **arguments)
     assert "\n" not in caught.value.line()
     assert caught.value.remedy
+    assert "".join(traceback.format_exception(caught.value)).endswith(f"{caught.value.text}\n{caught.value.remedy}\n")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ({"test": (GREY[:4] + 1, [0, 1, 2, 7])}, "^test: label 7 of image 3 is out of range"),
+    ({"labelled": (GREY[:4] + 9, [0, 1, -3, 1])}, "^labelled: label -3 of image 2 is out of range"),
+    ({"labelled": (GREY[:4], np.eye(4, dtype=int))}, "^labelled: 'labels' has the shape 4 x 4"),
+    ({"test": (GREY[:4], [0, 1, 2, 1])}, r"4 of 4 test images have the pixels of labelled ones"),
+    ({"unlabelled": (GREY[:4, :0], None)}, "^unlabelled: 'images' is empty")])
+def test_an_error_names_the_argument_and_not_the_file_that_was_made_of_it(arguments: dict[str, Any], says: str) -> None:
+    given = {"labelled": (GREY[:4], [0, 1, 2, 1]), "unlabelled": (GREY + 3, None), "silos": 2, "rounds": 1,
+             "progress": False, **arguments}
+    with pytest.raises(SemisiloError, match=says) as caught:
+        semisilo.simulate(**given)
+    assert ARRAYS_FOLDER not in str(caught.value)
+    with pytest.raises(SemisiloError, match=says.removeprefix("^")) as caught:
+        semisilo.compare(["self_training"], **given)
+    assert ARRAYS_FOLDER not in str(caught.value)
 
 
 @pytest.mark.parametrize(("tables", "says", "remedies"), [
@@ -636,6 +661,17 @@ def test_a_run_is_read_from_its_folder_exported_and_used(tmp_path: Path) -> None
     found = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     loaded = semisilo.load_run(found.folder)
     assert loaded == found
+    assert len(repr(loaded)) < 300
+    with pytest.raises(SemisiloError, match="'other'"):
+        semisilo.load_run(found.folder, study="other")
+    for argument, says in (({"test": (GREY, [0] * 8)}, "test: is a tuple"), ({"formats": None}, "formats = None"),
+                           ({"calibrate": "no"}, "calibrate = 'no'"), ({"operating_point": 3}, "operating_point = 3"),
+                           ({"progress": True}, "progress = True"), ({"out": 3}, "out = 3")):
+        with pytest.raises(UsageError, match=says):
+            loaded.export(**argument)  # type: ignore[arg-type]
+    np.savez(tmp_path / "others.npz", images=255 - GREY, labels=np.arange(8))
+    measured = loaded.export(tmp_path / "measured", formats="safetensors", test=tmp_path / "others.npz")
+    assert measured.card["test"]["images"] == 8
     exported = loaded.export(tmp_path / "out", formats=("safetensors",))
     assert torch.get_num_threads() == threads
     assert torch.are_deterministic_algorithms_enabled() is deterministic
@@ -663,6 +699,10 @@ def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
     create_federation(tmp_path / "hub", name="lung", address="localhost:8443")
     with pytest.raises(UsageError, match="nothing has begun there"):
         semisilo.load_run(tmp_path / "hub")
+    with pytest.raises(UsageError, match="folder = 3: must be a path"):
+        semisilo.load_run(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="study = 3: must be a name"):
+        semisilo.load_run(tmp_path / "hub", study=3)  # type: ignore[arg-type]
 
 
 def test_arrays_with_a_row_of_0_and_1_for_each_image_are_stored_as_they_are(tmp_path: Path) -> None:
