@@ -15,24 +15,57 @@ from typing import Any
 
 from semisilo.common.errors import UsageError
 
-__all__ = ["checked_function", "checked_path", "checked_texts", "checked_whole", "checked_yes_or_no"]
+__all__ = ["checked_folder", "checked_function", "checked_path", "checked_texts", "checked_whole", "checked_yes_or_no"]
 
 _LONGEST_SHOWN = 80
 """Characters of a value that an error shows."""
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
 def _wrong(value: object, where: str, wanted: str, remedy: str) -> UsageError:
-    shown = repr(value)
-    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
-    return UsageError(f"{where} = {shown}: must be {wanted}.", remedy=remedy)
+    return UsageError(f"{where} = {_shown(value)}: must be {wanted}.", remedy=remedy)
 
 
 def checked_path(value: Any, where: str) -> Path:
-    """A folder or file. Raises: UsageError for what is no path, and for an empty text, which would be the current
-    folder."""
-    if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str) and found:
-        return Path(found)
+    """A folder or file, with "~" as the home folder, as a shell reads it. Raises: UsageError for what is no path, and
+    for an empty text, which would be the current folder."""
+    if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str) and found \
+            and "\0" not in found:
+        return Path(os.path.expanduser(found))  # where nobody has that name as it is
     raise _wrong(value, where, "a path", f'Write {where}="some/folder"; the current one is ".".')
+
+
+def checked_folder(value: Any, where: str) -> Path:
+    """A folder to write into, there already or not. Raises: UsageError as `checked_path`, and where a file is in its
+    place or on the way to it, or the system does not let this account write there."""
+    found = checked_path(value, where)
+    try:
+        nearest = found.absolute()
+        while not _is_there(nearest):
+            nearest = nearest.parent
+        is_folder, writable = nearest.is_dir(), os.access(nearest, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise UsageError(f"{where} = {_shown(value)}: {error.strerror or error}.",
+                         remedy="Choose another folder.") from None
+    if not is_folder:
+        raise UsageError(f"{where} = {_shown(value)}: {nearest} is not a folder.", remedy="Choose another folder.")
+    if not writable:
+        raise UsageError(f"{where} = {_shown(value)}: this account may not write into {nearest}.",
+                         remedy="Choose another folder; what is finished there, load_run reads.")
+    return found
+
+
+def _is_there(path: Path) -> bool:
+    """Also of a link to nothing. Raises: OSError for a name that no file can have."""
+    try:
+        path.lstat()
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def checked_yes_or_no(value: Any, where: str) -> bool:

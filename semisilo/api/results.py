@@ -30,8 +30,8 @@ from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, commo
 from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.python_arguments import (
+    checked_folder,
     checked_function,
-    checked_path,
     checked_texts,
     checked_yes_or_no,
 )
@@ -267,7 +267,7 @@ class Run:
         if not isinstance(test, (str, os.PathLike)):
             raise UsageError(f"test: is a {type(test).__name__}; images for an export are in a folder or file.",
                              remedy="Write its path, or measure with predict(), which takes arrays and data sets.")
-        out = None if out is None else checked_path(out, "out")
+        out = None if out is None else checked_folder(out, "out")
         formats = checked_texts(formats, "formats", example="onnx")
         points = checked_texts(operating_point, "operating_point", example="sensitivity 95% for CLASS")
         calibrate = checked_yes_or_no(calibrate, "calibrate")

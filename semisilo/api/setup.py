@@ -6,6 +6,7 @@ Tests: tests/semisilo/api/test_simulate.py.
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import io
 import math
@@ -348,6 +349,8 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
         raise BadData(f"{where}: is an empty text.", remedy='Give a folder, or "." for the current one.')
     if isinstance(data, (str, os.PathLike)):
         path, part = parse_source(str(data))
+        if path is not None:
+            _check_name(path, where)
         return Stored(str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}")
     classes: tuple[str, ...] = ()
     labels: NDArray[Any] | None
@@ -375,6 +378,18 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
     arrays |= _label_arrays(labels, classes, len(images), where)
     by_number = arrays["labels"].ndim == 1 and not classes
     return Stored(_written(arrays, folder), "names" if by_name else "numbers" if by_number else "", own=True)
+
+
+def _check_name(path: Path, where: str) -> None:
+    """Raises: BadData for a path that no file can have, such as a text that is none."""
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise BadData(f"{where} = {str(path)[:80]}...: is no path: {error.strerror}.",
+                          remedy='Give a folder, an .npz file, "digits", a pair of arrays, or a data set.') from None
+    except ValueError:  # a byte of zeros, about which whoever reads it complains
+        pass
 
 
 def check_labels_alike(given: Mapping[str, Stored]) -> None:

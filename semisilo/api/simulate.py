@@ -35,7 +35,7 @@ from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.models.own.code_stamp import code_of_tables
 from semisilo.common.models.own.given import Network
-from semisilo.common.text.python_arguments import checked_path, checked_yes_or_no
+from semisilo.common.text.python_arguments import checked_folder, checked_path, checked_yes_or_no
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
@@ -97,7 +97,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     """
     seed = plain(seed, "seed")
     arguments: Mapping[str, str] = {}
-    out = None if out is None else checked_path(out, "out")
+    out = None if out is None else checked_folder(out, "out")
     labelled_only, progress = checked_yes_or_no(labelled_only, "labelled_only"), checked_yes_or_no(progress, "progress")
     if study is not None:
         given = [name for name, value, default in (
@@ -119,7 +119,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
             source = tables_of = plain(study, "study")
             label = _method_of(tables_of)
         else:
-            source = Path(study)
+            source = checked_path(study, "study")
             loaded = load_simulated_study(source)
             label = loaded.name
             tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation,
@@ -170,7 +170,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     Returns: all runs, method by method.
     Raises: SemisiloError for what is wrong with settings or images, with a remedy; runs that are over stay.
     """
-    home = checked_path(out, "out")
+    home = checked_folder(out, "out")
     labelled_only, progress = checked_yes_or_no(labelled_only, "labelled_only"), checked_yes_or_no(progress, "progress")
     wanted = labelled_methods(methods)
     seeds = plain(seeds, "seeds")

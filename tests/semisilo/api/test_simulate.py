@@ -39,6 +39,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE_MODEL
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.simulation import run as run_simulation
+from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.output import export_run
 from tests.semisilo.studies import study
 
@@ -228,6 +229,10 @@ def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None
     before = [path.stat().st_mtime_ns for path in states], sorted(path.name for path in Path("runs").iterdir())
     again = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     assert again == first
+    with SimulationFolder(first.folder).lock(to_read=True):  # another process reads it as well
+        assert semisilo.simulate(data="digits", method=QUICK, **SMALL) == first
+    with SimulationFolder(first.folder).lock(), pytest.raises(UsageError, match="another simulation runs here"):
+        semisilo.simulate(data="digits", method=QUICK, **SMALL)
     assert states
     assert ([path.stat().st_mtime_ns for path in states],
             sorted(path.name for path in Path("runs").iterdir())) == before
@@ -292,6 +297,9 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": "digits", "num_labelled": 20, "out": ""}, UsageError, "out = '': must be a path"),
     ({"data": "digits", "num_labelled": 20, "labelled_only": "no"}, UsageError, "labelled_only = 'no': must be True"),
     ({"data": "", "num_labelled": 20}, BadData, "data: is an empty text"),
+    ({"data": "x" * 300, "num_labelled": 20}, BadData, "data = x+.*: is no path: File name too long"),
+    ({"data": "digits", "num_labelled": 20, "out": __file__}, UsageError, "out = .*test_simulate.py is not a folder"),
+    ({"study": ""}, UsageError, "study = '': must be a path"),
     ({"data": (np.zeros((2, 8, 8), np.uint8), None), "num_labelled": 2}, BadData, "data: the labels are None"),
 ])
 def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], error: type[SemisiloError], text: str
@@ -691,6 +699,18 @@ def test_a_federation_is_read_with_its_wire_bytes(tmp_path: Path) -> None:
     assert found.wire_bytes == found.bytes_so_far()[-1]
     with pytest.raises(UsageError, match="is a federation"):
         found.export()
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(UsageError, match=f"^{tmp_path}/home/runs/a holds no simulation"):
+        semisilo.load_run("~/runs/a")
+    with pytest.raises(BadConfiguration, match=f"^{tmp_path}/home/study.toml: no such file"):
+        semisilo.simulate("~/study.toml")
+    with pytest.raises(BadData):
+        semisilo.simulate(data=(GREY, [0, 1, 2, 70000] * 2), num_labelled=4, out="~/runs/a", progress=False)
+    assert [path.name for path in (tmp_path / "home" / "runs").iterdir()] == [ARRAYS_FOLDER]
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
