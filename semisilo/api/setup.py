@@ -260,7 +260,7 @@ def plain(value: Any, where: str) -> Any:
         return {str(key): plain(item, f"{where}: {key}") for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):
         return [plain(item, where) for item in value]
-    raise UsageError(f"{where}: {str(value)[:80]} ({type(value).__name__}) cannot be a setting.",
+    raise UsageError(f"{where}: {' '.join(str(value)[:80].split())} ({type(value).__name__}) cannot be a setting.",
                      remedy="Give a number, a text, true or false, or a list or dictionary of them.")
 
 

@@ -292,6 +292,8 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": "digits", "num_labelled": 20, "method": 3}, UsageError, "needs a name"),
     ({"data": "digits", "num_labelled": 20, "method": {"name": "semifl", "lr": {1}}}, UsageError,
      r"method: lr: \{1\} \(set\) cannot be"),
+    ({"data": "digits", "num_labelled": 20, "model": torch.nn.Linear(40, 2).state_dict()}, UsageError,
+     r"model: weight: tensor\(.* \(Tensor\) cannot be"),
     ({"data": "digits", "num_labelled": 20, "rounds": float("nan")}, UsageError, r"rounds: nan \(float\) cannot be"),
     ({"data": "digits", "num_labelled": 20, "out": 3}, UsageError, "out = 3: must be a path"),
     ({"data": "digits", "num_labelled": 20, "out": ""}, UsageError, "out = '': must be a path"),
