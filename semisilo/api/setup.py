@@ -386,7 +386,7 @@ def _check_name(path: Path, where: str) -> None:
         path.lstat()
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            raise BadData(f"{where} = {str(path)[:80]}...: is no path: {error.strerror}.",
+            raise BadData(f"{where} = {str(path)[:80]}...: cannot be a path: {error.strerror}.",
                           remedy='Give a folder, an .npz file, "digits", a pair of arrays, or a data set.') from None
     except ValueError:  # a byte of zeros, about which whoever reads it complains
         pass

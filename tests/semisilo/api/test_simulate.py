@@ -299,7 +299,7 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": "digits", "num_labelled": 20, "out": ""}, UsageError, "out = '': must be a path"),
     ({"data": "digits", "num_labelled": 20, "labelled_only": "no"}, UsageError, "labelled_only = 'no': must be True"),
     ({"data": "", "num_labelled": 20}, BadData, "data: is an empty text"),
-    ({"data": "x" * 300, "num_labelled": 20}, BadData, "data = x+.*: is no path: File name too long"),
+    ({"data": "x" * 300, "num_labelled": 20}, BadData, "data = x+.*: cannot be a path: File name too long"),
     ({"data": "digits", "num_labelled": 20, "out": __file__}, UsageError, "out = .*test_simulate.py is not a folder"),
     ({"study": ""}, UsageError, "study = '': must be a path"),
     ({"data": (np.zeros((2, 8, 8), np.uint8), None), "num_labelled": 2}, BadData, "data: the labels are None"),
